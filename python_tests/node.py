@@ -7,6 +7,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from kvcache_ops import _native
@@ -78,6 +79,14 @@ def node_model(
     graph = helper.make_graph([node], "node", inputs, outputs, list(initializers))
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
     return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
+
+
+def with_mass(model: bytes) -> bytes:
+    """The model of a MultiHeadCacheAttention that also gives the attention's mass."""
+    changed = onnx.load_from_string(model)
+    changed.graph.node[0].output.append("attention_mass")
+    changed.graph.output.append(helper.make_tensor_value_info("attention_mass", TensorProto.FLOAT, None))
+    return changed.SerializeToString()
 
 
 @lru_cache(maxsize=64)

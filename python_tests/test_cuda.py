@@ -16,7 +16,7 @@ from compare import Arrays
 from device_call import EMULATED, DeviceArray, device_call, device_session, why_no_gpu
 from golden_cases import SUITES, GoldenCase, check_all
 from kvcache import DOMAIN
-from node import OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_model, types_for, types_of
+from node import OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_model, types_for, types_of, with_mass
 from setting import Setting
 
 
@@ -35,6 +35,14 @@ def test_heads_that_are_too_long_are_refused(operator: str) -> None:
     model = node_model(types_for(operator), dict(num_heads=2, head_dim=264), operator=operator)
     with pytest.raises(Exception, match=f"{operator} node 'cached': .*head_dim is 264, expected at most 256"):
         device_session(model)
+
+
+def test_the_attentions_mass_is_refused() -> None:
+    """By its name: no CUDA kernel gives it."""
+    operator = "MultiHeadCacheAttention"
+    model = node_model(types_for(operator), dict(num_heads=2, head_dim=8), operator=operator)
+    with pytest.raises(Exception, match="attention_mass is an output of the CPU kernel alone"):
+        device_session(with_mass(model))
 
 
 def shapes_of(inputs: Arrays, num_repeat: int) -> dict[str, tuple[int, ...]]:

@@ -12,12 +12,20 @@ pub trait AttentionKernel: Sync {
     /// The kernel's name, as a user writes it.
     fn name(&self) -> &'static str;
 
-    /// Writes every element of `attn_output`: T1, shape (`seqstarts[B]`, Hq, Dh). Over a cache, the current tokens have
-    /// been [stored](AttentionProblem::store).
+    /// Writes every element of `attn_output`: T1, shape (`seqstarts[B]`, Hq, Dh); and of `mass`, if it is given: float32,
+    /// shape (Hq, `kvstarts[B]`), for each query head and key the sum of its probabilities over the queries of its
+    /// sequence, in their order. Over a cache, the current tokens have been [stored](AttentionProblem::store).
     ///
     /// # Panics
-    /// If `attn_output` is not [`output_bytes`](AttentionProblem::output_bytes) long, or not aligned for T1.
-    fn attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>], workers: &dyn Workers);
+    /// If `attn_output` is not [`output_bytes`](AttentionProblem::output_bytes) long, or not aligned for T1; if `mass`
+    /// is not as long as its shape.
+    fn attend(
+        &self,
+        problem: &AttentionProblem<'_>,
+        attn_output: &mut [MaybeUninit<u8>],
+        mass: Option<&mut [MaybeUninit<f32>]>,
+        workers: &dyn Workers,
+    );
 }
 
 /// Dimensions, types and masks of a call.
@@ -173,6 +181,19 @@ impl<'a> AttentionProblem<'a> {
     /// The bytes of `attn_output`.
     pub fn output_bytes(&self) -> usize {
         self.total_seqlen() * self.geometry.head_dim * self.geometry.num_heads * self.t1_bytes()
+    }
+
+    /// The shape of the attention's mass: (Hq, `kvstarts[B]`).
+    pub fn mass_shape(&self) -> [usize; 2] {
+        [self.geometry.num_heads, self.total_kvlen()]
+    }
+
+    /// Mass of which nobody has had any yet.
+    pub(crate) fn zeroed_mass<'m>(&self, mass: &'m mut [MaybeUninit<f32>]) -> &'m mut [f32] {
+        assert_eq!(mass.len(), self.mass_shape().iter().product::<usize>(), "the elements of the mass");
+        mass.fill(MaybeUninit::new(0.0));
+        // SAFETY: every element has just been written.
+        unsafe { mass.assume_init_mut() }
     }
 
     /// The bytes of a T1.

@@ -28,7 +28,14 @@ impl AttentionKernel for AttentionReference {
         "reference"
     }
 
-    fn attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>], _: &dyn Workers) {
+    fn attend(
+        &self,
+        problem: &AttentionProblem<'_>,
+        attn_output: &mut [MaybeUninit<u8>],
+        mass: Option<&mut [MaybeUninit<f32>]>,
+        _: &dyn Workers,
+    ) {
+        let mut mass = mass.map(|mass| problem.zeroed_mass(mass));
         let AttentionGeometry { batch, num_heads, head_dim, t1, .. } = *problem.geometry();
         if problem.total_seqlen() == 0 || num_heads == 0 || head_dim == 0 {
             return; // and the others may be any number, whose memory there is not
@@ -54,9 +61,13 @@ impl AttentionKernel for AttentionReference {
                             *bias += slope * (j as i64 - (m + i - n) as i64) as f32;
                         }
                     }
-                    let h = h / (num_heads / geometry.num_kv_heads);
-                    let row = Row { kv: KEY, b, start: keys.start, t: 0, h };
-                    attend(&q, &mut rows, row, &bias, &mut result);
+                    let kv_h = h / (num_heads / geometry.num_kv_heads);
+                    let row = Row { kv: KEY, b, start: keys.start, t: 0, h: kv_h };
+                    let probabilities = attend(&q, &mut rows, row, &bias, &mut result);
+                    if let Some(mass) = &mut mass {
+                        let of_keys = &mut mass[h * problem.total_kvlen() + keys.start..];
+                        of_keys.iter_mut().zip(probabilities).for_each(|(sum, probability)| *sum += probability);
+                    }
                     write(&result, t1, &mut attn_output[at..][..head_len]);
                 }
             }
@@ -65,7 +76,8 @@ impl AttentionKernel for AttentionReference {
 }
 
 /// The output of query `q` over as many keys and values, from the token of `row` on, as there are elements in `bias`.
-fn attend(q: &[f32], rows: &mut Rows<'_>, row: Row, bias: &[f32], result: &mut [f32]) {
+/// Gives each key's probability.
+fn attend(q: &[f32], rows: &mut Rows<'_>, row: Row, bias: &[f32], result: &mut [f32]) -> Vec<f32> {
     let factor = 1.0 / (q.len() as f32).sqrt();
     let mut values = vec![0.0; q.len()];
     let scores: Vec<f32> = bias
@@ -84,11 +96,13 @@ fn attend(q: &[f32], rows: &mut Rows<'_>, row: Row, bias: &[f32], result: &mut [
     let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     result.fill(0.0);
     let mut total = 0.0;
-    for (t, score) in scores.into_iter().enumerate() {
+    let mut weights = vec![0.0; scores.len()];
+    for (t, &score) in scores.iter().enumerate() {
         if score == f32::NEG_INFINITY {
             continue;
         }
         let weight = (score - largest).exp();
+        weights[t] = weight;
         total += weight;
         rows.read(Row { kv: VALUE, t, ..row }, &mut values);
         for (sum, value) in result.iter_mut().zip(&values) {
@@ -98,7 +112,10 @@ fn attend(q: &[f32], rows: &mut Rows<'_>, row: Row, bias: &[f32], result: &mut [
     // Nothing seen: zeros.
     if total != 0.0 {
         result.iter_mut().for_each(|sum| *sum /= total);
+        let seen = weights.iter_mut().zip(&scores).filter(|(_, score)| **score != f32::NEG_INFINITY);
+        seen.for_each(|(weight, _)| *weight /= total);
     }
+    weights
 }
 
 /// Writes numbers, rounded to T1.

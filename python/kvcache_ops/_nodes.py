@@ -33,8 +33,9 @@ def make_node(
                   ["key", "value"], spec, layer_idx=3)
 
     inputs: the graph's values by the operator's names of its inputs, or in its order, "" for what is left out.
-    outputs: names for key and value, or for attn_output. attributes: by name, or the CacheSpec of the cache; more:
-    further ones, as layer_idx, num_repeat, num_heads. `cache` and `scale` must be inputs of the graph.
+    outputs: names for key and value, or for attn_output and perhaps attention_mass. attributes: by name, or the
+    CacheSpec of the cache; more: further ones, as layer_idx, num_repeat, num_heads. `cache` and `scale` must be inputs
+    of the graph.
 
     Needs the package onnx. Raises KvCacheError: "package_missing", "operator_unknown", "domain_unknown",
     "input_unknown", "input_missing", "scale_missing", "output_count", "attribute_unknown", "attribute_missing",
@@ -56,7 +57,8 @@ def make_node(
     chosen = node_attributes(op_type, attributes, more)
     _native.check_node(op_type, chosen, list(given))
     results = _native.output_names(op_type)
-    if not _are_names(outputs) or len(outputs) != len(results):
+    optional = op_type == "MultiHeadCacheAttention"  # attention_mass
+    if not _are_names(outputs) or not len(results) <= len(outputs) <= len(results) + optional:
         message = f"{op_type} gets outputs {outputs!r}, expected names for {', '.join(results)}"
         raise KvCacheError(message, "output_count")
     values = [given.get(input_name, "") for input_name in names]

@@ -187,18 +187,21 @@ def multi_head_cache_attention(
     attn_mask: Tensor | None = None,
     *,
     attn_output: _Attended | None = None,
+    attention_mass: Tensor | None = None,
     **more: int,
 ) -> _Attended:
     """MultiHeadCacheAttention: `run`, then `multi_head_attention`, straight over the cache.
 
     query: T1 (float32 or float16), (seqstarts[B], Hq, Dh), rotary embedding applied; the other inputs are as theirs.
     more: further attributes, as num_heads, which has no default, and layer_idx, 0 if not given; num_repeat is none.
+    attention_mass: where to write, if anywhere, the sum of the probabilities that the queries of its sequence give each
+    key in each query head, float32 (Hq, kvstarts[B]). Scores are computed twice for that.
 
     Gives attn_output, T1 (seqstarts[B], Hq, Dh). Raises KvCacheError; nothing has then been written.
     """
     step = [seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen]
     inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
-    (output,) = _call("MultiHeadCacheAttention", attributes, more, inputs, [attn_output])
+    (output,) = _call("MultiHeadCacheAttention", attributes, more, inputs, [attn_output, attention_mass])
     attended: _Attended = output
     return attended
 

@@ -45,6 +45,11 @@ class Operator:
     outputs: tuple[Tensor, ...]
     types: dict[str, list[str]]
 
+    @property
+    def required_outputs(self) -> list[str]:
+        """The names of the outputs that no node leaves out."""
+        return [tensor.name for tensor in self.outputs if not tensor.optional]
+
 
 def _operator(data: dict[str, Any]) -> Operator:
     rules = "".join(f"\n\n{rule['title']}: {rule['text']}" for rule in data["rules"])

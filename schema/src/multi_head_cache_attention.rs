@@ -24,6 +24,10 @@ pub const INPUTS: [&str; 13] = [
     "attn_mask",
 ];
 
+/// The name of the output behind [`OUTPUTS`] that a call may leave out, float32 of shape (Hq, `kvstarts[B]`): an
+/// extension.
+pub const MASS: &str = "attention_mass";
+
 /// The operator as data: the text of `multi_head_cache_attention.yaml`.
 pub const SCHEMA: &str = include_str!("../multi_head_cache_attention.yaml");
 

@@ -1,6 +1,7 @@
 //! Calls of an attention kernel on tensors whose call is legal.
 
 use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
 
 use kvcache_attention::{
     AttentionGeometry, AttentionIndices, AttentionKernel, AttentionPointers, AttentionProblem, Keys, Mask,
@@ -30,15 +31,16 @@ pub fn attend(
     inputs: &Inputs,
     state: &mut State,
 ) -> Tensor {
-    attend_on(kernel, attributes, inputs, state, &Serial)
+    attend_on(kernel, attributes, inputs, state, None, &Serial)
 }
 
-/// As [`attend`], on the threads of `workers`.
+/// As [`attend`], on the threads of `workers`; writes the attention's mass, too, if there is memory for it.
 pub fn attend_on(
     kernel: &dyn AttentionKernel,
     attributes: &CacheAttentionAttributes,
     inputs: &Inputs,
     state: &mut State,
+    mass: Option<&mut [MaybeUninit<f32>]>,
     workers: &dyn Workers,
 ) -> Tensor {
     let geometry = geometry(attributes, inputs);
@@ -70,7 +72,7 @@ pub fn attend_on(
     let bytes = output.bytes_mut();
     // SAFETY: a `MaybeUninit<u8>` has the size and alignment of a byte, and a kernel writes values of T1 there.
     let attn_output = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len()) };
-    kernel.attend(&problem, attn_output, workers);
+    kernel.attend(&problem, attn_output, mass, workers);
     output
 }
 

@@ -46,12 +46,8 @@ pub(super) unsafe fn attend_block(
             None => here.floats(call, kv, tokens, next, memory),
         };
         let qk_rows = codes.and_then(|codes| codes.qk_rows).or(call.qk_rows);
-        match (call.integers, qk_rows) {
-            (Some(integers), _) => {
-                let packed = PackedKeys::new(call, &integers, padded, rows.len(), [here, next], memory);
-                packed.scores(call, &integers, (query, rows.len()), [0, padded], weights);
-            }
-            (None, Some(qk_rows)) => {
+        match qk_rows.filter(|_| call.integers.is_none()) {
+            Some(qk_rows) => {
                 for first in (0..padded).step_by(at_once) {
                     let some = first..padded.min(first + at_once);
                     qk_rows(&RowScores {
@@ -64,7 +60,7 @@ pub(super) unsafe fn attend_block(
                     });
                 }
             }
-            (None, None) => qk_by_panels(call, queries, padded, [here, next], memory),
+            None => qk_packed(call, queries, padded, [here, next], memory),
         }
         let hidden = (functions.softmax)(&Block {
             rows,
@@ -112,11 +108,11 @@ pub(super) unsafe fn attend_block(
     }
 }
 
-/// QK scores of queries and so many keys, in whole registers, panel by panel.
+/// QK scores of queries and so many keys, in whole registers: of integer codes, or of floats panel by panel.
 ///
 /// # Safety
 /// The conditions are those of [`attend_block`].
-unsafe fn qk_by_panels(
+pub(super) unsafe fn qk_packed(
     call: &Call<'_>,
     &Queries { rows, query, .. }: &Queries<'_>,
     keys: usize,
@@ -128,6 +124,10 @@ unsafe fn qk_by_panels(
     let head_dim = call.geometry.head_dim;
     // SAFETY: see `# Safety`.
     unsafe {
+        if let Some(integers) = &call.integers {
+            let packed = PackedKeys::new(call, integers, keys, rows.len(), [here, next], memory);
+            return packed.scores(call, integers, (query, rows.len()), [0, keys], weights);
+        }
         for first in (0..keys).step_by(PANEL) {
             let keys = PANEL.min(keys - first);
             let panel_rows = here.floats(call, KEY, first..first + PANEL, next, memory);

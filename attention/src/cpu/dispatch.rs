@@ -56,7 +56,7 @@ pub(crate) struct Functions {
     pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
     pub(crate) pv_panels: for<'a> unsafe fn(&WeightedPanels<'a>),
     pub(crate) merge: unsafe fn(&[Sums; 2]),
-    pub(crate) finish: unsafe fn(&Result),
+    pub(crate) finish: unsafe fn(&Result) -> f32,
 }
 
 /// The functions of an instruction set for a call's T1 and the floats that its rows are read as.

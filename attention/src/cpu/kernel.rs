@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kvcache_kernels::Workers;
 use kvcache_simd::InstructionSet;
 
+use super::mass::{self, Mass};
 use super::operands::Call;
 use super::schedule::{Schedule, Size};
 use super::scratch;
@@ -52,11 +53,19 @@ impl AttentionKernel for AttentionCpu {
         self.instructions.kernel_name()
     }
 
-    fn attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>], workers: &dyn Workers) {
+    fn attend(
+        &self,
+        problem: &AttentionProblem<'_>,
+        attn_output: &mut [MaybeUninit<u8>],
+        mass: Option<&mut [MaybeUninit<f32>]>,
+        workers: &dyn Workers,
+    ) {
+        let mass = mass.map(|mass| problem.zeroed_mass(mass));
         if problem.total_seqlen() == 0 {
             return; // and `num_heads` may be any number
         }
-        let call = Call::new(problem, attn_output, self.instructions);
+        let mut totals = mass.as_ref().map(|_| vec![[0.0; 2]; problem.total_seqlen() * problem.geometry().num_heads]);
+        let call = Call::new(problem, attn_output, totals.as_deref_mut(), self.instructions);
         let size = Size {
             num_kv_heads: call.geometry.num_kv_heads,
             group: call.group(),
@@ -73,19 +82,28 @@ impl AttentionKernel for AttentionCpu {
         let ended: Vec<_> = (0..schedule.splits).map(|_| AtomicUsize::new(0)).collect();
         scratch::of_call(schedule.split_rows * task::state_len(&call), |states| {
             let shared = Shared { units: &schedule.units, ended: &ended, states };
-            let next = AtomicUsize::new(0);
-            // Claimed by counting, not by the number of the run: no task is run twice even if the workers err.
-            let take = |_: usize| {
-                while let Some(task) = schedule.tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    // SAFETY: the instruction set is supported, checked when the kernel was made; each task is taken
-                    // once.
-                    unsafe { task::run(&call, task, &shared) }
-                }
-            };
-            if schedule.parallel {
-                workers.run(size.threads.min(schedule.tasks.len()), &take);
-            }
-            take(0);
+            // SAFETY: the instruction set is supported, checked when the kernel was made; each task is taken once.
+            run_each(&schedule.tasks, schedule.parallel, workers, |task| unsafe { task::run(&call, task, &shared) });
         });
+        if let Some(mass) = mass {
+            let mass = Mass { data: mass.as_mut_ptr(), total_kvlen: problem.total_kvlen() };
+            // SAFETY: as above, and all tasks that keep totals have ended.
+            run_each(&mass::tasks(&call), schedule.parallel, workers, |task| unsafe { mass::run(&call, task, &mass) });
+        }
     }
+}
+
+/// Runs each task once, on the threads of the workers if they are `parallel`.
+fn run_each<T: Sync>(tasks: &[T], parallel: bool, workers: &dyn Workers, run: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    // Claimed by counting, not by the number of the run: no task is run twice even if the workers err.
+    let take = |_: usize| {
+        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            run(task);
+        }
+    };
+    if parallel {
+        workers.run(workers.threads().min(tasks.len()), &take);
+    }
+    take(0);
 }

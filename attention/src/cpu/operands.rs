@@ -97,18 +97,21 @@ pub(super) struct Call<'a> {
     slopes: Vec<f32>,
     pointers: AttentionPointers,
     attn_output: *mut u8,
+    /// By query row and head: the largest score and the sum of weights; null unless somebody needs them.
+    totals: *mut [f32; 2],
     t1_bytes: usize,
     total_seqlen: usize,
 }
 
 // SAFETY: `AttentionProblem::assume_checked`: nobody else writes what is read here, and each element of `attn_output`
-// is written by the one task that has its query row.
+// and of the totals is written by the one task that has its query row.
 unsafe impl Sync for Call<'_> {}
 
 impl<'a> Call<'a> {
     pub(super) fn new(
         problem: &'a AttentionProblem<'_>,
         attn_output: &'a mut [MaybeUninit<u8>],
+        totals: Option<&'a mut [[f32; 2]]>,
         instructions: InstructionSet,
     ) -> Self {
         let geometry = *problem.geometry();
@@ -166,6 +169,7 @@ impl<'a> Call<'a> {
             slopes: if geometry.is_alibi { alibi_slopes(num_heads) } else { Vec::new() },
             pointers: problem.pointers(),
             attn_output: attn_output.as_mut_ptr().cast(),
+            totals: totals.map_or(std::ptr::null_mut(), <[_]>::as_mut_ptr),
             t1_bytes: problem.t1_bytes(),
             total_seqlen: problem.total_seqlen(),
         }
@@ -208,5 +212,29 @@ impl<'a> Call<'a> {
     /// A row's elements of `attn_output`.
     pub(super) fn output(&self, row: &QueryRow) -> *mut u8 {
         self.attn_output.wrapping_add(row.at)
+    }
+
+    /// Keeps a row's largest score and sum of weights, if somebody needs them.
+    ///
+    /// # Safety
+    /// The row is the caller's.
+    pub(super) unsafe fn keep_total(&self, row: &QueryRow, total: [f32; 2]) {
+        if !self.totals.is_null() {
+            // SAFETY: there is a total for each row, and see `# Safety`.
+            unsafe { *self.total_of(row) = total }
+        }
+    }
+
+    /// A row's largest score and sum of weights.
+    ///
+    /// # Safety
+    /// They are kept, and nobody writes them any more.
+    pub(super) unsafe fn total(&self, row: &QueryRow) -> [f32; 2] {
+        // SAFETY: see `# Safety`.
+        unsafe { *self.total_of(row) }
+    }
+
+    fn total_of(&self, row: &QueryRow) -> *mut [f32; 2] {
+        self.totals.wrapping_add(row.at / (self.geometry.head_dim * self.t1_bytes))
     }
 }

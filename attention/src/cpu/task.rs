@@ -84,7 +84,9 @@ pub(super) unsafe fn run(call: &Call<'_>, task: &Task, shared: &Shared<'_>) {
             }
             for (r, row) in queries.iter().enumerate() {
                 let sums = total.row(r).sums();
-                (call.functions.finish)(&Result { sums, output: call.output(row), len: call.geometry.head_dim });
+                let len = call.geometry.head_dim;
+                let weights = (call.functions.finish)(&Result { sums, output: call.output(row), len });
+                call.keep_total(row, [*sums.max, weights]);
             }
         }
     });

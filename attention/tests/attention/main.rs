@@ -2,5 +2,6 @@
 
 mod invariance;
 mod kernels;
+mod mass;
 mod prompts;
 mod threads;

@@ -9,7 +9,7 @@ use kvcache_testing::attention_call::{Inputs, State, attend, attend_on};
 use kvcache_testing::attention_model::{Model, Part, Placement};
 
 /// So many threads, each of which runs its task.
-struct Threads(usize);
+pub struct Threads(pub usize);
 
 impl Workers for Threads {
     fn threads(&self) -> usize {
@@ -104,10 +104,10 @@ fn any_number_of_threads_gives_the_same_bits() {
         for kernel in kernels() {
             let expected = attend(&kernel, &attributes, &inputs, &mut before.clone());
             for threads in [1, 2, 3, 7] {
-                let output = attend_on(&kernel, &attributes, &inputs, &mut before.clone(), &Threads(threads));
+                let output = attend_on(&kernel, &attributes, &inputs, &mut before.clone(), None, &Threads(threads));
                 assert!(output == expected, "{}, {threads} threads, {types:?}", kernel.name());
             }
-            let output = attend_on(&kernel, &attributes, &inputs, &mut before.clone(), &Careless(3));
+            let output = attend_on(&kernel, &attributes, &inputs, &mut before.clone(), None, &Careless(3));
             assert!(output == expected, "{}, careless threads, {types:?}", kernel.name());
         }
     }
@@ -122,7 +122,7 @@ fn calls_at_once_give_the_same_bits() {
             let each = (0..examples.len()).map(|i| (first + i) % examples.len());
             each.map(|i| {
                 let Example { attributes, inputs, before, .. } = &examples[i];
-                (i, attend_on(&kernel, attributes, inputs, &mut before.clone(), workers))
+                (i, attend_on(&kernel, attributes, inputs, &mut before.clone(), None, workers))
             })
             .collect::<Vec<_>>()
         };

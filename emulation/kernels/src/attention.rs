@@ -151,7 +151,14 @@ impl AttentionKernel for EmulatedAttention {
         self.device.build.map_or("cuda-emulated", |build| build.name)
     }
 
-    fn attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>], _: &dyn Workers) {
+    fn attend(
+        &self,
+        problem: &AttentionProblem<'_>,
+        attn_output: &mut [MaybeUninit<u8>],
+        mass: Option<&mut [MaybeUninit<f32>]>,
+        _: &dyn Workers,
+    ) {
+        assert!(mass.is_none(), "the CUDA kernels give no mass");
         self.try_attend(problem, attn_output).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

@@ -102,8 +102,9 @@ impl<'a> CallTensors<'a> {
             dims.len(),
             &mut value
         )?];
-        let value = NonNull::new(value).ok_or(Error::Missing { name: self.signature.outputs[index] })?;
-        Ok((self.types.t1(), value))
+        let value = NonNull::new(value).ok_or(Error::Missing { name: self.signature.output(index) })?;
+        let element = if index < self.signature.outputs.len() { self.types.t1() } else { ElementType::Float32 };
+        Ok((element, value))
     }
 
     /// The shape of a tensor that the runtime has given in this call.
@@ -168,8 +169,8 @@ impl<'a> Tensors<'a> for CallTensors<'a> {
     fn write(&self, index: usize, shape: &[usize]) -> Result<TensorMut<'a>, Error> {
         let (element, value) = self.output(index, shape)?;
         let data = address(value)?;
-        // SAFETY: the runtime has made this output of T1 and this shape, for the operator to write, and it stays for
-        // 'a.
+        // SAFETY: the runtime has made this output of its type and this shape, for the operator to write, and it stays
+        // for 'a.
         Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
     }
 }

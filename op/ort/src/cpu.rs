@@ -11,7 +11,7 @@ use ort::operator::{
 use ort::value::TensorElementType;
 
 use crate::call_tensors::CallTensors;
-use crate::definition::{Compute, Definition, Role};
+use crate::definition::{Compute, Definition, Role, Signature};
 use crate::error::Error;
 use crate::node::{Node, naming_the_node};
 use crate::node_types::{NodeTypes, runtime_type};
@@ -55,7 +55,9 @@ impl Operator for TypedOperator {
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        self.definition.signature.outputs.iter().map(|_| OperatorOutput::required(runtime_type(self.types.t1())))
+        let Signature { outputs, optional_output, .. } = self.definition.signature;
+        let outputs = outputs.iter().map(|_| OperatorOutput::required(runtime_type(self.types.t1())));
+        outputs.chain(optional_output.map(|_| OperatorOutput::optional(TensorElementType::Float32)))
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<Self::Kernel<'attr>> {

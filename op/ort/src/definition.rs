@@ -36,9 +36,16 @@ pub(crate) struct Signature {
     pub(crate) inputs: &'static [&'static str],
     /// The names of its outputs, by position. All are of T1 and of one shape.
     pub(crate) outputs: &'static [&'static str],
+    /// The name of an output behind these, if there is one: of float32, and a node may leave it out.
+    pub(crate) optional_output: Option<&'static str>,
 }
 
 impl Signature {
+    /// The name of the output at `index`.
+    pub(crate) fn output(&self, index: usize) -> &'static str {
+        self.outputs.iter().copied().chain(self.optional_output).nth(index).expect("an output that the operator has")
+    }
+
     /// Whether it writes one of its inputs.
     pub(crate) fn has_state(&self) -> bool {
         self.inputs.iter().any(|input| Role::of(input).is_state())

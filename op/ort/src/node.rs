@@ -66,6 +66,13 @@ impl<'a> Node<'a> {
     pub(crate) fn has_input(&self, index: usize) -> Result<bool, Error> {
         has_input(self.context, index)
     }
+
+    /// Whether it has an output at `index`: an optional one may be left out, or have the empty name.
+    pub(crate) fn has_output(&self, index: usize) -> Result<bool, Error> {
+        let mut count = 0;
+        ortsys![unsafe KernelInfo_GetOutputCount(self.context.ptr(), &mut count)?];
+        Ok(index < count && output_name(self.context, index)?.len() > 1) // the closing NUL counts
+    }
 }
 
 /// Whether the node has an input at `index`.

@@ -4,7 +4,9 @@ use std::mem::MaybeUninit;
 
 use kvcache_attention::AttentionProblem;
 use kvcache_kernels::Workers;
+use kvcache_schema::ElementType::Float32;
 use kvcache_schema::multi_head_attention::OUTPUTS;
+use kvcache_schema::multi_head_cache_attention::MASS;
 use ndarray::Array3;
 
 use super::attention_backend::AttentionBackend;
@@ -32,17 +34,57 @@ impl<'a> AttentionCall<'a> {
         [self.problem.total_seqlen(), geometry.num_heads, geometry.head_dim]
     }
 
+    /// The shape of `attention_mass`: (Hq, `kvstarts[B]`).
+    pub fn mass_shape(&self) -> [usize; 2] {
+        self.problem.mass_shape()
+    }
+
     /// Stores the current tokens, if there is a cache, then attends and writes `attn_output`, on the threads of
     /// `workers`.
     ///
     /// # Errors
     /// An [`Error`] that concerns `attn_output`; nothing has then been written.
     pub fn run(self, attn_output: TensorMut<'a>, workers: &dyn Workers) -> Result<(), Error> {
+        self.run_with(attn_output, None, workers)
+    }
+
+    /// As [`run`](Self::run), and writes `attention_mass`, float32: for each query head and each key the sum of the
+    /// probabilities that the queries of its sequence give it, 0 for a key that none sees. Scores are computed twice for
+    /// that.
+    ///
+    /// # Errors
+    /// An [`Error`] that concerns an output; nothing has then been written.
+    pub fn run_with_mass(
+        self,
+        attn_output: TensorMut<'a>,
+        attention_mass: TensorMut<'a>,
+        workers: &dyn Workers,
+    ) -> Result<(), Error> {
+        self.run_with(attn_output, Some(attention_mass), workers)
+    }
+
+    fn run_with(
+        mut self,
+        attn_output: TensorMut<'a>,
+        mass: Option<TensorMut<'a>>,
+        workers: &dyn Workers,
+    ) -> Result<(), Error> {
+        let mass = mass.map(|mass| self.bind_mass(&mass)).transpose()?;
         let Self { backend, store, .. } = self;
         let (mut problem, attn_output) = self.bind(attn_output)?;
         problem.store(store.kernel(), workers);
-        backend.kernel().attend(&problem, attn_output, workers);
+        backend.kernel().attend(&problem, attn_output, mass, workers);
         Ok(())
+    }
+
+    fn bind_mass(&mut self, mass: &TensorMut<'a>) -> Result<&'a mut [MaybeUninit<f32>], Error> {
+        equal_type(MASS, mass.element, Float32)?;
+        shapes::equal(MASS, &mass.shape, &self.mass_shape(), "the shape (Hq, kvstarts[B]) of this call")?;
+        Ok(match self.extents.write_bytes(MASS, mass.into())? {
+            0 => &mut [],
+            // SAFETY: as in `bind`; the tensor is aligned for its elements, checked above.
+            len => unsafe { std::slice::from_raw_parts_mut(mass.data.cast(), len / size_of::<f32>()) },
+        })
     }
 
     /// Runs the call with an output allocated here, of the type of `query`.

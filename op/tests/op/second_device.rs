@@ -101,7 +101,7 @@ unsafe impl Device for Host {
         // SAFETY: `attn_output` is valid for writes of its shape, whose bytes these are, and overlaps nothing.
         let output = unsafe { std::slice::from_raw_parts_mut(at(call.attn_output).cast(), problem.output_bytes()) };
         problem.store(&Reference, &Serial);
-        AttentionReference.attend(&problem, output, &Serial);
+        AttentionReference.attend(&problem, output, None, &Serial);
         Ok(())
     }
 }

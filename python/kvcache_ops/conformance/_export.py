@@ -103,7 +103,7 @@ class _Call:
         """What a call that succeeds gives, in the type of its first input."""
         if self.after is None:
             return {}
-        given = {tensor.name: self.after[tensor.name] for tensor in self.operator.outputs}
+        given = {name: self.after[name] for name in self.operator.required_outputs}
         t1 = next(iter(self.inputs.values()))[0]
         return {name: tensor if t1 == "int8" else _rounded(tensor, t1) for name, tensor in given.items()}
 
@@ -130,7 +130,7 @@ def _model(case: dict[str, Any], calls: list[_Call]) -> bytes:
     first = calls[0]
     # A refused call has no outputs: those of static batching have four axes.
     rank = 3 if "seqstarts" in first.inputs else 4
-    shapes: dict[str, list[int | None]] = {tensor.name: [None] * rank for tensor in first.operator.outputs}
+    shapes: dict[str, list[int | None]] = {name: [None] * rank for name in first.operator.required_outputs}
     for index, call in enumerate(calls):
         for name, (_, shape, _) in (call.inputs | call.outputs).items():
             common = shape if index == 0 else shapes[name]

@@ -46,7 +46,7 @@ def node_model(
     node = helper.make_node(
         of.name,
         [name if fill or name in types else "" for name in names],
-        [tensor.name for tensor in of.outputs],
+        of.required_outputs,
         name="the node",
         domain=domain,
         **{a.name: attributes[a.name] for a in of.attributes if attributes[a.name] != a.default},
@@ -59,8 +59,8 @@ def node_model(
         [node],
         "the graph",
         [value(name, types[name]) for name in names if name in types],
-        # All outputs have the type of the first input, which is never left out.
-        [value(tensor.name, types[names[0]]) for tensor in of.outputs],
+        # All of them have the type of the first input, which is never left out.
+        [value(name, types[names[0]]) for name in of.required_outputs],
         [helper.make_tensor(name, ONNX_TYPES["float16"], [0], []) for name in left_out if fill],
         about,
     )

@@ -43,7 +43,7 @@ def _parameter(tensor: Tensor) -> defs.OpSchema.FormalParameter:
     shape = tensor.shape if isinstance(tensor.shape, str) else f"({', '.join(map(str, tensor.shape))})"
     return defs.OpSchema.FormalParameter(
         tensor.name,
-        "tensor(int64)" if tensor.type == "int64" else tensor.type,
+        _type(tensor.type) if tensor.type in ("int64", "float32") else tensor.type,
         f"{tensor.meaning}{' Written in place.' if tensor.in_out else ''} Shape: {shape}.",
         param_option=options.Optional if tensor.optional else options.Single,
     )

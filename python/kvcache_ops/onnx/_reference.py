@@ -16,6 +16,8 @@ from kvcache_ops import _native
 from kvcache_ops._int4 import pack_int4, unpack_int4
 from kvcache_ops._schemas import OPERATORS, Operator
 
+_KVSTARTS = _native.input_names("MultiHeadCacheAttention").index("kvstarts")
+
 
 def reference_ops() -> list[type[OpRun]]:
     """A class for each operator of dynamic batching in each of its domains, for `ReferenceEvaluator(new_ops=...)`.
@@ -36,13 +38,13 @@ def _class_of(operator: Operator, domain: str) -> type[OpRun]:
     def run(self: OpRun, *inputs: Any, **attributes: Any) -> tuple[NDArray[Any], ...]:
         # The evaluator gives the node's attributes, and None for some that the node does not have.
         given = {name: value for name, value in attributes.items() if value is not None}
-        return _run(operator, given, list(inputs))
+        return _run(operator, given, list(inputs), len(self.onnx_node.output))
 
     members = {"op_domain": domain, "_run": run, "__doc__": operator.text, "__module__": __name__}
     return type(operator.name, (OpRun,), members)
 
 
-def _run(operator: Operator, attributes: dict[str, Any], inputs: list[Any]) -> tuple[NDArray[Any], ...]:
+def _run(operator: Operator, attributes: dict[str, Any], inputs: list[Any], wanted: int) -> tuple[NDArray[Any], ...]:
     """The operator on these inputs, None for those that are left out; what is written in place is in their arrays."""
     inputs += [None] * (len(operator.inputs) - len(inputs))
     packed = {}
@@ -56,7 +58,10 @@ def _run(operator: Operator, attributes: dict[str, Any], inputs: list[Any]) -> t
         elif array.dtype.name == "int4":
             packed[index] = array
             inputs[index] = pack_int4(array.astype(np.int8))
-    results = _native.run(operator.name, attributes, inputs, [None] * len(operator.outputs))
+    outputs: list[Any] = [None] * len(operator.required_outputs)
+    if wanted > len(outputs):  # attention_mass
+        outputs.append(np.empty((attributes["num_heads"], inputs[_KVSTARTS][-1]), np.float32))
+    results = _native.run(operator.name, attributes, inputs, outputs)
     for index, array in packed.items():
         array[...] = unpack_int4(inputs[index]).astype(array.dtype)
-    return tuple(results)
+    return (*results, *outputs[len(results) :])

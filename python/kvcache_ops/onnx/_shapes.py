@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING
 
-from onnx import AttributeProto, TypeProto
+from onnx import AttributeProto, TensorProto, TypeProto
 
 from kvcache_ops._schemas import Dimensions, Operator
 
@@ -26,10 +26,13 @@ def inference(operator: Operator) -> Callable[[InferenceContext], None]:
     def infer(context: InferenceContext) -> None:
         known = _known(operator, context)
         for index, output in enumerate(operator.outputs):
+            if index >= context.get_num_outputs():
+                return  # the others are left out
             element = next((i for i, tensor in enumerate(operator.inputs) if tensor.type == output.type), None)
             given = None if element is None else _tensor_type(context, element)
-            if given is not None and given.elem_type:
-                context.set_output_type(index, _type(given.elem_type, output.shape, known))
+            element_type = TensorProto.FLOAT if output.type == "float32" else given and given.elem_type
+            if element_type:
+                context.set_output_type(index, _type(element_type, output.shape, known))
 
     def quietly(context: InferenceContext) -> None:
         try:

@@ -1,5 +1,6 @@
 //! One call of an operator on borrowed tensors.
 
+use kvcache_op::schema::multi_head_cache_attention::MASS;
 use kvcache_op::{
     AttentionCall, AttentionInputs, CacheAttentionInputs, Call, ElementType, Error, IndexInputs, Inputs, Outputs,
     TensorMut, TensorRef,
@@ -22,8 +23,9 @@ const INDICES: [&str; 7] =
     ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen"];
 
 /// Checks a call of the operator and makes it; gives its outputs: those given, in place, new numpy arrays for the
-/// others. `inputs` and `outputs` are in the operator's order, with None for what is left out. `expected` has, by the names
-/// of inputs, their type and, unless it is None, their shape, with None for any length.
+/// others. `inputs` and `outputs` are in the operator's order, with None for what is left out; attention over a cache
+/// writes its mass where an array for it stands behind the outputs. `expected` has, by the names of inputs, their type and,
+/// unless it is None, their shape, with None for any length.
 #[pyfunction]
 #[pyo3(signature = (op_type, attributes, inputs, outputs, expected=None))]
 pub fn run<'py>(
@@ -38,6 +40,9 @@ pub fn run<'py>(
     let checked = operands.check(&operator)?;
     let (shape, t1) = (checked.output_shape(), operands.t1()?);
     let names = operands.kind.outputs();
+    let mass =
+        outputs.get(names.len()).filter(|mass| operands.kind == Kind::MultiHeadCacheAttention && !mass.is_none());
+    let mass = mass.map(|mass| Tensor::new(MASS, mass, Access::Write)).transpose()?;
     let given = outputs.into_iter().map(Some).chain(std::iter::repeat(None));
     let outputs = names
         .iter()
@@ -47,7 +52,7 @@ pub fn run<'py>(
             None => Tensor::new(name, &allocate(py, name, shape, t1)?, Access::Write),
         })
         .collect::<PyResult<Vec<_>>>()?;
-    let call = Here((checked, outputs.iter().map(Tensor::write).collect()));
+    let call = Here((checked, outputs.iter().chain(&mass).map(Tensor::write).collect()));
     py.detach(move || call.run()).map_err(Refused::from)?;
     PyTuple::new(py, outputs.iter().map(Tensor::object))
 }
@@ -233,6 +238,7 @@ impl<'a> Here<'a> {
         match (call, outputs.next(), outputs.next()) {
             (Checked::Rows(call), Some(key), Some(value)) => call.run(Outputs { key, value }, &Threads),
             (Checked::Attention(call), Some(output), None) => call.run(output, &Threads),
+            (Checked::Attention(call), Some(output), Some(mass)) => call.run_with_mass(output, mass, &Threads),
             _ => unreachable!("there is a tensor for each of the operator's outputs"),
         }
     }

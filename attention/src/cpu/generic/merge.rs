@@ -54,15 +54,15 @@ pub(crate) struct Result {
     pub(crate) len: usize,
 }
 
-/// Divides sums by the sum of weights and writes them as T; zeros if there are no weights.
+/// Divides sums by the sum of weights, which it gives, and writes them as T; zeros if there are no weights.
 pub(crate) struct Finish<T>(PhantomData<T>);
 
 impl<S: Tiles, T: Float> Function<S> for Finish<T> {
     type Arguments<'a> = Result;
-    type Output = ();
+    type Output = f32;
 
     #[inline(always)]
-    unsafe fn run(&Result { sums, output, len }: &Result) {
+    unsafe fn run(&Result { sums, output, len }: &Result) -> f32 {
         // SAFETY: there are SUMS and `width` sums, and `len` elements of the output.
         unsafe {
             let mut weights = *sums.weights.cast::<[f32; SUMS]>();
@@ -85,6 +85,7 @@ impl<S: Tiles, T: Float> Function<S> for Finish<T> {
                     left => T::write_some::<S>(to, x, left),
                 }
             }
+            weights[0]
         }
     }
 }

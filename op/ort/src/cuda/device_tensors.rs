@@ -62,7 +62,7 @@ impl<'a> Tensors<'a> for DeviceTensors<'a> {
 
     fn write(&self, index: usize, shape: &[usize]) -> Result<DeviceMut<'a>, Error> {
         let (element, value) = self.tensors.output(index, shape)?;
-        Place::Device.check(self.signature.outputs[index], value)?;
+        Place::Device.check(self.signature.output(index), value)?;
         let data = address(value)?;
         // SAFETY: the runtime has made this output of T1 and this shape, in the device's memory, checked above. It
         // stays until the stream of the call is done with it.

@@ -3,6 +3,7 @@
 use kvcache_op::cuda::cudarc::driver::CudaStream;
 use kvcache_op::cuda::cudarc::driver::sys::CUstream;
 use kvcache_op::cuda::{Cuda, DeviceAttentionInputs, DeviceOutputs};
+use kvcache_schema::multi_head_cache_attention::MASS;
 
 use super::device_tensors::DeviceTensors;
 use crate::call_tensors::Tensors;
@@ -118,6 +119,9 @@ impl DeviceCompute for MultiHeadAttentionNode {
 
 impl DeviceCompute for MultiHeadCacheAttentionNode {
     fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
+        if self.has_mass {
+            return Err(Error::NoDeviceOutput { name: MASS });
+        }
         let scale = self.has_scale.then(|| node.element(cached::AT.scale));
         let [t1, t2] = [cached::QUERY, cached::AT.cache].map(|index| node.element(index));
         Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)

@@ -10,7 +10,7 @@ use crate::node::Node;
 use crate::shape_inference::Inference;
 
 pub(crate) static KEY_VALUE_CACHE: Definition = Definition {
-    signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },
+    signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: None },
     infer_shape,
     on_cpu: |node| Ok(Box::new(KeyValueCacheNode::new(node)?)),
 };

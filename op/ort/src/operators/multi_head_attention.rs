@@ -11,7 +11,7 @@ use crate::node::Node;
 use crate::shape_inference::Inference;
 
 pub(crate) static MULTI_HEAD_ATTENTION: Definition = Definition {
-    signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },
+    signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: None },
     infer_shape,
     on_cpu: |node| Ok(Box::new(MultiHeadAttentionNode::new(node)?)),
 };

@@ -2,7 +2,7 @@
 
 use kvcache_op::{CacheAttentionAttributes, CacheAttentionInputs, Dim, MultiHeadCacheAttention, TensorRef, Workers};
 use kvcache_schema::DOMAINS;
-use kvcache_schema::multi_head_cache_attention::{INPUTS, NAME, OUTPUTS};
+use kvcache_schema::multi_head_cache_attention::{INPUTS, MASS, NAME, OUTPUTS};
 
 use super::key_value_cache::StorePositions;
 use crate::call_tensors::{CallTensors, Tensors};
@@ -12,7 +12,13 @@ use crate::node::Node;
 use crate::shape_inference::Inference;
 
 pub(crate) static MULTI_HEAD_CACHE_ATTENTION: Definition = Definition {
-    signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS },
+    signature: Signature {
+        name: NAME,
+        domains: DOMAINS,
+        inputs: &INPUTS,
+        outputs: &OUTPUTS,
+        optional_output: Some(MASS),
+    },
     infer_shape,
     on_cpu: |node| Ok(Box::new(MultiHeadCacheAttentionNode::new(node)?)),
 };
@@ -27,6 +33,7 @@ pub(crate) struct MultiHeadCacheAttentionNode {
     pub(crate) operator: MultiHeadCacheAttention,
     pub(crate) has_scale: bool,
     pub(crate) has_mask: bool,
+    pub(crate) has_mass: bool,
 }
 
 impl MultiHeadCacheAttentionNode {
@@ -38,7 +45,8 @@ impl MultiHeadCacheAttentionNode {
         let [query, current_key, current_value, cache] =
             [QUERY, AT.current_key, AT.current_value, AT.cache].map(|index| node.element(index));
         operator.check_types(query, current_key, current_value, cache, scale)?;
-        Ok(Self { operator, has_scale, has_mask: node.has_input(ATTN_MASK)? })
+        let (has_mask, has_mass) = (node.has_input(ATTN_MASK)?, node.has_output(OUTPUTS.len())?);
+        Ok(Self { operator, has_scale, has_mask, has_mass })
     }
 
     /// The inputs of a call that are only read.
@@ -61,7 +69,11 @@ impl Compute for MultiHeadCacheAttentionNode {
         let (cache, scale) = AT.state(tensors, self.has_scale)?;
         let call = self.operator.check(&inputs, cache, scale)?;
         let attn_output = tensors.write(0, &call.output_shape())?;
-        Ok(call.run(attn_output, workers)?)
+        if !self.has_mass {
+            return Ok(call.run(attn_output, workers)?);
+        }
+        let attention_mass = tensors.write(OUTPUTS.len(), &call.mass_shape())?;
+        Ok(call.run_with_mass(attn_output, attention_mass, workers)?)
     }
 }
 

@@ -92,6 +92,7 @@ pub static OPERATORS: [Operator; 4] = [
             ("B", 2),
             ("B+1", 3),
             ("seqstarts[B]", 3),
+            ("kvstarts[B]", 6),
             ("L", 3),
             ("2", 2),
             ("MaxT", 11),
@@ -199,7 +200,7 @@ fn run_packed(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error
 
 fn run_fused(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
     let [mut cache, mut output] = ["cache", "attn_output"].map(|name| operands.remove(name).unwrap());
-    let mut scale = operands.remove("scale");
+    let [mut scale, mut mass] = ["scale", "attention_mass"].map(|name| operands.remove(name));
     let input = |name: &str| read(&operands[name]);
     let inputs = CacheAttentionInputs {
         query: input("query"),
@@ -209,9 +210,13 @@ fn run_fused(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error>
     };
     let result = fused(attributes)
         .and_then(|operator| operator.check(&inputs, write(&mut cache), scale.as_mut().map(write)))
-        .and_then(|call| call.run(write(&mut output), &Serial));
+        .and_then(|call| match &mut mass {
+            Some(mass) => call.run_with_mass(write(&mut output), write(mass), &Serial),
+            None => call.run(write(&mut output), &Serial),
+        });
     operands.extend([("cache".to_owned(), cache), ("attn_output".to_owned(), output)]);
     operands.extend(scale.map(|scale| ("scale".to_owned(), scale)));
+    operands.extend(mass.map(|mass| ("attention_mass".to_owned(), mass)));
     result
 }
 

@@ -117,7 +117,7 @@ impl Setting {
         let element = match operand.r#type.as_str() {
             "T1" => ElementType::Float16,
             "T2" => ElementType::Int8,
-            "T3" => ElementType::Float32,
+            "T3" | "float32" => ElementType::Float32,
             "int64" => ElementType::Int64,
             other => panic!("this test does not know the type {other:?}"),
         };

@@ -1,0 +1,108 @@
+//! The attention's mass: how much of all queries' weights each key has.
+//!
+//! Scores are computed a second time, once maxima and sums of weights are final: only calls that ask for mass pay for it.
+//! A key's number for a query head is a sum over the queries of its sequence, in their order, which one task adds up.
+
+use super::block::qk_packed;
+use super::block_rows::{BlockMemory, BlockRows, Queries, State};
+use super::generic::merge::Row;
+use super::generic::query_row::QueryRow;
+use super::generic::rows::BLOCK;
+use super::generic::softmax::{Block, HIDDEN, SUMS};
+use super::operands::Call;
+use super::schedule::PIECE;
+use super::scratch;
+use super::source::Offsets;
+use crate::problem::RaggedRows;
+
+/// Query rows that are computed together, at most, unless one query has more.
+const MOST_ROWS: usize = 64;
+
+/// What `attention_mass` is written through: float32, shape (Hq, `kvstarts[B]`), all zeros at first.
+pub(super) struct Mass {
+    pub(super) data: *mut f32,
+    pub(super) total_kvlen: usize,
+}
+
+// SAFETY: each element is written by the one task that has its key head and its piece of keys.
+unsafe impl Sync for Mass {}
+
+/// The mass of a piece of the keys of a sequence, of the query heads of a key head.
+pub(super) struct MassTask {
+    b: usize,
+    head: usize,
+    piece: usize,
+}
+
+/// The tasks of a call.
+pub(super) fn tasks(call: &Call<'_>) -> Vec<MassTask> {
+    let pieces = |b: usize| 0..call.indices.sequence(b).keys.len().div_ceil(PIECE);
+    let heads = (0..call.geometry.batch).flat_map(|b| (0..call.geometry.num_kv_heads).map(move |head| (b, head)));
+    heads.flat_map(|(b, head)| pieces(b).map(move |piece| MassTask { b, head, piece })).collect()
+}
+
+/// Runs a task.
+///
+/// # Safety
+/// The instruction set is supported, and the call has all its [totals](Call::total). Each task of the call is run once.
+pub(super) unsafe fn run(call: &Call<'_>, &MassTask { b, head, piece }: &MassTask, mass: &Mass) {
+    let RaggedRows { queries, keys } = call.indices.sequence(b);
+    let (group, width) = (call.group(), call.width);
+    let at_once = (MOST_ROWS / group).max(1);
+    let most = at_once * group;
+    let piece = piece * PIECE..keys.len().min((piece + 1) * PIECE);
+    let of_head = |g: usize| mass.data.wrapping_add((head * group + g) * mass.total_kvlen + keys.start);
+    let mut offsets = Offsets::default();
+    scratch::of_thread(State::len(most, 0) + most * width + BlockMemory::len(call, most), |numbers| {
+        let state = State::new(numbers, most, 0);
+        let query = numbers.wrapping_add(State::len(most, 0));
+        // SAFETY: the memory has room for all of these; the rows are those of the problem; the keys of the piece have
+        // elements of the mass in each query head, which are this task's.
+        unsafe {
+            let memory = BlockMemory::new(query.wrapping_add(most * width), call, most);
+            for first in (0..queries.len()).step_by(at_once) {
+                let some = first..queries.len().min(first + at_once);
+                let rows = some.flat_map(|i| (0..group).map(move |g| (i, head * group + g)));
+                let rows: Vec<QueryRow> = rows.map(|(i, h)| call.query_row(b, i, h)).collect();
+                for (r, row) in rows.iter().enumerate() {
+                    let (from, to) = (call.query(row), query.add(r * width));
+                    (call.functions.read_query)(&Row { from, len: call.geometry.head_dim, to });
+                    *state.max.add(r) = call.total(row)[0];
+                }
+                let seen = rows.last().map_or(0, |row| row.visible).min(piece.end);
+                for start in (piece.start..seen).step_by(BLOCK) {
+                    let keys = start..piece.end.min(start + BLOCK);
+                    call.source.offsets(b, keys.clone(), &mut offsets);
+                    let here = BlockRows { head, offsets: &offsets };
+                    let queries = Queries { rows: &rows, query, state };
+                    qk_packed(call, &queries, keys.len().next_multiple_of(SUMS), [here, here], memory);
+                    let (scores, rescale, factor) = (memory.weights, memory.rescale, call.factor);
+                    let (max, sums) = (state.max, state.weights);
+                    // The maximum is final: weights need no rescaling.
+                    (call.functions.softmax)(&Block {
+                        rows: &rows,
+                        keys: keys.clone(),
+                        scores,
+                        factor,
+                        max,
+                        sums,
+                        rescale,
+                    });
+                    for (r, row) in rows.iter().enumerate() {
+                        let total = call.total(row)[1];
+                        for t in 0..keys.len() {
+                            let (weight, sum) = (*scores.add(r * BLOCK + t), of_head(r % group).add(start + t));
+                            if weight.to_bits() != HIDDEN.to_bits() {
+                                *sum += weight / total;
+                            }
+                        }
+                    }
+                }
+            }
+            for sum in (0..group).flat_map(|g| piece.clone().map(move |t| (g, t))).map(|(g, t)| of_head(g).add(t)) {
+                // As in attn_output, what is not a number has one representation.
+                *sum = if (*sum).is_nan() { f32::NAN } else { *sum };
+            }
+        }
+    });
+}
