@@ -5,8 +5,7 @@
 A pass key of five digits stands somewhere in a text that says always the same, and is asked for behind it. "all rows"
 is attention over the whole text; "window" sees the first and the last tokens alone (StreamingLLM); Quest and InfLLM
 see blocks of what is between, too. The text is read in chunks, the question token by token, for a selection lags one
-step behind. Of the fused operator, which gives no attention mass, representatives need it computed in numpy: their
-time is not the operator's.
+step behind. InfLLM's representatives need the attention's mass, which the operator then gives, too.
 """
 
 from __future__ import annotations
@@ -18,21 +17,12 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
-from kvcache_ops import register
-from kvcache_ops.manager import HostMemory, InfLlm, Rope
-from kvcache_ops.models import build, load
+from kvcache_ops.models import build
 
 from figures import ROOT, markdown, provenance
-
-FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
-SAID = "The pass key is {key}. Remember it: {key} is the pass key. "
-ASKED = "\nWhat is the pass key? The pass key is "
-FUSED = "MultiHeadCacheAttention"
+from long_context import ASKED, FILLER, SAID, Reader
 
 
 @dataclass(frozen=True)
@@ -54,86 +44,6 @@ class Read:
         return [self.way, str(self.tokens), right, *(f"{number:.1f}".removesuffix(".0") for number in numbers)]
 
 
-class Reader:
-    """The model with a cache that an InfLlm manages, whose queries come out of the graph, too."""
-
-    def __init__(self, folder: Path, max_tokens: int, threads: int, **config: Any):
-        self.model = load(folder)
-        spec = self.model.cache_spec(max_tokens)
-        self.cache = spec.allocate()
-        self.memory = HostMemory(spec, *self.cache)
-        facts = self.model.config
-        self.repeat = facts.num_heads // facts.num_kv_heads
-        rope = Rope(facts.head_dim, inv_freq=facts.inv_freq)
-        self.infllm = InfLlm(spec, num_repeat=self.repeat, rope=rope, per_layer=True, **config)
-        self.observed = config.get("score") == "representatives"
-        self.layers = range(facts.num_layers)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        register(options)
-        path = folder / "selecting.onnx"
-        self.queries = self._graph(path)
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.names = {value.name for value in self.session.get_inputs()}
-        self.binding = self.session.io_binding()
-        self.cache.bind(self.binding)
-        self.loads: list[int] = []
-
-    def _graph(self, path: Path) -> list[str]:
-        """Writes the model's graph with a table of pages for each layer; the names of the layers' queries."""
-        proto = onnx.load(self.model.path, load_external_data=False)
-        queries = []
-        for layer, node in enumerate(node for node in proto.graph.node if node.op_type == FUSED):
-            for i, name in enumerate(node.input):
-                if name == "cachestarts":
-                    node.input[i] = f"cachestarts.{layer}"
-            table = onnx.helper.make_tensor_value_info(f"cachestarts.{layer}", onnx.TensorProto.INT64, ["B", "MaxP"])
-            proto.graph.input.append(table)
-            queries.append(node.input[0])
-            proto.graph.output.append(onnx.helper.make_tensor_value_info(queries[-1], onnx.TensorProto.FLOAT, None))
-        kept = [value for value in proto.graph.input if value.name != "cachestarts"]
-        del proto.graph.input[:]
-        proto.graph.input.extend(kept)
-        onnx.save(proto, path)
-        return queries
-
-    def step(self, s: int, tokens: list[int]) -> np.ndarray:
-        """Appends tokens, and selects by their queries; the logits of the last one."""
-        with self.infllm.begin_step({s: len(tokens)}, self.memory) as step:
-            feeds = {f"cachestarts.{layer}": step.cachestarts(layer) for layer in self.layers}
-            feeds |= {name: np.atleast_1d(getattr(step, name)) for name in self.names if hasattr(step, name)}
-            feeds |= {"token_ids": np.array(tokens, np.int64), "logit_rows": np.array([len(tokens) - 1], np.int64)}
-            for name, array in feeds.items():
-                if name in self.names:
-                    self.binding.bind_cpu_input(name, array)
-            for name in ("logits", *self.queries):
-                self.binding.bind_output(name, "cpu")
-            self.session.run_with_iobinding(self.binding)
-            logits, *queries = self.binding.copy_outputs_to_cpu()
-            if self.observed:
-                for layer, query in enumerate(queries):
-                    self.infllm.observe(layer, self._mass(query, step, layer))
-        self.loads.append(step.loads)
-        for layer, query in enumerate(queries):
-            self.infllm.select(layer, query)
-        return logits[0]
-
-    def _mass(self, query: np.ndarray, step: Any, layer: int) -> np.ndarray:
-        """What attention each key got, (heads of queries, keys)."""
-        rows, n = int(step.kvstarts[-1]), len(query)
-        pages = np.arange(self.cache.spec.page_size)
-        slots = (step.cachestarts(layer)[0][:, None] + pages).reshape(-1)[:rows]
-        keys = self.cache.cache[layer, 0][:, slots].astype(np.float32)  # (H, rows, Dh)
-        mass = np.empty((query.shape[1], rows), np.float32)
-        hidden = np.triu(np.full((n, n), -np.inf, np.float32), 1)
-        for head in range(query.shape[1]):
-            scores = query[:, head] @ keys[head // self.repeat].T / np.float32(np.sqrt(query.shape[2]))
-            scores[:, rows - n :] += hidden
-            np.exp(scores - scores.max(1, keepdims=True), out=scores)
-            mass[head] = (scores / scores.sum(1, keepdims=True)).sum(0)
-        return mass
-
-
 def passkey(reader: Reader, way: str, length: int, chunk: int, prompts: int) -> Read:
     """Reads texts of about this many tokens, each with a key, and asks for it."""
     encode, random, right = reader.model.tokenizer.encode, np.random.default_rng(7), []
@@ -146,18 +56,11 @@ def passkey(reader: Reader, way: str, length: int, chunk: int, prompts: int) -> 
         before = int(times * (i + random.random()) / prompts)
         text = filler * before + said + filler * (times - before)
         s, begin = reader.infllm.create(), time.perf_counter()
-        for first in range(0, len(text), chunk):
-            reader.step(s, text[first : first + chunk])
-            slots = max(slots, reader.infllm.num_pages(s) * reader.cache.spec.page_size)
-        middle, answer = time.perf_counter(), []
-        reader.loads = []
-        for token in asked:
-            logits = reader.step(s, [token])
-        for _ in key:
-            answer.append(int(logits.argmax()))
-            logits = reader.step(s, answer[-1:])
+        reader.read(s, text, chunk)
+        slots = max(slots, reader.infllm.num_pages(s) * reader.cache.spec.page_size)
+        middle, reader.loads = time.perf_counter(), []
+        right.append(reader.answer(s, asked, len(key)) == key)
         end = time.perf_counter()
-        right.append(reader.model.tokenizer.decode(answer).strip() == key)
         prefill, decode = prefill + len(text) / (middle - begin), decode + len(reader.loads) / (end - middle)
         loads.append(np.mean(reader.loads))
         reader.infllm.free(s)
