@@ -20,7 +20,7 @@ bench-attention: .venv/wheel build llama-cpp
 .PHONY: bench-manager
 bench-manager: .venv/wheel
 	cargo build --release --locked -p kvcache-bench
-	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
+	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu OPENBLAS_NUM_THREADS=1 \
 		$(VENV) bench/manager/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)
 
 # Blocks of pages in host memory, files and S3, on a server that is started here.

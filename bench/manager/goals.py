@@ -18,7 +18,7 @@ from kvcache_ops.manager import Append, HostMemory, Manager, Rope
 from figures import Row, microseconds, quotient
 from measure import Contender
 from native import Measured, Native, WrongAnswer
-from selection import selection
+from selection import long_steps, selection
 
 BATCH, KVLEN, LONG_KVLEN = 256, 2048, 32768
 IDLE = 10000  # sequences that are in no step
@@ -200,6 +200,7 @@ def groups(native: Native) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
     """All groups by name."""
     yield "decode", partial(decode, native)
     yield "selection", selection
+    yield "long steps", long_steps
     for cache_layout in range(4):
         for name in QUANT_BITS:
             yield f"rows layout {cache_layout} {name}", partial(by_layout, cache_layout, name)

@@ -1,19 +1,22 @@
-"""Selecting blocks by queries against a bare pass of dot products over as many numbers."""
+"""Selecting blocks by queries against a bare pass of dot products; steps over long sequences against short ones."""
 
 from __future__ import annotations
 
 from mmap import mmap
 from time import perf_counter_ns, thread_time_ns
+from typing import Any
 
+import kvcache_ops
 import numpy as np
 from kvcache_ops import CacheSpec
-from kvcache_ops.manager import HostMemory, InfLlm
+from kvcache_ops.manager import Append, HostMemory, InfLlm, Manager
 
 from figures import Row, quotient
 from measure import Contender
 from native import Measured, WrongAnswer
 
 BLOCKS, HEADS, HEAD_DIM, TOPK, CHUNK = 8192, 8, 128, 16, 1024
+MILLION, LAYERS = 10**6, 16
 
 
 class Selection:
@@ -60,6 +63,63 @@ class Selection:
         np.matmul(self.numbers, query)
         wall, cpu = perf_counter_ns() - wall, thread_time_ns() - cpu
         return Measured(cpu, cpu / wall)
+
+
+class LongSteps:
+    """A token of a sequence of a million tokens, and one of a manager's sequence of as many rows as that sees.
+
+    With attention as often as in a model of some layers, which are one and the same here: a million rows of each are
+    gigabytes.
+    """
+
+    def __init__(self) -> None:
+        page = 16
+        spec = CacheSpec(4 * 4096, 2, 64, dtype="float16", cache_mode=1, page_size=page)
+        self.memories = [HostMemory(spec, *spec.allocate()) for _ in range(2)]
+        self.infllm = InfLlm(spec, init=page, local=1024, block=page, topk=64, score="page_bounds", num_repeat=8)
+        self.spec, self.manager = spec, Manager(spec)
+        self.long, self.rows = self.infllm.create(), 0
+        self.short = self.manager.create()
+        for first in range(0, MILLION, 4096):
+            n = min(4096, MILLION - first)
+            with self.infllm.begin_step({self.long: n}, self.memories[0]):
+                pass
+            self.infllm.select(0, np.zeros((n, 16, 64), np.float32))
+
+    def long_step(self, _turn: int, _iterations: int) -> Measured:
+        """Of the sequence that is long; the selection stays."""
+        return self._step(self.infllm, {self.long: 1}, self.memories[0])
+
+    def short_step(self, _turn: int, _iterations: int) -> Measured:
+        """Of the manager's sequence."""
+        have = self.manager.seq_len(self.short)
+        if have >= self.rows:
+            self.manager.seq_rm(self.short, self.rows - 1)
+        elif self.rows - have > 1:
+            self.manager.begin_step([Append(self.short, n=self.rows - have - 1)], self.memories[1]).commit()
+        return self._step(self.manager, [Append(self.short, n=1)], self.memories[1])
+
+    def _step(self, planner: Any, appends: Any, memory: HostMemory) -> Measured:
+        query, token = np.ones((1, 16, 64), np.float16), np.ones((1, 2, 64), np.float16)
+        wall, cpu = perf_counter_ns(), thread_time_ns()
+        with planner.begin_step(appends, memory) as step:
+            cachestarts = step.cachestarts if planner is self.manager else step.cachestarts()
+            starts = step.seqstarts, step.kvstarts, cachestarts, step.start_pos
+            bounds = 1, step.max_seqlen, step.max_kvlen
+            tensors = query, token, token, *starts, *bounds, memory.cache
+            for _ in range(LAYERS):
+                kvcache_ops.multi_head_cache_attention(self.spec, *tensors, num_heads=16)
+        wall, cpu = perf_counter_ns() - wall, thread_time_ns() - cpu
+        self.rows = int(starts[1][-1]) if planner is self.infllm else self.rows
+        return Measured(cpu, cpu / wall)
+
+
+def long_steps() -> list[Row]:
+    """What a sequence's length costs."""
+    case = LongSteps()
+    contenders = [Contender("long", 1, case.long_step), Contender("short", 1, case.short_step)]
+    name = "a step over a million tokens, of one over as many rows as it sees"
+    return [Row(name, contenders, quotient, at_most=1.2)]
 
 
 def selection() -> list[Row]:
