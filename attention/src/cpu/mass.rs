@@ -3,6 +3,8 @@
 //! Scores are computed a second time, once maxima and sums of weights are final: only calls that ask for mass pay for it.
 //! A key's number for a query head is a sum over the queries of its sequence, in their order, which one task adds up.
 
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
 use super::block::qk_packed;
 use super::block_rows::{BlockMemory, BlockRows, Queries, State};
 use super::generic::merge::Row;
@@ -90,18 +92,18 @@ pub(super) unsafe fn run(call: &Call<'_>, &MassTask { b, head, piece }: &MassTas
                     });
                     for (r, row) in rows.iter().enumerate() {
                         let total = call.total(row)[1];
-                        for t in 0..keys.len() {
-                            let (weight, sum) = (*scores.add(r * BLOCK + t), of_head(r % group).add(start + t));
-                            if weight.to_bits() != HIDDEN.to_bits() {
-                                *sum += weight / total;
-                            }
+                        let weights = from_raw_parts(scores.add(r * BLOCK), keys.len());
+                        let sums = from_raw_parts_mut(of_head(r % group).add(start), keys.len());
+                        for (sum, weight) in sums.iter_mut().zip(weights) {
+                            *sum += if weight.to_bits() == HIDDEN.to_bits() { 0.0 } else { weight / total };
                         }
                     }
                 }
             }
-            for sum in (0..group).flat_map(|g| piece.clone().map(move |t| (g, t))).map(|(g, t)| of_head(g).add(t)) {
+            for g in 0..group {
+                let sums = from_raw_parts_mut(of_head(g).add(piece.start), piece.len());
                 // As in attn_output, what is not a number has one representation.
-                *sum = if (*sum).is_nan() { f32::NAN } else { *sum };
+                sums.iter_mut().filter(|sum| sum.is_nan()).for_each(|sum| *sum = f32::NAN);
             }
         }
     });
