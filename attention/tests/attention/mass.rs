@@ -1,5 +1,5 @@
-//! The attention's mass: near the naive sum of the reference, and of the same bits on every instruction set and number of
-//! threads, wherever the cache is and whatever else is in the batch.
+//! The attention's mass: near the naive sum of the reference, and of the same bits on any number of threads and whatever
+//! else is in the batch.
 
 use std::mem::MaybeUninit;
 
@@ -12,11 +12,11 @@ use proptest::prelude::*;
 
 use crate::threads::Threads;
 
-/// Sequences of several pieces, with a prompt of several chunks of queries, decoding tokens, and without tokens: how long
-/// each is, and how many of its tokens are new.
+/// Sequences of several pieces, with a prompt of several chunks of queries, decoding tokens, and without tokens: how
+/// long each is, and how many of its tokens are new.
 const SEQUENCES: [(usize, usize); 6] = [(70, 70), (1100, 1), (90, 3), (1030, 5), (0, 0), (64, 0)];
 
-/// A call of some of the sequences, by the positions in [`SEQUENCES`]; a mass for it.
+/// A call of some of the [`SEQUENCES`], and how many numbers its mass has.
 struct Call {
     attributes: CacheAttentionAttributes,
     inputs: Inputs,

@@ -50,13 +50,9 @@ pub(crate) fn infer_shape(
     let missing = Error::Missing { name: signature.inputs[0] };
     let t1 = inputs.first().and_then(ValueType::tensor_type).ok_or(missing)?;
     let output = tensor_type(t1, &shape);
-    (0..signature.outputs.len()).try_for_each(|index| context.set_output(index, &output))?;
-    if let (Some(_), [_, heads, _]) = (signature.optional_output, &shape[..]) {
-        let mass = [heads.clone(), named(Dim::Unknown, signature.name)];
-        // Refused where the node has left it out.
-        let _ = context.set_output(signature.outputs.len(), &tensor_type(TensorElementType::Float32, &mass));
-    }
-    Ok(())
+    // Of an optional output the shape stays open: whether the node has it is not known here, and ONNX Runtime 1.20 aborts
+    // where it has not.
+    (0..signature.outputs.len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
 }
 
 /// The shape of an input; `None` if its rank is unknown, which ONNX Runtime shows as rank 0. None of the inputs that
