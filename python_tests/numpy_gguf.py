@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import gguf
@@ -26,7 +27,13 @@ class NumpyGguf:
         self.epsilon = get["attention.layer_norm_rms_epsilon"]
         self.window = get.get("attention.sliding_window")
         self.inv_freq = get["rope.freq_base"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
-        self.inv_freq = self.inv_freq / self.weights.get("rope_freqs.weight", 1) / get.get("rope.scaling.factor", 1)
+        self.magnitude, factor = 1.0, get.get("rope.scaling.factor", 1)
+        if get.get("rope.scaling.type") == "yarn":
+            self.inv_freq, self.magnitude = yarn(
+                self.inv_freq, get["rope.freq_base"], factor, get["rope.scaling.original_context_length"]
+            )
+        else:
+            self.inv_freq = self.inv_freq / self.weights.get("rope_freqs.weight", 1) / factor
 
     def logits(self, tokens: list[int], rows: slice = slice(None)) -> np.ndarray:
         """(tokens, vocabulary): what follows each of these tokens of one sequence."""
@@ -65,11 +72,23 @@ class NumpyGguf:
         first = slice(0, None, 2) if self.family == "llama" else slice(0, half)
         second = slice(1, None, 2) if self.family == "llama" else slice(half, None)
         angles = np.outer(np.arange(x.shape[1]), self.inv_freq)
-        cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+        cos, sin = (self.magnitude * of(angles).astype(x.dtype) for of in (np.cos, np.sin))
         rotated = np.empty_like(x)
         rotated[..., first] = x[..., first] * cos - x[..., second] * sin
         rotated[..., second] = x[..., second] * cos + x[..., first] * sin
         return rotated
+
+
+def yarn(inv_freq: np.ndarray, base: float, factor: float, original: int) -> tuple[np.ndarray, float]:
+    """Pair by pair, as its authors and llama.cpp wrote it: 32 turns in the original context stay, 1 is stretched."""
+    size = 2 * len(inv_freq)
+    low, high = (size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), size - 1)
+    found = []
+    for pair, frequency in enumerate(inv_freq):
+        kept = 1 - min(1, max(0, (pair - low) / max(0.001, high - low)))
+        found.append(frequency / factor * (1 - kept) + frequency * kept)
+    return np.array(found), 1 + 0.1 * math.log(factor)
 
 
 def _attend(query: np.ndarray, key: np.ndarray, value: np.ndarray, hidden: np.ndarray) -> np.ndarray:

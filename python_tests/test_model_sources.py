@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvcache_ops import KvCacheError, models
-from kvcache_ops.models._config import inverse_frequencies
+from kvcache_ops.models._config import rotary
 from ml_dtypes import bfloat16
 from safetensors.numpy import save_file
 
-from numpy_gguf import NumpyGguf
+from numpy_gguf import NumpyGguf, yarn
 from test_models import EXACT, PROMPT, TEXT, built, expect_near
 from tiny_models import SIZES, TOKENS, random_tensors, write_gguf
 
@@ -133,7 +133,23 @@ def test_llama3_scaling() -> None:
         else:
             smooth = (8192 / wavelength - 1) / (4 - 1)
             expected.append((1 - smooth) * frequency / 8 + smooth * frequency)
-    assert np.allclose(inverse_frequencies(128, 500000.0, scaling), expected, rtol=1e-12)
+    frequencies, scale = rotary(128, 500000.0, scaling, 131072)
+    assert np.allclose(frequencies, expected, rtol=1e-12) and scale == 1
+
+
+def test_yarn_of_a_folder(tmp_path: Path) -> None:
+    """Qwen's words for it, whose context is then longer; a factor of attention that is given, or follows from two."""
+    scaling = dict(type="yarn", factor=4.0, original_max_position_embeddings=4096)
+    config = models.load(models.build(write_folder(tmp_path / "source", rope_scaling=scaling), tmp_path / "out")).config
+    frequencies, magnitude = yarn(10000.0 ** (-np.arange(0, 64, 2) / 64), 10000.0, 4.0, 4096)
+    assert np.allclose(config.inv_freq, frequencies, rtol=1e-12)
+    assert (config.rope_scale, config.context_length) == (pytest.approx(magnitude), 16384)
+    for more, expected in (
+        (dict(attention_factor=1.5), 1.5),
+        (dict(mscale=0.7, mscale_all_dim=0.5), (1 + 0.07 * np.log(4)) / (1 + 0.05 * np.log(4))),
+        (dict(factor=0.5), 1),
+    ):
+        assert rotary(64, 10000.0, scaling | more, 4096)[1] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +242,10 @@ FILES: dict[str, tuple[str, str, dict[str, object]]] = {
     "heads": ("config_range", "a multiple of num_kv_heads 3", {"fields": {"llama.attention.head_count_kv": 3}}),
     "layers": ("config_range", "num_layers is 0", {"fields": {"llama.block_count": 0}}),
     "field": ("config_type", "llama.block_count is a str, expected a int", {"fields": {"llama.block_count": "two"}}),
-    "rope": ("rope_unsupported", "rope_type is 'yarn'", {
-        "fields": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    "rope": ("rope_unsupported", "rope_type is 'longrope'", {
+        "fields": {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 4.0}
     }),
+    "attn factor": ("config_unsupported", "attn_factor is 1.5", {"fields": {"llama.rope.scaling.attn_factor": 1.5}}),
     "partial": ("config_unsupported", "dimension_count is 32", {"fields": {"llama.rope.dimension_count": 32}}),
     "pre": ("tokenizer_unknown", "tokenizer.ggml.pre is 'tekken'", {"fields": {"tokenizer.ggml.pre": "tekken"}}),
     "model": ("tokenizer_unknown", "tokenizer.ggml.model is 't5'", {"fields": {"tokenizer.ggml.model": "t5"}}),
@@ -281,6 +298,8 @@ FOLDERS: dict[str, tuple[str, str, Callable[[Path], None]]] = {
         change(hidden_act="gelu"),
     ),
     "scaling": ("rope_unsupported", "rope_type is 'longrope'", change(rope_scaling={"rope_type": "longrope"})),
+    "part of yarn": ("rope_unsupported", "not whole", change(rope_scaling={"rope_type": "yarn"})),
+    "no angles": ("rope_unsupported", "no finite", change(rope_scaling={"type": "linear", "factor": 1e-320})),
     "part of a scaling": ("rope_unsupported", "not whole", change(rope_scaling={"rope_type": "llama3", "factor": 8})),
     "some windows": (
         "config_unsupported",

@@ -41,15 +41,19 @@ def test_every_type_of_weights(tmp_path: Path, kind: str, tied: bool) -> None:
 
 
 OTHER_HEADS = SIZES | dict(heads=6, kv_heads=3, head_dim=32)
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
 FAMILIES = [
     ("qwen2", SIZES, {}),
     ("qwen3", OTHER_HEADS, {}),
     ("llama", SIZES, {"llama.attention.sliding_window": 4}),
     ("llama", SIZES, {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}),
+    ("qwen3", SIZES, {f"qwen3.{key}": value for key, value in YARN.items()}),
 ]
 
 
-@pytest.mark.parametrize(("family", "sizes", "fields"), FAMILIES, ids=["qwen2", "qwen3", "window", "linear rope"])
+@pytest.mark.parametrize(
+    ("family", "sizes", "fields"), FAMILIES, ids=["qwen2", "qwen3", "window", "linear rope", "yarn"]
+)
 def test_families(tmp_path: Path, family: str, sizes: dict[str, int], fields: dict[str, object]) -> None:
     """Biases, norms of heads, a window, heads that are not hidden / heads wide, scaled frequencies."""
     path = write_gguf(tmp_path / "model.gguf", family=family, sizes=sizes, fields=fields)
@@ -64,6 +68,19 @@ def test_rope_factors_of_a_file(tmp_path: Path) -> None:
     factors = np.linspace(1, 8, SIZES["head_dim"] // 2, dtype=np.float32)
     path = write_gguf(tmp_path / "model.gguf", tensors=random_tensors() | {"rope_freqs.weight": factors})
     expect_near(built(path, **EXACT).logits(TEXT, len(PROMPT)), NumpyGguf(path).logits(TEXT), 1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_keys_of_yarn_are_shifted(tmp_path: Path, family: str) -> None:
+    """A model of one layer has the logits of the tokens that stay: their keys are those of their new positions."""
+    sizes, fields = SIZES | dict(layers=1), {f"{family}.{key}": value for key, value in YARN.items()}
+    path = write_gguf(tmp_path / "model.gguf", family=family, sizes=sizes, fields=fields)
+    run, text = built(path, **EXACT), [i * 7 % 256 for i in range(60)]
+    seq = run.manager.create()
+    run.step({seq: text})
+    assert run.manager.context_shift(seq, 60, 1, n_keep=4) == 28
+    expected = NumpyGguf(path).logits([*text[:4], *text[32:], 3])[-1:]
+    expect_near(run.step({seq: [3]}), expected, 1e-5)
 
 
 # Bounds of the largest difference from float32 caches, in standard deviations of the logits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import pi
+from math import log, pi
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,10 @@ _MODEL_TENSORS = {
 class Config:
     """A decoder of one of the supported families, by its sizes.
 
-    `context_length` is in tokens; `inv_freq` has the angles of neighboring positions in radians, a pair of a head each;
-    a query sees the last `window` positions, its own included, or all; `biases`: q, k and v have them; `head_norms`:
-    the heads of q and k are normalized; `tied`: the embedding is the head, too.
+    `context_length` is in tokens; `inv_freq` has the angles of neighboring positions in radians, a pair of a head each,
+    whose cosines and sines are times `rope_scale`; a query sees the last `window` positions, its own included, or all;
+    `biases`: q, k and v have them; `head_norms`: the heads of q and k are normalized; `tied`: the embedding is the
+    head, too.
     """
 
     family: str
@@ -58,6 +59,7 @@ class Config:
     biases: bool = False
     head_norms: bool = False
     tied: bool = False
+    rope_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "context_length"):
@@ -130,15 +132,20 @@ def unknown_family(key: str, got: object, names: Iterable[str], families: Iterab
     return KvCacheError(f"{key} is {got!r}, expected one of {', '.join(families)}{differs}", "family_unknown")
 
 
-def inverse_frequencies(head_dim: int, base: float, scaling: Mapping[str, Any] | None = None) -> tuple[float, ...]:
-    """base^(-2i / head_dim) for each pair i, as `scaling` says: a `rope_scaling` of Hugging Face's.
+@np.errstate(all="ignore")  # what is not finite is refused
+def rotary(
+    head_dim: int, base: float, given: Mapping[str, Any] | None, context: int
+) -> tuple[tuple[float, ...], float]:
+    """The angles of neighboring positions, a pair of a head each, and the factor of their cosines and sines.
 
-    Raises KvCacheError "rope_unsupported" for another `rope_type` than "default", "linear" and "llama3".
+    given: the scaling, in the words of config.json. context: positions of the training, if the scaling has no others.
+
+    Raises KvCacheError "rope_unsupported" for another `rope_type` than "default", "linear", "llama3" and "yarn".
     """
     if head_dim < 2 or not base > 0:
         raise KvCacheError(f"rope has the base {base} and heads of {head_dim} elements", "config_range")
     frequencies = float(base) ** (-np.arange(0, head_dim, 2) / head_dim)
-    scaling = scaling or {}
+    scaling, scale = {key: value for key, value in (given or {}).items() if value is not None}, 1.0
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     try:
         if kind == "linear":
@@ -149,11 +156,35 @@ def inverse_frequencies(head_dim: int, base: float, scaling: Mapping[str, Any] |
             low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
             kept = np.clip((turns - low) / (high - low), 0, 1)
             frequencies = frequencies * (kept + (1 - kept) / float(scaling["factor"]))
+        elif kind == "yarn":
+            original = float(scaling.get("original_max_position_embeddings", context))
+            turns = np.array([float(scaling.get("beta_fast", 32)), float(scaling.get("beta_slow", 1))])
+            # The pairs that turn so often in the original context; between them what is kept falls from 1 to 0.
+            first, last = head_dim * np.log(original / (2 * pi * turns)) / (2 * np.log(base))
+            if scaling.get("truncate", True):
+                first, last = np.floor(first), np.ceil(last)
+            first, last = max(first, 0), min(last, head_dim - 1)
+            kept = 1 - np.clip((np.arange(head_dim // 2) - first) / max(last - first, 0.001), 0, 1)
+            frequencies = frequencies * (kept + (1 - kept) / float(scaling["factor"]))
+            scale = _magnitude(scaling)
         elif kind != "default":
-            raise KvCacheError(f"rope_type is {kind!r}, expected default, linear or llama3", "rope_unsupported")
-    except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise KvCacheError(f"rope scaling {dict(scaling)!r} is not whole: {error!r}", "rope_unsupported") from error
-    return tuple(frequencies.tolist())
+            message = f"rope_type is {kind!r}, expected default, linear, llama3 or yarn"
+            raise KvCacheError(message, "rope_unsupported")
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise KvCacheError(f"rope scaling {scaling!r} is not whole: {error!r}", "rope_unsupported") from error
+    if not (np.isfinite(frequencies).all() and 0 < scale < np.inf):
+        raise KvCacheError(f"rope scaling {scaling!r} gives no finite angles", "rope_unsupported")
+    return tuple(frequencies.tolist()), scale
+
+
+def _magnitude(scaling: Mapping[str, Any]) -> float:
+    """YaRN's factor of cosines and sines: longer queries and keys, so that attention over more tokens is as sharp."""
+
+    def of(name: str) -> float:
+        return max(0.1 * float(scaling.get(name, 1)) * log(float(scaling["factor"])) + 1, 1.0)
+
+    both = scaling.get("mscale") and scaling.get("mscale_all_dim")
+    return float(scaling.get("attention_factor", of("mscale") / of("mscale_all_dim") if both else of("")))
 
 
 def _some(names: list[str]) -> str:

@@ -91,6 +91,9 @@ class Decoder:
         shifted = graph.node("Add", [angles, quarter], "rope.cos.angles")
         for name, of in (("rope.cos", shifted), ("rope.sin", angles)):
             value = graph.node("Sin", [of], f"{name}.float64")
+            if self._config.rope_scale != 1:
+                scale = graph.constant("rope.scale", self._config.rope_scale, np.float64)
+                value = graph.node("Mul", [value, scale], f"{name}.scaled")
             graph.node("Cast", [value], name, to=TensorProto.FLOAT)
 
     def _norm(self, name: str, x: str, weight: str) -> str:

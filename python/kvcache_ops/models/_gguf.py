@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models import _tokenizer
 from kvcache_ops.models._checkpoint import Checkpoint
-from kvcache_ops.models._config import Config, inverse_frequencies, unknown_family
+from kvcache_ops.models._config import Config, rotary, unknown_family
 from kvcache_ops.models._weights import GGUF_FLOATS, GGUF_TYPES, Weight, from_gguf
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
@@ -98,11 +98,8 @@ def _config(
     if rotated != head_dim:
         message = f"{family}.rope.dimension_count is {rotated}, expected {head_dim}, the whole head"
         raise KvCacheError(message, "config_unsupported")
-    kind = fields.get(f"{family}.rope.scaling.type", str, "none")
-    scaling = None
-    if kind != "none":
-        scaling = {"type": kind, "factor": fields.get(f"{family}.rope.scaling.factor", float, float)}
-    inv_freq = inverse_frequencies(head_dim, fields.get(f"{family}.rope.freq_base", float, 10000.0), scaling)
+    context, scaling = number("context_length"), _scaling(family, fields)
+    inv_freq, rope_scale = rotary(head_dim, fields.get(f"{family}.rope.freq_base", float, 10000.0), scaling, context)
     if factors is not None:
         if factors.shape != (len(inv_freq),) or not (factors > 0).all():
             message = (
@@ -119,14 +116,33 @@ def _config(
         num_kv_heads=number("attention.head_count_kv", heads),
         head_dim=head_dim,
         vocab_size=shapes.get("token_embd.weight", (0,))[0],
-        context_length=number("context_length"),
+        context_length=context,
         norm_eps=fields.get(f"{family}.attention.layer_norm_rms_epsilon", float, float),
         inv_freq=inv_freq,
+        rope_scale=rope_scale,
         window=number("attention.sliding_window", None) or None,
         biases=family == "qwen2",
         head_norms=family == "qwen3",
         tied="output.weight" not in shapes,
     )
+
+
+def _scaling(family: str, fields: _Fields) -> dict[str, Any] | None:
+    """The RoPE scaling of a file, in the words of config.json."""
+    kind = fields.get(f"{family}.rope.scaling.type", str, "none")
+    for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+        key = f"{family}.rope.scaling.{name}"
+        if (got := fields.get(key, float, 1.0)) != 1:
+            raise KvCacheError(f"{key} is {got}, expected 1", "config_unsupported")
+    if kind == "none":
+        return None
+    return {
+        "type": kind,
+        "factor": fields.get(f"{family}.rope.scaling.factor", float, float),
+        "original_max_position_embeddings": fields.get(f"{family}.rope.scaling.original_context_length", int),
+        "beta_fast": fields.get(f"{family}.rope.scaling.yarn_beta_fast", float),
+        "beta_slow": fields.get(f"{family}.rope.scaling.yarn_beta_slow", float),
+    }
 
 
 def _halves_apart(heads: int, head_dim: int) -> NDArray[np.intp]:

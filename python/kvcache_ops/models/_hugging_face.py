@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._checkpoint import Checkpoint
-from kvcache_ops.models._config import Config, canonical, inverse_frequencies, unknown_family
+from kvcache_ops.models._config import Config, canonical, rotary, unknown_family
 from kvcache_ops.models._weights import Dense
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -100,7 +100,10 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
             raise KvCacheError(message, "config_unsupported")
     layers, heads, hidden = number("num_hidden_layers"), number("num_attention_heads"), number("hidden_size")
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
-    head_dim = number("head_dim", hidden // max(heads, 1))
+    head_dim, context = number("head_dim", hidden // max(heads, 1)), number("max_position_embeddings")
+    inv_freq, rope_scale = rotary(head_dim, rope.get("rope_theta", number("rope_theta", 10000.0)), rope, context)
+    if rope.get("rope_type", rope.get("type")) == "yarn":  # Qwen's max_position_embeddings may be the original ones
+        context = max(context, int(rope["factor"] * (rope.get("original_max_position_embeddings") or context)))
     return Config(
         family=family,
         num_layers=layers,
@@ -110,9 +113,10 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
         num_kv_heads=number("num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=shapes.get("token_embd.weight", (0,))[0],
-        context_length=number("max_position_embeddings"),
+        context_length=context,
         norm_eps=number("rms_norm_eps"),
-        inv_freq=inverse_frequencies(head_dim, rope.get("rope_theta", number("rope_theta", 10000.0)), rope),
+        inv_freq=inv_freq,
+        rope_scale=rope_scale,
         window=_window(given, layers),
         biases=family == "qwen2",
         head_norms=family == "qwen3",
