@@ -14,7 +14,7 @@ from kvcache_ops.engine import Engine, Request, Sampling
 from kvcache_ops.manager import FileTier, HostTier, ManagerError
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tiny_models import TOKENS, random_tensors, write_gguf
+from tiny_models import TOKENS, Run, random_tensors, write_gguf
 
 PROMPTS = [
     [7 * i % 200 + 3 for i in range(first, first + length)] for first, length in ((0, 5), (9, 40), (2, 1), (5, 17))
@@ -159,7 +159,8 @@ def test_an_answer_outgrows_the_context(tmp_path: Path, cache: str) -> None:
     path = models.build(source, tmp_path / "model", cache=cache, page_size=8)
     ended = engine(path, max_tokens=32).generate([PROMPTS[0]], max_new_tokens=100)[0]
     assert (ended.finish, len(ended.answer)) == ("length", 32 - 5 + 1)
-    request = engine(path, max_tokens=32, keep=4).generate([PROMPTS[0]], max_new_tokens=100)[0]
+    request = engine(path, max_tokens=32).submit(PROMPTS[0], keep=4, max_new_tokens=100)
+    assert "".join(request) == request.text and request.shifted == 5 + 100 - len(request.context) > 0
     assert (request.finish, len(request.answer), request.error) == ("length", 100, None)
     assert request.answer[:28] == ended.answer and request.context[:4] == PROMPTS[0][:4]
 
@@ -187,6 +188,9 @@ REFUSED: list[tuple[str, object, dict[str, object]]] = [
     ("sampling_range", [1], {"max_new_tokens": 2.5}),
     ("sampling_range", [1], {"top_k": 1.5}),
     ("sampling_range", [1], {"seed": -1}),
+    ("sampling_range", [1], {"logprobs": -1}),
+    ("keep_range", [1], {"keep": -1}),
+    ("keep_range", [1], {"keep": 1023}),
     ("sampling_range", [1], {"temperature": float("inf")}),
     ("sampling_range", [1], {"temperature": -1.0}),
     ("sampling_range", [1], {"top_p": 1.5}),
@@ -206,6 +210,20 @@ def test_refused(path: Path) -> None:
     with pytest.raises(KvCacheError, match="max_batch of 16"):
         engine(path, token_budget=8)
     assert not shared.step()
+
+
+def test_logprobs(path: Path, alone: list[list[int]]) -> None:
+    """The logarithms of the softmax of what a run of the whole gives, those of the likeliest tokens beside them."""
+    [request] = engine(path).generate([PROMPTS[1]], max_new_tokens=12, logprobs=3)
+    run = Run(path)
+    logits = run.step({run.manager.create(): PROMPTS[1] + alone[1]})[len(PROMPTS[1]) - 1 : -1].astype(np.float64)
+    logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert request.answer == alone[1] == [token.token for token in request.logprobs]
+    for token, row in zip(request.logprobs, logs):
+        best = np.argsort(-row)[:3]
+        assert [i for i, _ in token.top] == best.tolist() and token.logprob == token.top[0][1]
+        assert np.allclose([value for _, value in token.top], row[best], rtol=1e-12)
+    assert request.logprobs[0].offset == 0 and request.logprobs[-1].offset < len(request.text)
 
 
 def drawn(logits: list[float], **sampling: object) -> Counter[int]:

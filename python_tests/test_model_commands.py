@@ -95,6 +95,8 @@ def test_generate(source: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setattr(sys, "stdin", io.StringIO("the theme"))
     assert main(["generate", str(source), "-", "--chat", "--max-new-tokens", "9", *SMALL]) == 0
     assert capsys.readouterr().out == f"{expected[2]}\n"
+    long = ["--context-shift", "--max-new-tokens", "600", "--max-tokens", "64", "--threads", "1"]
+    assert main(["generate", str(source), "a", *long]) == 0 and "600 tokens behind 1" in capsys.readouterr().err
     for arguments, text in (
         (["the theme", "--max-new-tokens", "0"], "sampling_range: max_new_tokens is 0"),
         ([""], "prompt_empty: "),
@@ -170,10 +172,10 @@ def test_a_conversation_goes_on(
     """In another program from the keys and values that one has saved, and past the context without its beginning."""
     saved = tmp_path / "conversation.json"
 
-    def chat(*lines: str, cache: str = "int8") -> list[str]:
+    def chat(*lines: str, cache: str = "int8", longest: int = 20) -> list[str]:
         """What is said of each line, without the first of all."""
         monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-        options = ["--cache", cache, "--max-new-tokens", "20", "--temperature", "0"]
+        options = ["--cache", cache, "--max-new-tokens", str(longest), "--temperature", "0"]
         assert main(["chat", str(source), *options, *SMALL]) == 0
         return capsys.readouterr().err.splitlines()[1:]
 
@@ -188,6 +190,8 @@ def test_a_conversation_goes_on(
     assert [line for line in said if not line.startswith("[20 tokens")] == [
         "the context has 512 tokens: the oldest 4 messages are forgotten"
     ]
+    [outgrown] = chat("the theme", longest=600)
+    assert outgrown.startswith("[600 tokens, length; 252 tokens behind the beginning left the context; ")
     assert chat("a " * 999)[0].startswith("prompt_too_long: ")
 
 

@@ -50,9 +50,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Serving:
     """A server in a thread, its engine, and what it says."""
 
-    def __init__(self, path: Path, grace: float = 0, max_requests: int = 64, **options: int) -> None:
+    def __init__(
+        self, path: Path, grace: float = 0, max_requests: int = 64, context_shift: bool = False, **options: int
+    ) -> None:
         self.engine = Engine(path, **{"threads": 1} | options)
-        app = application(self.engine, name="tiny", max_requests=max_requests)
+        app = application(self.engine, name="tiny", max_requests=max_requests, context_shift=context_shift)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.server = Server(uvicorn.Config(app, lifespan="on", log_level="warning"), grace)
@@ -170,6 +172,74 @@ def test_chat(shared: Serving, path: Path) -> None:
     assert usage.prompt_tokens_details.cached_tokens == len(request.prompt) // 8 * 8
 
 
+def test_several_answers(shared: Serving) -> None:
+    """To each prompt, as with seeds of their own; a prompt counts once, whose full pages are computed once."""
+    ask, options = shared.client.completions.create, dict(model="tiny", temperature=1.5, max_tokens=9)
+    single = [ask(prompt=TEXTS[i], seed=7 + j, **options).choices[0].text for i in (0, 2) for j in range(3)]
+    found = ask(prompt=[TEXTS[0], TEXTS[2]], seed=7, n=3, best_of=3, **options)
+    assert [choice.text for choice in found.choices] == single and len(set(single)) == 6
+    tokens = sum(len(shared.engine.encode(TEXTS[i])) for i in (0, 2))
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (tokens, 54)
+    streamed = {(choice.index, choice.delta.role): "" for choice in []}
+    chat = shared.client.chat.completions.create
+    whole = chat(messages=MESSAGES, n=2, seed=1, **options)
+    for chunk in chat(messages=MESSAGES, n=2, seed=1, stream=True, **options):
+        for choice in chunk.choices:
+            key = choice.index
+            streamed[key] = streamed.get(key, "") + (choice.delta.content or "")
+    assert streamed == {choice.index: choice.message.content for choice in whole.choices}
+
+
+def test_logprobs(shared: Serving, path: Path) -> None:
+    """Those of the engine, of the tokens whose text is given; whole and streamed; in both of OpenAI's forms."""
+    engine, stop = Engine(path, max_tokens=512, threads=1), []
+    for cut in (False, True):
+        options = dict(temperature=1.5, seed=5, stop=stop, logprobs=2)
+        [request] = engine.generate([TEXTS[0]], max_new_tokens=16, **options)
+        tokens = [token for token in request.logprobs if not cut or token.offset < len(request.text)]
+        found = shared.client.completions.create(model="tiny", prompt=TEXTS[0], **options).choices[0].logprobs
+        assert found.token_logprobs == [token.logprob for token in tokens]
+        assert found.text_offset == [token.offset for token in tokens]
+        assert [len(top) - (token.token not in dict(token.top)) for token, top in zip(tokens, found.top_logprobs)] == [
+            2
+        ] * len(tokens)
+        assert all(name in top for name, top in zip(found.tokens, found.top_logprobs))
+        assert (len(tokens) < len(request.answer)) == cut
+        stop = [request.text[3:5]]
+    chat, options = (
+        shared.client.chat.completions.create,
+        dict(messages=MESSAGES, logprobs=True, max_tokens=16, **GREEDY),
+    )
+    whole = chat(top_logprobs=3, **options).choices[0]
+    entries = whole.logprobs.content
+    assert bytes(byte for entry in entries for byte in entry.bytes).decode(errors="replace") == whole.message.content
+    for entry in entries:
+        assert entry.top_logprobs[0].token == entry.token and len(entry.top_logprobs) == 3
+        logprobs = [top.logprob for top in entry.top_logprobs]
+        assert logprobs == sorted(logprobs, reverse=True) and logprobs[0] == entry.logprob < 0
+    assert any(entry.token.startswith("bytes:\\x") for entry in entries)
+    streamed = [entry for chunk in chat(top_logprobs=3, stream=True, **options) for choice in chunk.choices
+                for entry in choice.logprobs.content]  # fmt: skip
+    assert streamed == entries
+    assert chat(**options).choices[0].logprobs.content[0].top_logprobs == []
+
+
+def test_context_shift(path: Path, expected: list[str]) -> None:
+    """A chat longer than the context loses its oldest messages, an answer goes on past it; a prompt is refused."""
+    turns = [{"role": role, "content": "the"} for _ in range(9) for role in ("user", "assistant")]
+    with serving(path, max_tokens=128, context_shift=True) as server:
+        ask = server.client.chat.completions.create
+        found = ask(messages=[MESSAGES[0], *turns, MESSAGES[1]], max_tokens=5, **GREEDY)
+        same = ask(messages=[MESSAGES[0], *turns[-2:], MESSAGES[1]], max_tokens=5, **GREEDY)
+        assert found.usage.prompt_tokens == same.usage.prompt_tokens <= 64
+        assert found.choices[0].message.content == same.choices[0].message.content
+        assert ask(messages=MESSAGES, max_tokens=300, **GREEDY).usage.completion_tokens == 300
+        complete = server.client.completions.create
+        assert complete(prompt="a", max_tokens=300, **GREEDY).usage.completion_tokens == 300
+        with pytest.raises(openai.BadRequestError, match="129 tokens"):
+            complete(prompt="a" * 129, **GREEDY)
+
+
 def test_twenty_clients(shared: Serving, expected: list[str]) -> None:
     """At once, more than run at once: each gets its own answer."""
 
@@ -240,8 +310,14 @@ BAD: list[tuple[str, object, str, str | None]] = [
     (TEXT, {"stop": [5]}, "parameter_invalid", "stop"),
     (TEXT, {"stream": "yes"}, "parameter_invalid", "stream"),
     (TEXT, {"stream_options": {"other": 1}}, "unsupported_parameter", "stream_options.other"),
-    (TEXT, {"n": 2}, "unsupported_parameter", "n"),
-    (TEXT, {"logprobs": 0}, "unsupported_parameter", "logprobs"),
+    (TEXT, {"n": 0}, "parameter_invalid", "n"),
+    (TEXT, {"n": 65}, "parameter_invalid", "n"),
+    (TEXT, {"prompt": ["a"] * 65}, "parameter_invalid", "prompt"),
+    (TEXT, {"n": 2, "best_of": 3}, "parameter_invalid", "best_of"),
+    (TEXT, {"logprobs": 6}, "parameter_invalid", "logprobs"),
+    (CHAT, {"messages": MESSAGES, "logprobs": 1}, "parameter_invalid", "logprobs"),
+    (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "parameter_invalid", "top_logprobs"),
+    (CHAT, {"messages": MESSAGES, "top_logprobs": 1}, "parameter_invalid", "top_logprobs"),
     (TEXT, {"\ud800": 1}, "unsupported_parameter", None),
     (CHAT, {}, "parameter_invalid", "messages"),
     (CHAT, {"messages": []}, "parameter_invalid", "messages"),

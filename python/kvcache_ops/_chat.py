@@ -73,7 +73,8 @@ class Chat:
         with interruptible() as interrupted, StatusLine() as status:
             begin = first = shown = time.perf_counter()
             messages, tokens = self._in_context([*self._messages, {"role": "user", "content": line}])
-            request = self._engine.submit(tokens, **self._sampling)
+            keep = min(self._template.beginning(messages), self._engine.context_length // 2)
+            request = self._engine.submit(tokens, keep=keep, **self._sampling)
             said = 0
             while request.finish is None:
                 self._engine.step(request)
@@ -97,12 +98,9 @@ class Chat:
 
     def _in_context(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[int]]:
         """Messages and their tokens; past 3/4 of the context without the oldest messages, down to a half."""
-        tokens = self._template.tokens(messages)
-        kept, context = int(messages[0]["role"] == "system"), self._engine.context_length
+        tokens, context = self._template.tokens(messages), self._engine.context_length
         if 4 * len(tokens) > 3 * context:
-            while 2 * len(tokens) > context and len(messages) > kept + 1:
-                messages = messages[:kept] + messages[kept + 2 :]  # without a question and its answer
-                tokens = self._template.tokens(messages)
+            messages, tokens = self._template.shortened(messages, context // 2)
         return messages, tokens
 
     def _status(self, request: Request, waited: float, seconds: float) -> str:
@@ -110,6 +108,7 @@ class Chat:
         held = stats["used"] + stats["cached"]
         parts = [
             f"{count} tokens" + (f", {request.finish}" if request.finish else ""),
+            f"{request.shifted} tokens behind the beginning left the context" if request.shifted else "",
             f"{(count - 1) / seconds:.1f} tokens/s" if count > 1 else "",
             f"first token after {waited:.2f} s, {request.cached} of {len(request.prompt)} prompt tokens from the cache",
             f"cache {held} of {stats['slots']} slots, {held * self._engine.cache.spec.bytes_per_token / 1e6:.1f} MB",

@@ -11,12 +11,15 @@ from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 
 
-def generate(engine: Engine, prompts: list[str], chat: bool, **sampling: Any) -> int:
+def generate(engine: Engine, prompts: list[str], chat: bool, context_shift: bool, **sampling: Any) -> int:
     """Prints the answer of one prompt as it comes, of several in their order; gives 1 where one has failed, else 0."""
     begin = time.perf_counter()
     template = ChatTemplate(engine.model) if chat else None
+    keep = (template.beginning([]) if template else len(engine.encode(""))) if context_shift else None
     requests = [
-        engine.submit(template.tokens([{"role": "user", "content": prompt}]) if template else prompt, **sampling)
+        engine.submit(
+            template.tokens([{"role": "user", "content": prompt}]) if template else prompt, keep=keep, **sampling
+        )
         for prompt in prompts
     ]
     status = 0

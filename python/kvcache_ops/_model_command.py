@@ -45,6 +45,7 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     generate = _add_model(commands, "generate", "text behind prompts, all of them in one batch")
     generate.add_argument("prompts", metavar="PROMPT", nargs="+", help="a text, or - for standard input")
     generate.add_argument("--chat", action="store_true", help="a prompt is the first message of a conversation")
+    _add_context_shift(generate)
     _add_engine(generate)
     _add_sampling(generate, "128")
     generate.set_defaults(run=_generate)
@@ -61,6 +62,7 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     serve.add_argument("--name", help="the model's name for clients, if not its own")
     serve.add_argument("--max-requests", type=int, default=256, help="running and waiting ones; others get 503 (256)")
     serve.add_argument("--grace", type=float, default=30, help="seconds that requests get at shutdown (30)")
+    _add_context_shift(serve)
     _add_engine(serve)
     serve.set_defaults(run=_serve)
 
@@ -75,6 +77,11 @@ def _add_model(commands: _SubParsersAction[ArgumentParser], name: str, help: str
 def _add_cache(parser: ArgumentParser) -> None:
     parser.add_argument("--cache", help="float32, float16, int8 or int4 (int8)")
     parser.add_argument("--quant-group", type=int, help="elements that share a scale (32)")
+
+
+def _add_context_shift(parser: ArgumentParser) -> None:
+    shift = "what outgrows the context goes on without half of it: oldest messages, and tokens behind the beginning"
+    parser.add_argument("--context-shift", action="store_true", help=shift)
 
 
 def _add_engine(parser: ArgumentParser) -> None:
@@ -154,7 +161,7 @@ def _generate(given: Namespace) -> int:
     from kvcache_ops._generate import generate
 
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given.prompts]
-    return generate(engine, prompts, given.chat, **_given(given, _SAMPLING))
+    return generate(engine, prompts, given.chat, given.context_shift, **_given(given, _SAMPLING))
 
 
 def _perplexity(given: Namespace) -> int:
@@ -171,5 +178,5 @@ def _perplexity(given: Namespace) -> int:
 def _serve(given: Namespace) -> int:
     from kvcache_ops.serve import serve
 
-    serve(_engine(given), **_given(given, ("host", "port", "name", "max_requests", "grace")))
+    serve(_engine(given), **_given(given, ("host", "port", "name", "max_requests", "grace", "context_shift")))
     return 0

@@ -22,7 +22,8 @@ class Sampling:
     max_new_tokens: at most so many tokens. temperature: 0 always takes the likeliest token, and the next three do not
     matter. top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest ones, of this probability together.
     min_p: only tokens of at least this part of the likeliest one's probability. seed: equal ones draw equally; None is
-    a new one each time. stop: texts that end the answer and are not in it.
+    a new one each time. stop: texts that end the answer and are not in it. logprobs: how many of the likeliest tokens
+    `Request.logprobs` has beside each one that was drawn; None for no logprobs.
 
     Raises KvCacheError "sampling_range".
     """
@@ -34,6 +35,7 @@ class Sampling:
     min_p: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         ranges: list[tuple[str, Any, float, float]] = [
@@ -43,8 +45,9 @@ class Sampling:
             ("top_p", Real, 0, 1),
             ("min_p", Real, 0, 1),
         ]
-        if self.seed is not None:
-            ranges.append(("seed", Integral, 0, np.inf))
+        for name in ("seed", "logprobs"):
+            if getattr(self, name) is not None:
+                ranges.append((name, Integral, 0, np.inf))
         for name, kind, low, high in ranges:
             got = getattr(self, name)
             if isinstance(got, bool) or not isinstance(got, kind) or not low <= got <= high:
@@ -52,6 +55,29 @@ class Sampling:
                 raise KvCacheError(f"{name} is {got!r}, expected {number} of {low} to {high}", "sampling_range")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise KvCacheError(f"stop is {self.stop!r}, expected texts that are not empty", "sampling_range")
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """The natural logarithm of a token's probability, before temperature and what else `Sampling` changes.
+
+    `top`: the likeliest tokens with theirs, the likeliest first. `offset`: the token's first character in the answer.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    offset: int
+
+    @classmethod
+    def of(cls, logits: NDArray[np.float32], token: int, count: int, offset: int) -> TokenLogprobs:
+        """Those of a token, from the logits (vocabulary) that it was drawn from."""
+        wide = logits.astype(np.float64)
+        logs = wide - wide.max()
+        logs -= np.log(np.exp(logs).sum())
+        top = np.argpartition(-logs, min(count, len(logs) - 1))[:count]
+        top = top[np.lexsort((top, -logs[top]))]
+        return cls(token, float(logs[token]), tuple((int(t), float(logs[t])) for t in top), offset)
 
 
 class Sampler:

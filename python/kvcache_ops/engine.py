@@ -22,29 +22,31 @@ from numpy.typing import NDArray
 
 from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
 from kvcache_ops._optional import load as load_package
-from kvcache_ops._sampling import Sampler, Sampling
+from kvcache_ops._sampling import Sampler, Sampling, TokenLogprobs
 from kvcache_ops.manager import Append, HostMemory, Step
 from kvcache_ops.models import Model, load  # which says what to install
 
 # isort: split
 from tokenizers.decoders import DecodeStream
 
-__all__ = ["Engine", "Request", "Sampling"]
+__all__ = ["Engine", "Request", "Sampling", "TokenLogprobs"]
 
 
 class Request:
     """A prompt and its answer in the making. Iterating gives the answer's text, in pieces, as it comes.
 
     `prompt` and `answer` are tokens, `text` is the answer's. `finish` says why it ended: "stop", "length", "cancelled"
-    or "error", whose exception is `error`; None until then. `cached` tokens of the prompt did not have to be computed.
+    or "error", whose exception is `error`; None until then. `cached` tokens of the prompt did not have to be computed,
+    `shifted` tokens have left the context. `logprobs` has, for each token of the answer, what `sampling` asks for.
     """
 
-    def __init__(self, engine: Engine, prompt: list[int], sampling: Sampling) -> None:
+    def __init__(self, engine: Engine, prompt: list[int], sampling: Sampling, keep: int | None) -> None:
         self.prompt, self.text = prompt, ""
         self.answer: list[int] = []
         self.finish: str | None = None
         self.error: KvCacheError | None = None
-        self.cached = 0
+        self.cached = self.shifted = 0
+        self.logprobs: list[TokenLogprobs] = []
         self.sampling = sampling
         self._engine = engine
         self._sampler = Sampler(sampling)
@@ -52,6 +54,7 @@ class Request:
         self._decoded = 0  # characters that the decoder has given
         self._unsaid = ""  # text that may be the beginning of a stop
         # The engine's:
+        self.keep = keep
         self.context = list(prompt)  # the tokens that attention sees, or will see
         self.stored = 0  # how many of them the sequence has
         self.found: int | None = None  # how many of them a look into the cache has found, before the first step
@@ -76,10 +79,12 @@ class Request:
 
     def take(self, logits: NDArray[np.float32]) -> str | None:
         """Draws the next token; gives why the answer ends with it, if it does."""
-        token = self._sampler(logits)
+        token, likely = self._sampler(logits), self.sampling.logprobs
         if token in self._engine.model.stops:
             self._say(self._rest(), last=True)
             return "stop"
+        if likely is not None:
+            self.logprobs.append(TokenLogprobs.of(logits, token, likely, self._decoded))
         self.answer.append(token)
         self.context.append(token)
         last = len(self.answer) == self.sampling.max_new_tokens
@@ -148,11 +153,11 @@ class Engine:
         self._inputs = [name for name in names if hasattr(Step, name)]
         self._masked = "attn_mask" in names
 
-    def submit(self, prompt: str | Sequence[int], **sampling: Any) -> Request:
+    def submit(self, prompt: str | Sequence[int], *, keep: int | None = None, **sampling: Any) -> Request:
         """A request that joins the next step that has room; nothing is computed before somebody wants its text.
 
-        sampling: as `Sampling` has it. Raises KvCacheError: "prompt_empty", "prompt_too_long", "prompt_type",
-        "token_range" and what Sampling raises.
+        keep: in the place of the engine's. sampling: as `Sampling` has it. Raises KvCacheError: "prompt_empty",
+        "prompt_too_long", "prompt_type", "token_range", "keep_range" and what Sampling raises.
         """
         tokens = self.encode(prompt)
         if not tokens:
@@ -163,7 +168,11 @@ class Engine:
         if not 0 <= min(tokens) <= max(tokens) < self.model.config.vocab_size:
             message = f"the prompt has tokens {min(tokens)} to {max(tokens)}, expected 0 to less than vocab_size"
             raise KvCacheError(f"{message} {self.model.config.vocab_size}", "token_range")
-        request = Request(self, tokens, Sampling(**sampling))
+        keep = self._keep if keep is None else keep
+        if keep is not None and not 0 <= keep < self.context_length - 1:
+            message = f"keep is {keep}, expected 0 to {self.context_length - 2}, two less than the context"
+            raise KvCacheError(message, "keep_range")
+        request = Request(self, tokens, Sampling(**sampling), keep)
         with self._lock:
             self._waiting.append(request)
         return request
@@ -311,18 +320,19 @@ class Engine:
 
     def _shift(self, request: Request) -> None:
         """Makes room in the context of a request, or ends it."""
-        if self._keep is None:
+        if request.keep is None:
             return self.end(request, "length")
         try:
-            removed = self.manager.context_shift(request.sequence, self.context_length, 1, n_keep=self._keep)
+            removed = self.manager.context_shift(request.sequence, self.context_length, 1, n_keep=request.keep)
         except ManagerError as error:
             if error.kind != "shift_limit":
                 return self.end(request, "error", error)
-            removed = (self.context_length - self._keep) // 2  # what is left is computed again
+            removed = (self.context_length - request.keep) // 2  # what is left is computed again
             self._free(request)
             self._waiting.appendleft(request)
         request.stored = max(request.stored - removed, 0)
-        del request.context[self._keep : self._keep + removed]
+        request.shifted += removed
+        del request.context[request.keep : request.keep + removed]
 
     def _run(self, step: Step, rows: list[int]) -> NDArray[np.float32]:
         """Runs an open step; the logits of these of its tokens, until the next run."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load as load_package
 from kvcache_ops.models._model import Model
+
+_Message = TypeVar("_Message", bound=Mapping[str, Any])
 
 
 class ChatTemplate:
@@ -59,6 +61,30 @@ class ChatTemplate:
         except TypeError as error:
             raise KvCacheError(f"the messages are no text in Unicode: {error}", "prompt_type") from error
         return ids
+
+    def shortened(self, messages: Sequence[_Message], length: int) -> tuple[list[_Message], list[int]]:
+        """Messages and their `tokens`, at most `length` where whole messages are gone behind those of the system.
+
+        The oldest go first, an answer together with its question; the last message stays.
+        """
+        left, tokens, kept = list(messages), self.tokens(messages), self._system(messages)
+        while len(tokens) > length and len(left) > kept + 1:
+            del left[kept]
+            while len(left) > kept + 1 and left[kept].get("role") != "user":
+                del left[kept]
+            tokens = self.tokens(left)
+        return left, tokens
+
+    def beginning(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """How many first tokens are those of the system's messages, or of what the template says in their place."""
+        system = list(messages[: self._system(messages)])
+        one, other = (self.tokens([*system, {"role": "user", "content": content}]) for content in "01")
+        return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), 0)
+
+    @staticmethod
+    def _system(messages: Sequence[Mapping[str, Any]]) -> int:
+        roles = [message.get("role") for message in messages]
+        return next((i for i, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
 
 
 def _refuse(message: str) -> NoReturn:

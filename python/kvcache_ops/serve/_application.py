@@ -19,7 +19,8 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 from kvcache_ops.serve._call import Call, read_call
-from kvcache_ops.serve._engine_thread import Answers, EngineThread
+from kvcache_ops.serve._engine_thread import Answers, EngineThread, Piece
+from kvcache_ops.serve._logprobs import Logprobs
 from kvcache_ops.serve._metrics import Metrics
 from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN, Refusal, of_answer, of_prompt
 from kvcache_ops.serve._replies import DONE, Reply, event
@@ -27,19 +28,24 @@ from kvcache_ops.serve._replies import DONE, Reply, event
 _LARGEST_BODY = 16 << 20  # bytes
 
 
-def application(engine: Engine, *, name: str | None = None, max_requests: int = 256) -> Starlette:
+def application(
+    engine: Engine, *, name: str | None = None, max_requests: int = 256, context_shift: bool = False
+) -> Starlette:
     """An ASGI application with OpenAI's interface to a model, and `/health` and `/metrics`.
 
     engine: it belongs to the application while that runs. name: the model's for clients, by default its own.
-    max_requests: running and waiting ones; what comes beyond them is refused with 503.
+    max_requests: running and waiting ones; what comes beyond them is refused with 503. context_shift: a chat longer
+    than the context goes on without its oldest messages, and an answer that outgrows it without the half of what is
+    behind the beginning; else the one is refused, and the other ends.
     """
-    return _Routes(engine, name or engine.model.name, max_requests).application()
+    return _Routes(engine, name or engine.model.name, max_requests, context_shift).application()
 
 
 class _Routes:
-    def __init__(self, engine: Engine, name: str, max_requests: int) -> None:
+    def __init__(self, engine: Engine, name: str, max_requests: int, context_shift: bool) -> None:
         self._engine, self._name, self._created = engine, name, int(time.time())
-        self._metrics = Metrics()
+        self._max_requests, self._context_shift = max_requests, context_shift
+        self._metrics, self._logprobs = Metrics(), Logprobs(engine.model.tokenizer)
         self.thread = EngineThread(engine, self._metrics, max_requests)
         self._template = ChatTemplate(engine.model) if engine.model.chat_template is not None else None
 
@@ -96,26 +102,38 @@ class _Routes:
     async def _answer(self, request: Request, chat: bool) -> Response:
         call = read_call(await _body(request), chat, self._engine.context_length)
         self._check_model(call.model)
-        answers = Answers(self.thread)
+        count = call.n * max(len(call.prompts), 1)
+        if count > self._max_requests:
+            message = f"{count} answers are asked for, expected at most {self._max_requests}"
+            raise Refusal(400, message, "parameter_invalid", "n" if call.n > 1 else "prompt")
+        answers = Answers(self.thread, call.n)
         try:
-            prompts = await asyncio.to_thread(self._prompts, call, chat)
-            await answers.begin(prompts, call.sampling)
+            prompts, keep = await asyncio.to_thread(self._prompts, call, chat)
+            await answers.begin(prompts, call.sampling | {"keep": keep})
         except KvCacheError as error:
             answers.cancel()
             if error.kind in (OVERLOADED, SHUTTING_DOWN):
                 raise of_answer(error) from error
             raise of_prompt(error, "messages" if chat else "prompt") from error
-        reply = Reply(chat, self._name)
+        reply = Reply(chat, self._name, None if call.sampling["logprobs"] is None else self._logprobs)
         if call.stream:
-            return _Events(_events(answers, reply, chat, call.usage), answers)
-        return await _whole(request.receive, answers, reply, len(prompts))
+            return _Events(_events(answers, reply, count if chat else 0, call.usage), answers)
+        return await _whole(request.receive, answers, reply, count)
 
-    def _prompts(self, call: Call, chat: bool) -> list[list[int]]:
+    def _prompts(self, call: Call, chat: bool) -> tuple[list[list[int]], int | None]:
+        """Their tokens, and how many of the first stay in a context shift, if there is one."""
         if not chat:
-            return [self._engine.encode(prompt) for prompt in call.prompts]
+            keep = len(self._engine.encode("")) if self._context_shift else None
+            return [self._engine.encode(prompt) for prompt in call.prompts], keep
         if self._template is None:
             raise KvCacheError(f"{self._name} has no chat template, expected prompts alone", "chat_template")
-        return [self._template.tokens(call.messages)]
+        tokens = self._template.tokens(call.messages)
+        if not self._context_shift:
+            return [tokens], None
+        half = self._engine.context_length // 2
+        if len(tokens) > self._engine.context_length:
+            _, tokens = self._template.shortened(call.messages, half)
+        return [tokens], min(self._template.beginning(call.messages), half)
 
 
 async def _body(request: Request) -> bytes:
@@ -135,28 +153,27 @@ async def _until_gone(receive: Receive, answers: Answers) -> None:
 
 
 async def _whole(receive: Receive, answers: Answers, reply: Reply, count: int) -> Response:
-    texts, finishes = [""] * count, [""] * count
+    pieces: list[list[Piece]] = [[] for _ in range(count)]
     watcher = asyncio.create_task(_until_gone(receive, answers))
     try:
         async for piece in answers.pieces():
-            texts[piece.index] += piece.text
-            finishes[piece.index] = piece.finish or ""
+            pieces[piece.index].append(piece)
             if piece.error is not None:
                 raise of_answer(piece.error)
     finally:
         watcher.cancel()
         answers.cancel()
-    return JSONResponse(reply.whole(texts, finishes, answers.usage()))
+    return JSONResponse(reply.whole(pieces, answers.usage()))
 
 
-async def _events(answers: Answers, reply: Reply, chat: bool, usage: bool) -> AsyncIterator[bytes]:
-    if chat:
-        yield reply.role()
+async def _events(answers: Answers, reply: Reply, roles: int, usage: bool) -> AsyncIterator[bytes]:
+    for index in range(roles):
+        yield reply.role(index)
     async for piece in answers.pieces():
         if piece.error is not None:
             yield event(of_answer(piece.error).content())
             return
-        yield reply.piece(piece.index, piece.text, piece.finish)
+        yield reply.piece(piece)
     if usage:
         yield reply.usage(answers.usage())
     yield DONE

@@ -13,12 +13,8 @@ from kvcache_ops.serve._refusal import Refusal
 
 # What these values mean is what is done anyway; others would change the answer.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
     "logit_bias": ({},),
@@ -32,7 +28,8 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
 _ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 _DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
-_LARGEST_SEED = 2**64
+LARGEST_SEED = 2**64
+_LARGEST_N = 128  # as OpenAI has it
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,7 @@ class Call:
     prompts: list[str | list[int]] = field(default_factory=list)
     messages: list[dict[str, str]] = field(default_factory=list)
     sampling: dict[str, Any] = field(default_factory=dict)
+    n: int = 1  # answers to each prompt
     stream: bool = False
     usage: bool = False  # in a last piece of the stream
 
@@ -67,12 +65,15 @@ def read_call(body: bytes, chat: bool, context_length: int) -> Call:
         raise _unsupported(f"stream_options.{next(iter(options))}")
     prompts = [] if chat else _prompts(taken.pop("prompt", None))
     messages = _messages(taken.pop("messages", None)) if chat else []
+    n = _number(taken, "n", 1, 1, _LARGEST_N)
+    if (best := _take(taken, "best_of", int, n)) != n:
+        raise _wrong("best_of", best, f"n, {n}: all answers are given")
     sampling = _sampling(taken, chat, context_length)
     for name, value in taken.items():
         neutral = any(value == other and type(value) is type(other) for other in _WITHOUT_EFFECT.get(name, ()))
         if not neutral and name not in _ABOUT_THE_CLIENT:
             raise _unsupported(name)
-    return Call(model, prompts, messages, sampling, stream, usage)
+    return Call(model, prompts, messages, sampling, n, stream, usage)
 
 
 def _unsupported(name: str) -> Refusal:
@@ -95,6 +96,24 @@ def _take(taken: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     return value
 
 
+def _number(taken: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value: int = _take(taken, name, int, default)
+    if not low <= value <= high:
+        raise _wrong(name, value, f"{low} to {high}")
+    return value
+
+
+def _logprobs(taken: dict[str, Any], chat: bool) -> int | None:
+    """How many of the likeliest tokens beside each one that was drawn; None for no logprobs."""
+    if not chat:
+        return _number(taken, "logprobs", 0, 0, 5) if "logprobs" in taken else None
+    wanted = _take(taken, "logprobs", bool, False)
+    likely = _number(taken, "top_logprobs", 0, 0, 20)
+    if likely and not wanted:
+        raise _wrong("top_logprobs", likely, "logprobs to be true")
+    return likely if wanted else None
+
+
 def _sampling(taken: dict[str, Any], chat: bool, context_length: int) -> dict[str, Any]:
     """The arguments of Sampling, with OpenAI's defaults."""
     limit = _take(taken, "max_tokens", int, None)
@@ -105,8 +124,9 @@ def _sampling(taken: dict[str, Any], chat: bool, context_length: int) -> dict[st
     default = context_length if chat else _DEFAULT_TOKENS
     sampling: dict[str, Any] = {"max_new_tokens": default if limit is None else limit, "temperature": 1.0}
     sampling |= {name: taken.pop(name) for name in _SAMPLING if name in taken}
+    sampling["logprobs"] = _logprobs(taken, chat)
     seed, stop = _take(taken, "seed", int, None), taken.pop("stop", ())
-    sampling["seed"] = None if seed is None else seed % _LARGEST_SEED
+    sampling["seed"] = None if seed is None else seed % LARGEST_SEED
     if not isinstance(stop, str | list | tuple):
         raise _wrong("stop", stop, "a text or a list of texts")
     sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)

@@ -13,7 +13,8 @@ from time import perf_counter
 from typing import Any
 
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops.engine import Engine, Request
+from kvcache_ops.engine import Engine, Request, TokenLogprobs
+from kvcache_ops.serve._call import LARGEST_SEED
 from kvcache_ops.serve._metrics import Metrics
 from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN
 
@@ -22,10 +23,14 @@ _LOG = logging.getLogger("uvicorn.error")
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of the answer to the prompt `index`; `finish` and `error` as a Request has them."""
+    """A piece of the answer of choice `index`; `finish` and `error` as a Request has them.
+
+    `logprobs`: those of tokens that have begun in its text or in pieces before it, if they were asked for.
+    """
 
     index: int
     text: str
+    logprobs: list[TokenLogprobs]
     finish: str | None
     error: KvCacheError | None
 
@@ -39,7 +44,7 @@ class Job:
         self.request: Request | None = None
         # The thread's:
         self.begin = perf_counter()
-        self.said = self.counted = 0
+        self.said = self.counted = self.scored = 0
 
 
 class EngineThread:
@@ -145,13 +150,22 @@ class EngineThread:
             self._metrics.generated.inc(len(request.answer) - job.counted)
             job.counted = len(request.answer)
             if len(text) > job.said or request.finish is not None:
-                news.append((job, Piece(job.index, text[job.said :], request.finish, request.error)))
+                scores = self._logprobs(job, request)
+                news.append((job, Piece(job.index, text[job.said :], scores, request.finish, request.error)))
                 job.said = len(text)
             if request.finish is not None:
                 self._jobs.remove(job)
                 self._metrics.ended(request, perf_counter() - job.begin)
         if news:
             self._call(self._deliver, news)
+
+    def _logprobs(self, job: Job, request: Request) -> list[TokenLogprobs]:
+        """The next tokens': to the end of what is said, and at an answer's end of all but what is in its stop."""
+        tokens, begin = request.logprobs, job.scored
+        whole = request.finish not in (None, "stop")
+        while job.scored < len(tokens) and (whole or tokens[job.scored].offset < len(request.text)):
+            job.scored += 1
+        return tokens[begin : job.scored]
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         try:
@@ -170,19 +184,24 @@ class EngineThread:
 
 
 class Answers:
-    """The answers to the prompts of one call."""
+    """The answers to the prompts of one call, `n` to each: choices in the order of the prompts."""
 
-    def __init__(self, thread: EngineThread) -> None:
-        self._thread = thread
+    def __init__(self, thread: EngineThread, n: int) -> None:
+        self._thread, self._n = thread, n
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
         self._jobs: list[Job] = []
 
     async def begin(self, prompts: list[list[int]], sampling: dict[str, Any]) -> None:
-        """Sends the prompts; when it returns, all of them have been accepted. Raises what has refused one."""
+        """Sends the prompts; when it returns, all of them have been accepted. Raises what has refused one.
+
+        The engine computes equal prompts once. With a seed, each answer to one has a seed of its own.
+        """
+        seed = sampling["seed"]
         try:
-            for i, prompt in enumerate(prompts):
-                job = Job(i, self._pieces)
-                self._thread.submit(job, prompt, sampling)
+            for i in range(len(prompts) * self._n):
+                job, prompt, choice = Job(i, self._pieces), prompts[i // self._n], i % self._n
+                seeded = {"seed": None if seed is None else (seed + choice) % LARGEST_SEED}
+                self._thread.submit(job, prompt, sampling | seeded)
                 self._jobs.append(job)
         finally:
             refused = await asyncio.gather(*(job.accepted for job in self._jobs), return_exceptions=True)
@@ -204,12 +223,12 @@ class Answers:
             self._thread.cancel(job)
 
     def usage(self) -> dict[str, object]:
-        """How many tokens it took, of requests that have ended."""
+        """How many tokens it took, of requests that have ended; a prompt counts once."""
         requests = [job.request for job in self._jobs if job.request is not None]
-        prompt, answer = (sum(len(getattr(r, name)) for r in requests) for name in ("prompt", "answer"))
+        prompt, answer = sum(len(r.prompt) for r in requests[:: self._n]), sum(len(r.answer) for r in requests)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": answer,
             "total_tokens": prompt + answer,
-            "prompt_tokens_details": {"cached_tokens": sum(r.cached for r in requests)},
+            "prompt_tokens_details": {"cached_tokens": sum(r.cached for r in requests[:: self._n])},
         }

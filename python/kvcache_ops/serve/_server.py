@@ -31,12 +31,13 @@ def serve(
     name: str | None = None,
     max_requests: int = 256,
     grace: float = 30,
+    context_shift: bool = False,
 ) -> None:
     """Serves until SIGINT or SIGTERM. port: 0 for any free one, which the log says.
 
-    name, max_requests: as `application` has them. grace: seconds that running requests get at the end.
+    name, max_requests, context_shift: as `application` has them. grace: seconds that running requests get at the end.
     """
-    app = application(engine, name=name, max_requests=max_requests)
+    app = application(engine, name=name, max_requests=max_requests, context_shift=context_shift)
     try:
         Server(uvicorn.Config(app, host=host, port=port, lifespan="on"), grace).run()
     except KeyboardInterrupt:  # which has ended it

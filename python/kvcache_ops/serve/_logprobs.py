@@ -1,0 +1,61 @@
+"""Logprobs of an answer's tokens in OpenAI's two forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+from kvcache_ops.engine import TokenLogprobs
+
+_LEAST = -9999.0  # JSON has no infinity
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+class Logprobs:
+    """Writes them for one model's tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Characters that stand for bytes: those that are printed for themselves, the others in order from 256 on.
+        printed = [byte for byte in range(256) if chr(byte) in ByteLevel.alphabet()]
+        others = [byte for byte in range(256) if byte not in printed]
+        self._bytes = {chr(b): b for b in printed} | {chr(256 + i): b for i, b in enumerate(others)}
+        self._byte_level = b"ByteLevel" in (tokenizer.decoder.__getstate__() if tokenizer.decoder else b"")
+
+    def chat(self, tokens: Sequence[TokenLogprobs]) -> dict[str, object]:
+        """Of a chat's choice: an object for each token."""
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            name, data = self._named(token)
+            return {"token": name, "logprob": max(logprob, _LEAST), "bytes": list(data)}
+
+        content = [entry(t.token, t.logprob) | {"top_logprobs": [entry(*top) for top in t.top]} for t in tokens]
+        return {"content": content, "refusal": None}
+
+    def completion(self, tokens: Sequence[TokenLogprobs]) -> dict[str, object]:
+        """Of a completion's choice: lists, in which the drawn token is among the likeliest."""
+        likely = [dict([*t.top, (t.token, t.logprob)]) for t in tokens]
+        return {
+            "tokens": [self._named(t.token)[0] for t in tokens],
+            "token_logprobs": [max(t.logprob, _LEAST) for t in tokens],
+            "top_logprobs": [{self._named(t)[0]: max(value, _LEAST) for t, value in of.items()} for of in likely],
+            "text_offset": [t.offset for t in tokens],
+        }
+
+    def _named(self, token: int) -> tuple[str, bytes]:
+        """A token's text, or, if it is a part of a character, its bytes as OpenAI writes them; and its bytes."""
+        piece: str = self._tokenizer.id_to_token(token) or ""
+        if self._byte_level and all(character in self._bytes for character in piece):
+            data = bytes(self._bytes[character] for character in piece)
+        elif found := _BYTE.fullmatch(piece):
+            data = bytes.fromhex(found[1])
+        else:
+            data = piece.replace("▁", " ").encode()
+        try:
+            return data.decode(), data
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), data
