@@ -1,7 +1,7 @@
-"""What the examples add to `kvcache_ops`: the formats that they show, and the library that they load.
+"""What examples and tests add to `kvcache_ops`: the types of tensors, and the library that they load.
 
     session = create_session(model_with_key_value_cache_nodes)
-    cache = FORMATS["int4"].spec(num_layer=6, num_heads=2, head_dim=64, max_t=4096).allocate()
+    cache = CacheSpec(max_tokens=4096, num_kv_heads=2, head_dim=64, num_layers=6, quant_bit=4).allocate()
     binding = session.io_binding()
     cache.bind(binding)                                   # once: the operator writes through this memory
     binding.bind_cpu_input("current_key", current_key)    # for each call
@@ -18,13 +18,11 @@ it come from a graph input or a subgraph's outer scope: the state of a Scan or L
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import kvcache_ops
 import numpy as np
 import onnxruntime
-from kvcache_ops import CacheSpec
 from onnx import TensorProto
 
 DOMAIN = kvcache_ops.DOMAIN
@@ -66,43 +64,6 @@ def create_session(model: bytes, options: onnxruntime.SessionOptions | None = No
     options = options or onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(find_library()))
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-@dataclass(frozen=True)
-class CacheFormat:
-    """How keys and values are kept: the types T1, T2, T3 of the specification and the quantization attributes."""
-
-    current_type: int
-    cache_type: int
-    scale_type: int | None = None
-    quant_bit: int = 0
-    quant_group: int = 8
-
-    def spec(
-        self, *, num_layer: int, num_heads: int, head_dim: int, max_t: int, cache_layout: int = 0, **paging: int
-    ) -> CacheSpec:
-        """The cache of a model in this format."""
-        return CacheSpec(
-            max_t,
-            num_heads,
-            head_dim,
-            TYPE_NAMES[self.current_type],
-            num_layer,
-            cache_layout,
-            self.quant_bit,
-            self.quant_group,
-            TYPE_NAMES[self.cache_type],
-            None if self.scale_type is None else TYPE_NAMES[self.scale_type],
-            **paging,
-        )
-
-
-FORMATS = {
-    "float32": CacheFormat(TensorProto.FLOAT, TensorProto.FLOAT),
-    "float16": CacheFormat(TensorProto.FLOAT16, TensorProto.FLOAT16),
-    "int8": CacheFormat(TensorProto.FLOAT16, TensorProto.INT8, TensorProto.FLOAT16, quant_bit=8, quant_group=32),
-    "int4": CacheFormat(TensorProto.FLOAT16, TensorProto.INT4, TensorProto.FLOAT16, quant_bit=4, quant_group=32),
-}
 
 
 def cache_shape(cache_layout: int, *, num_layer: int, num_heads: int, max_t: int, last: int) -> tuple[int, ...]:

@@ -6,41 +6,40 @@ it is two attributes of the operator's nodes and the types of two graph inputs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import exp
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import sentencepiece
-from onnx import TensorProto
+from kvcache_ops import CacheSpec
+from kvcache_ops.manager import Append, HostMemory, Manager, Rope
 
-from decoder import Decoder
-from engine import Engine
-from kvcache import DOMAIN, CacheFormat
+from kvcache import DOMAIN, TYPE_NAMES, create_session
 
 FOLDER = Path(__file__).parent / "austen"
-TRAINED = Decoder(
-    num_layer=4, num_heads=4, num_kv_heads=2, head_dim=32, ffn_dim=352, vocab_size=1024, max_positions=512
-)
+LAYERS, KV_HEADS, HEAD_DIM, VOCABULARY, CONTEXT = 4, 2, 32, 1024, 512
 PAGE_SIZE = 16
-CACHE_LAYOUT = 3
+TYPES = {name: element_type for element_type, name in TYPE_NAMES.items()}
 
 
-def _quantized(cache_type: int, quant_bit: int, quant_group: int) -> CacheFormat:
-    """A format with float16 scales."""
-    return CacheFormat(TensorProto.FLOAT, cache_type, TensorProto.FLOAT16, quant_bit, quant_group)
+def spec_of(**format: Any) -> CacheSpec:
+    """A cache of one slot, whose scales are float16 where it is quantized."""
+    scale = {"scale_dtype": "float16"} if "quant_bit" in format else {}
+    paging = dict(cache_layout=3, cache_mode=1, page_size=PAGE_SIZE)
+    return CacheSpec(1, KV_HEADS, HEAD_DIM, "float32", LAYERS, **paging, **scale, **format)
 
 
 # The model computes in float32; its keys and values are kept as one of these.
 KEPT_AS = {
-    "float32": CacheFormat(TensorProto.FLOAT, TensorProto.FLOAT),
-    "float16": CacheFormat(TensorProto.FLOAT, TensorProto.FLOAT16),
-    "int8, groups of 8": _quantized(TensorProto.INT8, 8, 8),
-    "int8, groups of 32": _quantized(TensorProto.INT8, 8, 32),
-    "int4, groups of 8": _quantized(TensorProto.INT4, 4, 8),
-    "int4, groups of 16": _quantized(TensorProto.INT4, 4, 16),
-    "int4, groups of 32": _quantized(TensorProto.INT4, 4, 32),
+    "float32": spec_of(),
+    "float16": spec_of(cache_dtype="float16"),
+    **{f"int8, groups of {group}": spec_of(quant_bit=8, quant_group=group) for group in (8, 32)},
+    **{f"int4, groups of {group}": spec_of(quant_bit=4, quant_group=group) for group in (8, 16, 32)},
 }
 
 
@@ -55,7 +54,7 @@ def held_back_text() -> str:
     return (FOLDER / "held_back.txt").read_text(encoding="utf-8")
 
 
-def trained_model(format: CacheFormat, *, fused: bool = False) -> bytes:
+def trained_model(spec: CacheSpec, *, fused: bool = False) -> bytes:
     """The exported graph with its weights, for a cache of this format.
 
     `fused` takes the graph whose attention is one operator; in the other one, standard operators attend to what
@@ -67,34 +66,53 @@ def trained_model(format: CacheFormat, *, fused: bool = False) -> bytes:
             continue
         for attribute in node.attribute:
             if attribute.name in ("quant_bit", "quant_group"):
-                attribute.i = getattr(format, attribute.name)
-        if format.scale_type is None:
+                attribute.i = getattr(spec, attribute.name)
+        if spec.scale_dtype is None:
             node.input.remove("scale")  # the last one
     inputs = {value.name: value for value in model.graph.input}
-    inputs["cache"].type.tensor_type.elem_type = format.cache_type
-    if format.scale_type is None:
+    inputs["cache"].type.tensor_type.elem_type = TYPES[spec.cache_dtype]
+    if spec.scale_dtype is None:
         model.graph.input.remove(inputs["scale"])
     else:
         scale = inputs["scale"].type.tensor_type
-        scale.elem_type = format.scale_type
-        scale.shape.dim[-1].dim_value = TRAINED.head_dim // format.quant_group
+        scale.elem_type = TYPES[spec.scale_dtype]
+        scale.shape.dim[-1].dim_value = HEAD_DIM // spec.quant_group
     return model.SerializeToString()
 
 
-def trained_engine(format: CacheFormat, *, max_t: int, fused: bool = False, threads: int = 0) -> Engine:
-    """The model with a cache of `max_t` slots."""
-    return Engine(
-        TRAINED,
-        format,
-        max_t=max_t,
-        page_size=PAGE_SIZE,
-        cache_layout=CACHE_LAYOUT,
-        threads=threads,
-        model=trained_model(format, fused=fused),
-    )
+class TrainedModel:
+    """The model over a cache of `max_t` slots in pages, bound in place, and the manager of that cache.
+
+    threads: those inside an operator; 0 takes all cores.
+    """
+
+    def __init__(self, spec: CacheSpec, *, max_t: int, fused: bool = False, threads: int = 0):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = create_session(trained_model(spec, fused=fused), options)
+        spec = replace(spec, max_tokens=max_t)
+        self.cache, self.manager = spec.allocate(), Manager(spec, rope=Rope(HEAD_DIM))
+        self._memory = HostMemory(spec, *self.cache)
+        self._inputs = [x.name for x in self._session.get_inputs() if x.name not in ("cache", "scale")]
+        self._binding = self._session.io_binding()
+        self.cache.bind(self._binding)
+
+    def decode(self, tokens: dict[int, list[int]]) -> dict[int, np.ndarray]:
+        """One step that appends tokens to sequences; the logits of those that had to be computed, by sequence."""
+        seqs = list(tokens)
+        with self.manager.begin_step([Append(seq, tokens=new) for seq, new in tokens.items()], self._memory) as step:
+            for name in self._inputs:
+                self._binding.bind_cpu_input(name, getattr(step, name))
+            self._binding.bind_output("logits", "cpu")  # anew, or it would keep the shape of the last step
+            self._session.run_with_iobinding(self._binding)
+            logits = self._binding.copy_outputs_to_cpu()[0]
+            # A step puts entries of one token first, and leaves out what is cached.
+            ends = zip(step.order, step.seqstarts, step.seqstarts[1:])
+            return {seqs[append]: logits[first:end] for append, first, end in ends}
 
 
-def perplexity(engine: Engine, tokens: list[int], window: int) -> float:
+def perplexity(model: TrainedModel, tokens: list[int], window: int) -> float:
     """Of each token but the first, predicted from those before it in its window of that many tokens.
 
     A window is one step: every one of its tokens attends to keys and values that have been through the cache.
@@ -102,15 +120,9 @@ def perplexity(engine: Engine, tokens: list[int], window: int) -> float:
     total = 0.0
     for first in range(0, len(tokens) - 1, window):
         chunk = tokens[first : first + window + 1]
-        seq = engine.manager.create()
-        logits = engine.decode({seq: chunk[:-1]})[seq]
-        engine.manager.free(seq)
-        total -= log_probabilities(logits)[np.arange(len(logits)), chunk[1:]].sum()
+        seq = model.manager.create()
+        logits = model.decode({seq: chunk[:-1]})[seq]
+        model.manager.free(seq)
+        logits = logits.astype(np.float64)
+        total += (np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(logits)), chunk[1:]]).sum()
     return exp(total / (len(tokens) - 1))
-
-
-def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """The logarithm of the softmax along the last axis, in float64."""
-    logits = logits.astype(np.float64)
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

@@ -1,7 +1,7 @@
 """A small trained model writes, with caches of several formats; `make run` runs this where it has no network.
 
 The model has read Jane Austen's novels, but for the last chapter of each (austen/README.md). For each cache format it
-continues a few beginnings in continuous batching and then is asked how well it predicts the held-back chapters: the
+continues a few beginnings in one batch and then is asked how well it predicts the held-back chapters: the
 perplexity says what a format costs in quality. The exit status is 1 if one is off what docs/quality.csv says.
 """
 
@@ -19,8 +19,7 @@ import numpy as np
 import onnxruntime
 
 from kvcache import find_library
-from scheduler import Request, Scheduler, likeliest
-from trained import KEPT_AS, PAGE_SIZE, TRAINED, held_back_text, perplexity, tokenizer, trained_engine
+from trained import CONTEXT, KEPT_AS, PAGE_SIZE, TrainedModel, held_back_text, perplexity, tokenizer
 
 RECORD = Path(__file__).resolve().parents[1] / "docs/quality.csv"
 INDENT = " " * 4
@@ -68,50 +67,36 @@ class Served:
         return agreed / (new_tokens * len(self.written))
 
 
-class Sampler:
-    """Chooses tokens at random by their probabilities, sharpened; the same ones for the same seed and logits."""
+def write(model: TrainedModel, new_tokens: int, temperature: float) -> list[list[int]]:
+    """All beginnings go on in one batch, token by token; each follows a line's end, as a paragraph of the novels does.
 
-    def __init__(self, seed: int, temperature: float):
-        self._random = np.random.default_rng(seed)
-        self._temperature = temperature
-
-    def __call__(self, logits: np.ndarray) -> int:
-        """The token of the largest sum of its logit and a number of Gumbel's distribution: one draw for each step."""
-        return likeliest(logits / self._temperature + self._random.gumbel(size=len(logits)))
-
-
-def requests(new_tokens: int, temperature: float = 0.0) -> list[Request]:
-    """The beginnings, a new one every other step; each follows a line's end, as every paragraph has in the novels."""
-    return [
-        Request(
-            f"#{i:02}",
-            tokenizer().encode("\n" + beginning),
-            new_tokens,
-            arrives=2 * i,
-            choose=Sampler(i, temperature) if temperature else likeliest,
-        )
-        for i, beginning in enumerate(BEGINNINGS)
-    ]
+    A token is the one of the largest sum of its logit and a number of Gumbel's distribution: a draw by probability.
+    """
+    random = [np.random.default_rng(i) for i in range(len(BEGINNINGS))]
+    texts = {model.manager.create(): tokenizer().encode("\n" + beginning) for beginning in BEGINNINGS}
+    new = {seq: list(tokens) for seq, tokens in texts.items()}
+    for _ in range(new_tokens):
+        for (seq, logits), draw in zip(sorted(model.decode(new).items()), random):
+            chosen = logits[-1]
+            if temperature:
+                chosen = chosen / temperature + draw.gumbel(size=len(chosen))
+            new[seq] = [int(chosen.argmax())]
+            texts[seq] += new[seq]
+    for seq in texts:
+        model.manager.free(seq)
+    return list(texts.values())
 
 
 def serve(name: str, arguments: argparse.Namespace) -> Served:
-    """Serves all requests with one cache format, then measures the perplexity."""
-    engine = trained_engine(
-        KEPT_AS[name],
-        max_t=arguments.pages * PAGE_SIZE,
-        fused=arguments.attention == "fused",
-        threads=arguments.threads,
-    )
-    served = requests(arguments.new_tokens, arguments.temperature)
+    """Writes with one cache format, then measures the perplexity."""
+    fused = arguments.attention == "fused"
+    model = TrainedModel(KEPT_AS[name], max_t=arguments.pages * PAGE_SIZE, fused=fused, threads=arguments.threads)
     begin = time.perf_counter()
-    for _ in Scheduler(engine.manager, engine.memory, arguments.max_batch).serve(served, engine.run):
-        pass
-    seconds = time.perf_counter() - begin
-    computed = sum(request.computed for request in served)
-    measured = perplexity(engine, tokenizer().encode(held_back_text()), arguments.window)
-    engine.manager.check()
-    quality = Quality(name, engine.cache.spec.bytes_per_token, measured)
-    return Served(quality, [request.tokens for request in served], computed / seconds)
+    written = write(model, arguments.new_tokens, arguments.temperature)
+    rate = len(written) * arguments.new_tokens / (time.perf_counter() - begin)
+    measured = perplexity(model, tokenizer().encode(held_back_text()), arguments.window)
+    model.manager.check()
+    return Served(Quality(name, model.cache.spec.bytes_per_token, measured), written, rate)
 
 
 def recorded() -> dict[str, Quality]:
@@ -135,9 +120,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--formats", nargs="+", choices=KEPT_AS, default=list(KEPT_AS), help="cache formats")
     parser.add_argument("--new-tokens", type=int, default=72, help="how many tokens are written after each beginning")
     parser.add_argument("--temperature", type=float, default=0.6, help="0 always takes the likeliest token")
-    parser.add_argument("--max-batch", type=int, default=6, help="how many requests run at once")
-    parser.add_argument("--pages", type=int, default=64, help=f"pages in the cache, of {PAGE_SIZE} tokens")
-    parser.add_argument("--window", type=int, default=TRAINED.max_positions, help="tokens that perplexity looks back")
+    parser.add_argument("--pages", type=int, default=96, help=f"pages in the cache, of {PAGE_SIZE} tokens")
+    parser.add_argument("--window", type=int, default=CONTEXT, help="tokens that perplexity looks back")
     parser.add_argument("--threads", type=int, default=0, help="threads inside an operator; 0 takes all cores")
     parser.add_argument(
         "--attention",
@@ -147,11 +131,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--record", action="store_true", help="writes docs/quality.csv from what all formats gave")
     arguments = parser.parse_args()
-    if arguments.record and (arguments.formats, arguments.window) != (list(KEPT_AS), TRAINED.max_positions):
+    if arguments.record and (arguments.formats, arguments.window) != (list(KEPT_AS), CONTEXT):
         parser.error("--record takes all formats and the model's own window")
-    longest = max(len(request.prompt) for request in requests(arguments.new_tokens)) + arguments.new_tokens - 1
-    if max(longest, arguments.window) > min(TRAINED.max_positions, arguments.pages * PAGE_SIZE):
-        parser.error(f"{max(longest, arguments.window)} tokens are more than the model or the cache has room for")
+    lengths = [len(tokenizer().encode("\n" + beginning)) + arguments.new_tokens for beginning in BEGINNINGS]
+    if max(*lengths, arguments.window) > CONTEXT:
+        parser.error(f"{max(*lengths, arguments.window)} tokens are more than the model has room for, {CONTEXT}")
+    if (pages := sum(-(-length // PAGE_SIZE) for length in lengths)) > arguments.pages:
+        parser.error(f"{pages} pages are needed, the cache has {arguments.pages}")
     return arguments
 
 
@@ -174,7 +160,7 @@ def main() -> int:
             print()
         print(f"{name}: perplexity {served[-1].quality.perplexity:.3f}", flush=True)
 
-    expected = {} if arguments.record or arguments.window != TRAINED.max_positions else recorded()
+    expected = {} if arguments.record or arguments.window != CONTEXT else recorded()
     print(f"\n{'cache':20}  bytes/token  tokens/s  perplexity  same text")
     right = True
     for result in served:

@@ -14,7 +14,7 @@ from onnx import helper
 import writing
 from kvcache import DOMAIN, find_library
 from numpy_llama import NumpyLlama
-from trained import FOLDER, KEPT_AS, TRAINED, held_back_text, perplexity, tokenizer, trained_engine
+from trained import FOLDER, KEPT_AS, LAYERS, VOCABULARY, TrainedModel, held_back_text, perplexity, tokenizer
 from writing import recorded
 
 GRAPHS = {"KeyValueCache": "decoder.onnx", "MultiHeadCacheAttention": "decoder_fused.onnx"}
@@ -45,7 +45,7 @@ def test_fewer_bits_and_larger_groups_cost_quality(tokens: list[int], truth: flo
     int4 the more the larger its groups are, and no format much."""
     worse = {}
     for name, format in KEPT_AS.items():
-        worse[name] = perplexity(trained_engine(format, max_t=1024, fused=True), tokens, WINDOW) / truth - 1
+        worse[name] = perplexity(TrainedModel(format, max_t=1024, fused=True), tokens, WINDOW) / truth - 1
     assert abs(worse["float32"]) < 1e-5 and abs(worse["int8, groups of 32"]) < 2e-3
     assert abs(worse["float16"]) < 2e-4 and abs(worse["int8, groups of 8"]) < 1e-3
     assert 1e-3 < worse["int4, groups of 8"] < worse["int4, groups of 16"] < worse["int4, groups of 32"] < 0.05
@@ -56,7 +56,7 @@ def test_fewer_bits_and_larger_groups_cost_quality(tokens: list[int], truth: flo
 def test_token_by_token_it_is_the_same(name: str, fused: bool, model: NumpyLlama) -> None:
     """A window in one step, in pieces, and token by token see the same cache; float32 is numpy's as well."""
     tokens = tokenizer().encode(held_back_text())[:96]
-    engine = trained_engine(KEPT_AS[name], max_t=512, fused=fused, threads=1)
+    engine = TrainedModel(KEPT_AS[name], max_t=512, fused=fused, threads=1)
     whole, pieces = engine.manager.create(), engine.manager.create(salt=b"apart")
     at_once = engine.decode({whole: tokens})[whole]
     lengths = [40, 1, 1, 17, *[1] * 37]
@@ -75,9 +75,9 @@ def test_the_exported_graph_is_nodes_of_ours_and_standard_operators(op_type: str
     """One node of each layer, the cache a graph input that no other node reads, symbols in the shapes, no weights."""
     model = onnx.load(FOLDER / file, load_external_data=False)
     ours = [node for node in model.graph.node if node.domain == DOMAIN]
-    assert [node.op_type for node in ours] == [op_type] * TRAINED.num_layer
+    assert [node.op_type for node in ours] == [op_type] * LAYERS
     layers = [helper.get_node_attr_value(node, "layer_idx") for node in ours]
-    assert layers == list(range(TRAINED.num_layer))
+    assert layers == list(range(LAYERS))
     assert {node.domain for node in model.graph.node} == {"", DOMAIN}
     readers = [node for node in model.graph.node if {"cache", "scale"} & set(node.input)]
     assert readers == ours and all({"cache", "scale"} <= set(node.input) for node in ours)
@@ -103,7 +103,7 @@ def test_onnx_runtime_opens_the_graph_from_its_file(file: str) -> None:
     feeds |= dict(cachestarts=[[16], [32]], start_pos=[0, 0], max_seqlen=2, max_kvlen=2)
     arrays = {name: np.array(value, np.int64) for name, value in feeds.items()}
     (logits,) = session.run(["logits"], arrays | dict(cache=cache, scale=scale))
-    assert logits.shape == (3, TRAINED.vocab_size) and np.isfinite(logits).all()
+    assert logits.shape == (3, VOCABULARY) and np.isfinite(logits).all()
     written = np.flatnonzero(cache.any(axis=(0, 1, 2, 4)))
     assert written.tolist() == [16, 17, 32]
 
