@@ -165,6 +165,15 @@ def test_an_answer_outgrows_the_context(tmp_path: Path, cache: str) -> None:
     assert request.answer[:28] == ended.answer and request.context[:4] == PROMPTS[0][:4]
 
 
+def test_room_that_lies_apart(tmp_path: Path) -> None:
+    """Where a sequence is a run of slots, and those before and behind it together are enough, it is moved."""
+    path = models.build(write_gguf(tmp_path / "model.gguf"), tmp_path / "model", cache_mode=0)
+    expected = engine(path).generate([PROMPTS[3]], max_new_tokens=45)[0]
+    shared = engine(path, max_tokens=64)
+    first, second = shared.submit(PROMPTS[1][:24], max_new_tokens=1), shared.submit(PROMPTS[3], max_new_tokens=45)
+    assert list(first) and list(second) and second.error is None and second.answer == expected.answer
+
+
 def test_a_failing_request_fails_alone(path: Path, alone: list[list[int]]) -> None:
     """NaN logits are its own."""
     shared = engine(path)

@@ -285,6 +285,8 @@ class Engine:
                 if new:  # perhaps there is room for a chunk
                     for request in new.values():
                         request.found = 0
+                elif error.kind == "no_slot" and self.manager.defrag():
+                    pass  # there may be room, in pieces
                 elif len(self._running) == 1:
                     self.end(self._running[0], "error", error)
                 else:
