@@ -1,10 +1,8 @@
-"""Every golden case through ONNX Runtime, and through `kvcache_ops.run` and the attention functions."""
+"""Every golden case through ONNX Runtime. (Through `run` and the attention functions: test_conformance.py.)"""
 
 from __future__ import annotations
 
-import kvcache_ops
 import pytest
-from kvcache_ops import KvCacheError
 
 from compare import Arrays, assert_same_arrays
 from golden_cases import SUITES, GoldenCase, check_all
@@ -15,12 +13,6 @@ from node import DOMAIN, INPUTS, OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_
 ROWS = {"float32", "float16", "int8", "bfloat16"}
 SIGNATURE = dict(query=ROWS, current_key=ROWS, cache=ROWS | {"uint8", "float8_e4m3fn"})  # uint8: packed int4
 SIGNATURE |= {name: {"int64"} for name in (*INPUTS[2:8], "decoding_batches")}
-
-FUNCTIONS = {
-    "KeyValueCache": (kvcache_ops.run, kvcache_ops.check),
-    "MultiHeadAttention": (kvcache_ops.multi_head_attention, kvcache_ops.check_multi_head_attention),
-    "MultiHeadCacheAttention": (kvcache_ops.multi_head_cache_attention, kvcache_ops.check_multi_head_cache_attention),
-}
 
 
 def in_signature(operator: str, inputs: Arrays) -> bool:
@@ -54,32 +46,6 @@ def through_onnxruntime(case: GoldenCase) -> None:
             case.check(i, dict(zip(outputs, got)) | state)
 
 
-def through_run(case: GoldenCase) -> None:
-    """Each step gives the oracle's bytes, or is refused by its kind, by `check` too, and changes nothing."""
-    run, check = FUNCTIONS[case.operator]
-    signature, outputs = OPERATORS[case.operator]
-    state = case.state()
-    if case.int4_shape is not None:
-        state["cache"] = state["cache"].reshape(*case.int4_shape[:-1], case.int4_shape[-1] // 2)
-    for i, step in enumerate(case.steps):
-        inputs = case.inputs(i, signature) | state
-        before = {name: array.copy() for name, array in state.items()}
-        if "error" in step:
-            for function in (check, run):
-                with pytest.raises(KvCacheError) as refusal:
-                    function(case.attributes, **inputs)
-                assert refusal.value.kind == step["error"]
-                assert_mentioned(step["mentions"], refusal.value)
-            assert_same_arrays(state, before)
-        else:
-            shape = check(case.attributes, **inputs)
-            assert_same_arrays(state, before)
-            got = run(case.attributes, **inputs)
-            got = got if isinstance(got, tuple) else (got,)
-            assert all(array.shape == shape for array in got)
-            case.check(i, dict(zip(outputs, got, strict=True)) | state)
-
-
 def assert_mentioned(words: list, refusal: BaseException) -> None:
     """All of them are in the message."""
     missing = [word for word in words if str(word) not in str(refusal)]
@@ -91,9 +57,3 @@ def assert_mentioned(words: list, refusal: BaseException) -> None:
 def test_golden_cases_in_onnxruntime(suite: str) -> None:
     """Domains of static batching take turns."""
     check_all(suite, through_onnxruntime)
-
-
-@pytest.mark.parametrize("suite", [suite for suite in SUITES if suite != "static_cases"])
-def test_golden_cases_without_onnxruntime(suite: str) -> None:
-    """The operators of dynamic batching."""
-    check_all(suite, through_run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from pathlib import Path
 from typing import Any
 
 import kvcache_ops
@@ -83,29 +82,6 @@ def paged(**more: Any) -> CacheSpec:
     return CacheSpec(**sizes | {"dtype": "float32", "cache_mode": 1, "page_size": 4} | more)
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
-@pytest.mark.parametrize("score", ["representatives", "page_bounds"])
-def test_with_all_blocks_it_is_full_attention(score: str, per_layer: bool) -> None:
-    """The operator gives all rows in order, in the bits that were stored."""
-    infllm = InfLlm(paged(), **CONFIG, topk=20, score=score, per_layer=per_layer, max_cached=24)
-    model = Model(infllm.spec)
-    s = infllm.create()
-    for n in [7, 1, 20, 1, 1, 13, *[1] * 20]:
-        with infllm.begin_step({s: n}, model.memory) as step:
-            past = infllm.seq_len(s)
-            assert step.positions.tolist() == [*range(past, past + n)]
-            for layer, (query, key, value) in enumerate(model.run(step)):
-                _, all_keys, all_values = model.rows[layer]
-                np.testing.assert_array_equal(key, rotated(all_keys, range(past + n)))
-                np.testing.assert_array_equal(value, all_values)
-                assert step.key_positions(layer).tolist() == [*range(past + n)]
-                visible = step.positions[:, None] >= step.key_positions(layer)
-                infllm.observe(layer, attend(query, key, visible).sum(1).astype(np.float32))
-        infllm.check()
-    assert infllm.partition(s) == infllm_partition(63, 4, 8, 4) == (4, 12, 11)
-    assert infllm.num_pages(s) <= infllm.max_pages(20)
-
-
 class Authors:
     """The authors' selection of one layer for one token a step, in numpy."""
 
@@ -178,46 +154,6 @@ def test_representatives_and_far_constant_are_the_authors(eviction: str, max_cac
             if infllm_partition(token + 1, *SIZES.values())[1] > 3:
                 assert infllm.blocks(s, layer).tolist() == chosen[layer], token
         resident = [{*picked} for picked in wanted]  # in slots beside these there are others
-
-
-def test_far_fixed_reads_beyond_the_context(tmp_path: Path) -> None:
-    """Positions stay below n_ctx; rows of blocks and moved ones are where their keys are rotated to."""
-    spec = paged(quant_bit=8, quant_group=8, scale_dtype="float32")
-    far = {"positions": "far_fixed", "n_ctx": 32, "rope": Rope(DIM, base=100.0)}
-    infllm = InfLlm(spec, **CONFIG, topk=2, score="page_bounds", **far)
-    model, s = Model(spec, 2), infllm.create()
-    for token in range(100):
-        if token == 50:  # in another process, say
-            infllm.save_seq(tmp_path / "session", model.memory, s)
-            infllm = InfLlm(spec, **CONFIG, topk=2, score="page_bounds", **far)
-            s = infllm.load_seq(tmp_path / "session", model.memory)
-        with infllm.begin_step({s: 1}, model.memory) as step:
-            outputs = model.run(step)
-            chosen = infllm.partition(s)[1]
-            for layer, (_, key, value) in enumerate(outputs):
-                positions = step.key_positions(layer)
-                assert positions.max() < 32
-                # Values say which tokens these are.
-                _, all_keys, all_values = model.rows[layer]
-                tokens = [int(np.abs(all_values - row).sum((1, 2)).argmin()) for row in value]
-                assert tokens[-1] == len(all_keys) - 1 and len(tokens) <= 4 + 8 + 8 + 4
-                np.testing.assert_allclose(key, rotated(all_keys[tokens], positions), atol=0.15)
-        for layer in range(LAYERS):
-            infllm.select(layer, outputs[layer][0])
-    assert chosen == infllm_partition(99, *SIZES.values())[1]
-
-
-def test_streaming_llm_keeps_no_blocks() -> None:
-    """What has left the window is gone."""
-    infllm = InfLlm(paged(), **CONFIG, topk=0, score="none")
-    model, s = Model(infllm.spec, 3), infllm.create()
-    for token in range(40):
-        with infllm.begin_step({s: 1}, model.memory) as step:
-            (_, key, _), _ = model.run(step)
-            rest = infllm_partition(token, *SIZES.values())[2]
-            kept = [*range(min(4, token - rest)), *range(token - rest, token + 1)]
-            np.testing.assert_array_equal(key, rotated(model.rows[0][1][kept], kept))
-        assert infllm.blocks(s).tolist() == []
 
 
 def test_steps_end_as_those_of_a_manager() -> None:

@@ -11,6 +11,7 @@ from kvcache_ops.manager import Append, Manager, Rope, find_slot, n_kv
 from managed import MODES, make, make_manager, make_spec, refused, sequence
 
 HUGE = [2**63, 2**64, -(2**63) - 1, 10**400]
+TOO_SMALL = {"reserve", "pages", "max_moves", "n", "tokens", "index"}  # where something is counted
 NO_INTS = [1.0, "1", None, [1], Decimal(1), np.float64(1), object()]
 
 
@@ -75,7 +76,7 @@ def test_empty_and_all_sequences() -> None:
         manager.seq_len(None)
 
 
-@pytest.mark.parametrize("number", [*HUGE, *NO_INTS])
+@pytest.mark.parametrize("number", [*HUGE, -1, *NO_INTS])
 def test_numbers_of_calls(number) -> None:
     """Beyond 64 bits: refused with the name; what is no int: TypeError. Nothing has changed."""
     manager, memory = make("runs")
@@ -103,6 +104,8 @@ def test_numbers_of_calls(number) -> None:
             n_discard=lambda: manager.context_shift(s, 5, 1, 0, number), max_moves=lambda: manager.defrag(number)
         )
     for name, call in calls.items():
+        if number == -1 and name not in TOO_SMALL:
+            continue
         if isinstance(number, int):
             with refused("range", name=name):
                 call()
@@ -110,59 +113,6 @@ def test_numbers_of_calls(number) -> None:
             with pytest.raises(TypeError):
                 call()
     assert manager.stats() == before and manager.seq_len(empty) == 0
-
-
-class Raises:
-    """Raises something of its own wherever it is looked at as a number or as an iterable."""
-
-    def __index__(self) -> int:
-        raise KeyError("its own")
-
-    __iter__ = __index__
-
-
-def test_exceptions_of_conversions() -> None:
-    """What an argument's own code raises comes out, be it a number, an id or a token, and nothing has changed."""
-    manager, memory = make()
-    s = sequence(manager, memory, 3)
-    for call in [
-        lambda: manager.seq_rm(s, Raises()),
-        lambda: manager.seq_len(Raises()),
-        lambda: manager.create(Raises()),
-        lambda: Append(s, n=Raises()),
-        lambda: Append(s, tokens=Raises()),
-        lambda: Append(s, tokens=[Raises()]),
-        lambda: Append(s, n=1, first_pos=Raises()),
-    ]:
-        with pytest.raises(KeyError, match="its own"):
-            call()
-    assert manager.seq_len(s) == 3
-    manager.check()
-
-
-def test_negative_numbers() -> None:
-    """Where something is counted."""
-    manager, memory = make("runs")
-    s = sequence(manager, memory, 5)
-    calls = dict(
-        reserve=lambda: manager.create(-1),
-        pages=lambda: manager.compact(-1),
-        max_moves=lambda: manager.defrag(-1),
-        n=lambda: Append(s, n=-1),
-        tokens=lambda: Append(s, -1),
-        size=lambda: n_kv(1, -1, 1),
-        index=lambda: manager.load_seq("/nowhere/at/all", memory, -1),
-    )
-    for name, call in calls.items():
-        with refused("range", name=name, got=-1, min=0):
-            call()
-    for tokens in ([2**32], [3, -1], np.array([2**32]), np.array([-1], np.int32), np.array([2**64 - 1], np.uint64)):
-        with refused("range", name="tokens", min=0, max=2**32 - 1):
-            Append(s, tokens)
-    with pytest.raises(ValueError, match="tokens: token 1 is -1, expected 0 to 4294967295"):
-        Append(s, [3, -1])
-    with refused("range", name="d", got=0):
-        manager.seq_div(s, 0, -1, 0)
 
 
 def test_appends_that_are_none() -> None:
@@ -179,23 +129,6 @@ def test_appends_that_are_none() -> None:
         Append()
     with pytest.raises(TypeError):
         Append(1, 2, 3, 4, 5)
-
-
-@pytest.mark.parametrize("number", [*HUGE, -1, *NO_INTS])
-def test_numbers_of_a_manager(number) -> None:
-    """Each by its name."""
-    optional = ["max_pages", "window", "shift_limit"]
-    for name in [*optional, "sink", "slack", "pad"]:
-        if number is None and name in optional:
-            continue
-        if number == "1" and name == "shift_limit":
-            continue  # a name that there is not
-        if isinstance(number, int):
-            with refused("spec_range", name=name):
-                make_manager(make_spec(), **{name: number})
-        else:
-            with pytest.raises(TypeError):
-                make_manager(make_spec(), **{name: number})
 
 
 def test_managers_that_are_refused() -> None:

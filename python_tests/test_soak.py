@@ -31,7 +31,7 @@ def test_a_wrong_byte_is_found(tmp_path: Path) -> None:
             slot = lane.engine.manager.slots(lane.engine.running[0].sequence)[0]
             lane.engine.cache.cache.view("u4")[slot] ^= 1 << 30
 
-    with pytest.raises(AssertionError, match="differ|logits have"):
+    with pytest.raises(AssertionError, match=r"differ|logits have"):
         soak(800, tmp_path, engines=1, before_step=flip)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 import time
+from itertools import cycle
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
-from kvcache_ops.manager import Append, FileTier, HostMemory, HostTier, Manager, ManagerError
+from kvcache_ops.manager import Append, FileTier, HostMemory, HostTier, Manager
 
 from managed import MODES, make, make_spec, refused, sequence
 
@@ -33,38 +33,6 @@ class Store(dict[str, bytes]):
     def delete(self, key: str) -> None:
         """Removes it."""
         self.pop(key, None)
-
-
-class Misbehaving(Store):
-    """Fails, loses, cuts and alters blocks, and gives those of other keys."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """A block, or what else comes to its mind."""
-        block = super().get(key)
-        match self.random.randrange(10):
-            case 0:
-                raise RuntimeError("injected")
-            case 1:
-                return None
-            case 2 if block:
-                return block[: self.random.randrange(len(block))]
-            case 3 if block:
-                at = self.random.randrange(len(block))
-                return block[:at] + bytes([block[at] ^ 1]) + block[at + 1 :]
-            case 4 if self:
-                return self.random.choice(list(self.values()))
-            case 5:
-                return "no bytes"
-        return block
-
-    def put(self, key: str, block: bytes) -> None:
-        """Keeps most blocks."""
-        if self.random.random() < 0.1:
-            raise OSError("full")
-        super().put(key, block)
 
 
 def rows(manager: Manager, memory: HostMemory, s: int) -> list[bytes]:
@@ -125,51 +93,28 @@ def test_a_swapped_sequence_keeps_every_bit(mode: str, types: dict[str, Any], tm
     manager.check()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_whatever_a_store_does_rows_are_right(seed: int) -> None:
-    """Random swaps, prompts and edits: each sequence has its bytes, or an error says that they cannot be had."""
-    store, draw = Misbehaving(seed), random.Random(seed)
-    manager, memory = made([store] if seed % 2 else [HostTier(1500), store], max_tokens=48)
-    live: dict[int, list[bytes]] = {}
-    away: dict[int, list[bytes]] = {}
-    lost, prompts = 0, list[list[bytes]]()
-    for i in range(150):
-        s = draw.choice(list(live)) if live else -1
-        match draw.randrange(5):
-            case 0 | 1:
-                n = draw.randrange(1, 14)
-                try:
-                    s, found = prompt(manager, memory, TOKENS[:n], i)
-                except ManagerError as error:
-                    assert error.kind == "out_of_pages"
-                    continue
-                live[s] = rows(manager, memory, s)
-                assert found == 0 or live[s][:found] in prompts, "what is found is what some prompt has stored"
-                prompts += [live[s][:n] for n in range(4, len(live[s]) + 1, 4)]
-            case 2 if live:
-                manager.swap_out(s)
-                away[s] = live.pop(s)
-            case 3 if away:
-                s = draw.choice(list(away))
-                try:
-                    manager.swap_in(s, memory)
-                except ManagerError as error:
-                    if error.kind == "rows_missing":
-                        lost += 1
-                        manager.free(s)
-                        del away[s]
-                    else:
-                        assert error.kind == "out_of_pages"
-                else:
-                    live[s] = away.pop(s)
-            case 4 if live:
-                manager.free(s)
-                del live[s]
-        for s, expected in live.items():
-            assert rows(manager, memory, s) == expected
+def test_what_a_store_may_not_give_is_a_miss() -> None:
+    """Exceptions, nothing, no bytes, other bytes, each counted. (Scripts in Rust have stores of every fault.)"""
+
+    class Wrong(Store):
+        def get(self, key: str, default: Any = None) -> Any:
+            """A block, changed by what comes next."""
+            return next(answers)(super().get(key, default))
+
+    def fail(block: bytes) -> bytes:
+        raise RuntimeError("injected")
+
+    for answer in (fail, lambda block: None, lambda block: "text", lambda block: block[:9], lambda block: block[::-1]):
+        answers = cycle([answer])
+        manager, memory = made([Wrong()], max_tokens=32)
+        s, _ = prompt(manager, memory, TOKENS, 1)
+        manager.swap_out(s)
+        assert manager.flush(30)
+        manager.free(prompt(manager, memory, [7] * 32, 2)[0])  # takes the place of all that was there
+        with refused("rows_missing"):
+            manager.swap_in(s, memory)
+        assert sum(manager.tiers()[-1]["misses"].values()) >= 1
         manager.check()
-    misses = manager.tiers()[-1]["misses"]
-    assert sum(misses.values()) >= max(lost, 1)
 
 
 def test_a_store_that_hangs_is_a_miss() -> None:
@@ -213,26 +158,19 @@ manager.flush(60)
 """
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])
-def test_a_second_process_finds_the_prefixes_of_the_first(is_killed: bool, tmp_path: Path) -> None:
-    """Also where the first was killed while it wrote: what is there is whole."""
-    command = [sys.executable, "-c", FIRST, str(tmp_path), "20000" if is_killed else "3"]
-    first = subprocess.Popen(command)
-    if is_killed:
-        while len(list(tmp_path.rglob("*"))) < 500:
-            assert first.poll() is None
-        first.kill()
-    first.wait(60)
+def test_a_second_process_finds_the_prefixes_of_the_first(tmp_path: Path) -> None:
+    """In its files, if it is of the same model. (Rust has processes that are killed.)"""
+    subprocess.run([sys.executable, "-c", FIRST, str(tmp_path), "3"], check=True, timeout=60)
     manager, memory = make(cache_layout=3, rope=None, fingerprint="model", tiers=[FileTier(tmp_path, 1 << 24)])
     found = 0
-    for p in range(500 if is_killed else 3):
+    for p in range(3):
         s = manager.create()
         with manager.begin_step([Append(s, tokens=[p * 1000 + t for t in range(50)])], memory) as step:
             n = int(step.cached[0])
         assert np.all(memory.cache[:, :, :, manager.slots(s)[:n]] == 3)
         found += n
         manager.free(s)
-    assert found > 4 if is_killed else found == 48 * 3
+    assert found == 48 * 3
     assert sum(manager.tiers()[-1]["misses"][reason] for reason in ("checksum", "length", "format")) == 0
     other, memory = make(cache_layout=3, rope=None, fingerprint="another", tiers=[FileTier(tmp_path, 1 << 24)])
     s = other.create()
