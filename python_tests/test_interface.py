@@ -48,3 +48,25 @@ def test_errors_can_be_pickled() -> None:
     assert (type(copy), copy.kind, str(copy)) == (KvCacheError, "head_dim_not_divisible", str(caught.value))
     assert issubclass(KvCacheError, ValueError) and issubclass(CapacityError, ManagerError)
     assert issubclass(ManagerError, KvCacheError)
+
+
+TORCH_STANDS_IN = """
+import inspect, sys, types
+torch = types.ModuleType("torch")
+torch.Tensor = object
+torch.library = types.SimpleNamespace(custom_op=lambda *_, **__: types.SimpleNamespace(register_fake=lambda _: None))
+sys.modules["torch"] = torch
+from kvcache_ops.torch import _attention, _key_value_cache, _operator
+_operator.Operator.__call__ = lambda self, *given: calls.append((self, *given)) or [None] * self._outputs
+for function in (_key_value_cache.key_value_cache, _attention.multi_head_attention,
+                 _attention.multi_head_cache_attention):
+    calls, names = [], list(inspect.signature(function).parameters)
+    function(**{name: name for name in names})
+    [(operator, inputs, attributes)] = calls
+    assert inputs == operator._inputs and attributes == operator._attributes and names == inputs + attributes
+"""
+
+
+def test_torch_functions_know_every_input_and_attribute() -> None:
+    """In the library's order. (`make test-torch` calls them; this needs no torch.)"""
+    subprocess.run([sys.executable, "-c", TORCH_STANDS_IN], check=True)

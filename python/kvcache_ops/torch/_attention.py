@@ -47,21 +47,8 @@ def multi_head_attention(
 
     Returns (seqstarts[B], Hq, Dh), of query's type. Eagerly and in compiled functions it raises KvCacheError.
     """
-    inputs = dict(
-        query=query,
-        key=key,
-        value=value,
-        seqstarts=seqstarts,
-        kvstarts=kvstarts,
-        decoding_batches=decoding_batches,
-        max_seqlen=max_seqlen,
-        max_kvlen=max_kvlen,
-        attn_mask=attn_mask,
-    )
-    attributes = dict(
-        num_heads=num_heads, head_dim=head_dim, is_causal=is_causal, is_alibi=is_alibi, num_kv_heads=num_kv_heads
-    )
-    (attn_output,) = _PACKED(inputs, attributes)
+    inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask]
+    (attn_output,) = _PACKED(inputs, [num_heads, head_dim, is_causal, is_alibi, num_kv_heads])
     return attn_output
 
 
@@ -101,34 +88,8 @@ def multi_head_cache_attention(
     Returns (seqstarts[B], Hq, Dh), of query's type. Eagerly and in compiled functions it raises KvCacheError with its
     `kind`, and has then written nothing.
     """
-    inputs = dict(
-        query=query,
-        current_key=current_key,
-        current_value=current_value,
-        seqstarts=seqstarts,
-        kvstarts=kvstarts,
-        cachestarts=cachestarts,
-        start_pos=start_pos,
-        decoding_batches=decoding_batches,
-        max_seqlen=max_seqlen,
-        max_kvlen=max_kvlen,
-        cache=cache,
-        scale=scale,
-        attn_mask=attn_mask,
-    )
-    attributes = dict(
-        num_heads=num_heads,
-        head_dim=head_dim,
-        is_causal=is_causal,
-        is_alibi=is_alibi,
-        num_kv_heads=num_kv_heads,
-        num_layer=num_layer,
-        layer_idx=layer_idx,
-        quant_bit=quant_bit,
-        quant_group=quant_group,
-        cache_mode=cache_mode,
-        cache_layout=cache_layout,
-        page_size=page_size,
-    )
-    (attn_output,) = _CACHED(inputs, attributes)
+    step = [seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen]
+    inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
+    attributes = [num_heads, head_dim, is_causal, is_alibi, num_kv_heads, num_layer, layer_idx, quant_bit, quant_group]
+    (attn_output,) = _CACHED(inputs, [*attributes, cache_mode, cache_layout, page_size])
     return attn_output

@@ -55,27 +55,18 @@ def key_value_cache(
 
     Eagerly and in compiled functions it raises KvCacheError with its `kind`, and has then written nothing.
     """
-    inputs = dict(
-        current_key=current_key,
-        current_value=current_value,
-        seqstarts=seqstarts,
-        kvstarts=kvstarts,
-        cachestarts=cachestarts,
-        start_pos=start_pos,
-        max_seqlen=max_seqlen,
-        max_kvlen=max_kvlen,
-        cache=cache,
-        scale=scale,
-    )
-    attributes = dict(
-        num_layer=num_layer,
-        layer_idx=layer_idx,
-        quant_bit=quant_bit,
-        quant_group=quant_group,
-        num_repeat=num_repeat,
-        cache_mode=cache_mode,
-        cache_layout=cache_layout,
-        page_size=page_size,
-    )
+    inputs = [
+        current_key,
+        current_value,
+        seqstarts,
+        kvstarts,
+        cachestarts,
+        start_pos,
+        max_seqlen,
+        max_kvlen,
+        cache,
+        scale,
+    ]
+    attributes = [num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, cache_layout, page_size]
     key, value = _OPERATOR(inputs, attributes)
     return key, value

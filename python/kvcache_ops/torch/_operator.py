@@ -14,6 +14,7 @@ from kvcache_ops import _native
 DOMAIN = "opmx.dynamic_batching"
 WRITTEN = ("cache", "scale")
 OPTIONAL = ("scale", "attn_mask")
+OF_FLOAT8 = ("quant_type",)  # such a cache is not for torch, so the attribute keeps its default
 
 Shape = Callable[[dict[str, Any], dict[str, int], Any], Sequence[Any]]
 """The shape of the outputs, from the inputs and attributes by their names and the number of all keys."""
@@ -26,7 +27,7 @@ class Operator:
         self._op_type = op_type
         self._shape = shape
         self._inputs = _native.input_names(op_type)
-        self._attributes = _native.attribute_names(op_type)
+        self._attributes = [name for name in _native.attribute_names(op_type) if name not in OF_FLOAT8]
         self._outputs = len(_native.output_names(op_type))
         written = [name for name in self._inputs if name in WRITTEN]
         name = f"kvcache_ops::{re.sub('(?<!^)(?=[A-Z])', '_', op_type).lower()}"
@@ -35,11 +36,14 @@ class Operator:
         )
         self._op.register_fake(self._fake)
 
-    def __call__(self, inputs: dict[str, Tensor | None], attributes: dict[str, int]) -> tuple[Tensor, ...]:
-        """The outputs; `cache` and `scale` are written, unless a graph is exported, which will write them."""
+    def __call__(self, inputs: list[Tensor | None], attributes: list[int]) -> tuple[Tensor, ...]:
+        """The outputs, from inputs and attributes in the library's order.
+
+        `cache` and `scale` are written, unless a graph is exported, which will write them.
+        """
         if torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting():
-            return self._node(inputs, attributes)
-        outputs = self._op(*(inputs[name] for name in self._inputs), *(attributes[name] for name in self._attributes))
+            return self._node(*self._named((*inputs, *attributes)))
+        outputs = self._op(*inputs, *attributes)
         return (outputs,) if self._outputs == 1 else tuple(outputs)
 
     def _signature(self) -> str:
