@@ -77,8 +77,9 @@ test-wheel: wheel-release
 			"$(PUBLISHED)"/*.whl markdown-it-py onnx onnxruntime pytest PyYAML safetensors && \
 		"$(TARGET)/installed/bin/python" -m kvcache_ops doctor && \
 		PYTHONPATH=examples:golden "$(TARGET)/installed/bin/python" -m pytest --quiet \
-			python_tests/test_package_page.py python_tests/test_int4.py python_tests/test_step_indices.py \
-			python_tests/test_golden.py || exit 1; \
+			python_tests/test_package_page.py python_tests/test_int4.py python_tests/test_step_indices.py && \
+		"$(TARGET)/installed/bin/python" -m kvcache_ops conformance --messages --ort-library \
+			"$$("$(TARGET)/installed/bin/python" -c 'import kvcache_ops; print(kvcache_ops.library_path())')" || exit 1; \
 	done
 
 # What is between an operator and its runtime, on the oldest supported ONNX Runtime; cast insertion also on one that

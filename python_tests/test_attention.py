@@ -1,4 +1,4 @@
-"""The attention operators in ONNX Runtime: types, masks and names as graphs have them. (Answers: test_golden.py.)"""
+"""The attention operators in ONNX Runtime: types, masks and names as graphs have them. (Answers: the kit.)"""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def data_sets(test: Path) -> list[Path]:
 
 
 def test_calls_give_the_outputs_and_leave_behind_the_in_place_inputs(tests: dict[str, list[Path]]) -> None:
-    """All calls of every twelfth test: that the cases pass, test_golden.py tells."""
+    """All calls of every twelfth test: that the cases pass, test_conformance_command.py tells."""
     for test in tests["node"][::12]:
         onnx.checker.check_model(onnx.load(str(test / "model.onnx")))
         model = load(test)

@@ -65,13 +65,15 @@ def test_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         assert text in got.err and len(got.err.splitlines()) == 1 and not got.out
 
 
-def test_our_library_conforms(capsys: pytest.CaptureFixture[str]) -> None:
-    """In each suite, with the messages that the cases ask for. (That all cases pass, test_golden.py tells.)"""
-    options = ["--messages", "--filter", "f16-int4-f16", "--report", "json"]
+@pytest.mark.runtime
+@pytest.mark.parametrize("domains", [(), ("--domain", "pmx.dynamic_batching", "--static-domain", "pmx")])
+def test_our_library_conforms(domains: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every golden case in ONNX Runtime, with the messages that it asks for; some of them in the older domains."""
+    options = ["--messages", "--report", "json", *domains, *(["--filter", "f16-int4-f16"] if domains else [])]
     assert main(["conformance", "--ort-library", str(find_library()), *options]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {case["suite"] for case in document["cases"]} == set(conformance.SUITES)
-    assert document["summary"]["passed"] == len(document["cases"]) > 20
+    assert document["summary"]["passed"] == len(document["cases"]) > (20 if domains else 1200)
 
 
 def test_a_library_without_the_operators_is_a_fault_of_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""KeyValueCache of static batching through ONNX Runtime: shapes, and what is written. test_golden.py has its answers.
+"""KeyValueCache of static batching through ONNX Runtime: shapes, and what is written. The kit has its answers.
 
 Domains `opmx` and `pmx`, in which the operator has other inputs than that of dynamic batching.
 """
