@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnxruntime
@@ -74,10 +74,6 @@ class Attention:
         given = {name: inputs[name] for name in PACKED_INPUTS if name in inputs} | dict(key=key, value=value)
         model = node_model(self.types(given, PACKED_INPUTS), self.own_attributes, operator="MultiHeadAttention")
         return run_node(session_of(model), given)[0]
-
-    def layers(self) -> list[Attention]:
-        """The node once for each layer of its cache."""
-        return [replace(self, cached=cached) for cached in self.cached.layers()]
 
 
 def random_rows(random: np.random.Generator, shape: tuple[int, ...], element_type: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
 
@@ -145,10 +145,6 @@ class Setting:
         outputs = key_value_cache(operands, cache, memory.scale, Attributes(**self.attributes), self.oracle_types)
         memory.store(cache)
         return outputs
-
-    def layers(self) -> list[Setting]:
-        """This setting once for each layer."""
-        return [replace(self, layer_idx=layer) for layer in range(self.num_layer)]
 
 
 def one_call(node: Setting, seqlens: list[int], past: list[int] | None = None) -> tuple[Arrays, Memory]:

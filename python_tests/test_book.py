@@ -119,7 +119,7 @@ def test_the_page_of_the_server(folder: Path) -> None:
     """By OpenAI's client, with a tiny model."""
     from kvcache_ops import models
 
-    from test_serve import serving
+    from served import serving
     from tiny_models import write_gguf
 
     path = models.build(write_gguf(folder / "tiny.gguf"), folder / "tiny")

@@ -1,118 +1,24 @@
-"""The OpenAI HTTP interface, by OpenAI's own client, over a tiny model."""
+"""The OpenAI HTTP interface: models, clients that come and go, requests that are refused, shutdown."""
 
 from __future__ import annotations
 
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
-from threading import Thread
 
-import numpy as np
 import openai
 import pytest
-import uvicorn
-from kvcache_ops import models
-from kvcache_ops.engine import Engine
-from kvcache_ops.models import ChatTemplate
-from kvcache_ops.serve import application
-from kvcache_ops.serve._server import Server
 from openai import OpenAI
 
-from test_model_commands import TEMPLATE
-from tiny_models import TOKENS, random_tensors, write_gguf
+from served import GREEDY, MESSAGES, NAN_TOKEN, TEXTS, Serving, expected, path, serving, shared
+from tiny_models import TOKENS
 
-NAN_TOKEN = TOKENS.index("~")
-TEXTS = ["the theme", "a", "of the others, the most", "42"]
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the theme"}]
-GREEDY = dict(model="tiny", temperature=0)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that never ends an answer, and whose token of ~ has an embedding of NaN."""
-    folder = tmp_path_factory.mktemp("serve")
-    tensors = random_tensors(tied=False)
-    tensors["output.weight"][[NAN_TOKEN, -1]] = 0
-    tensors["token_embd.weight"][NAN_TOKEN] = np.nan
-    source = write_gguf(folder / "tiny.gguf", tensors=tensors, fields={"tokenizer.chat_template": TEMPLATE})
-    return models.build(source, folder / "model", page_size=8)
-
-
-class Serving:
-    """A server in a thread, its engine, and what it says."""
-
-    def __init__(
-        self, path: Path, grace: float = 0, max_requests: int = 64, context_shift: bool = False, **options: int
-    ) -> None:
-        self.engine = Engine(path, **{"threads": 1} | options)
-        app = application(self.engine, name="tiny", max_requests=max_requests, context_shift=context_shift)
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
-        self.server = Server(uvicorn.Config(app, lifespan="on", log_level="warning"), grace)
-        self.thread = Thread(target=self.server.run, args=([self._socket],))
-        self.thread.start()
-        self.client = OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=60)
-
-    def stop(self) -> None:
-        """Shuts it down, and waits; it does not hang."""
-        self.server.should_exit = True
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """The status and the body of a response to any request."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path, body)
-        response = connection.getresponse()
-        status, content = response.status, response.read()
-        connection.close()
-        return status, content
-
-    def metric(self, name: str) -> float:
-        """A line of /metrics."""
-        status, text = self.ask("GET", "/metrics")
-        assert status == 200
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text.decode(), re.MULTILINE)
-        return float(found[1]) if found else 0.0
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Until it holds, which it does soon."""
-        until = time.perf_counter() + 60
-        while not condition():
-            assert time.perf_counter() < until
-            time.sleep(0.02)
-
-
-@contextmanager
-def serving(path: Path, **options: float) -> Iterator[Serving]:
-    """A server for a while."""
-    found = Serving(path, **options)
-    try:
-        yield found
-    finally:
-        found.stop()
-
-
-@pytest.fixture(scope="module")
-def shared(path: Path) -> Iterator[Serving]:
-    """One for several tests."""
-    with serving(path, max_tokens=4096) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def expected(path: Path) -> list[str]:
-    """The answers of the engine to TEXTS."""
-    return [request.text for request in Engine(path, max_tokens=512, threads=1).generate(TEXTS, max_new_tokens=16)]
+__all__ = ["expected", "path", "shared"]  # fixtures
 
 
 def test_models(shared: Serving) -> None:
@@ -122,122 +28,6 @@ def test_models(shared: Serving) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt', expected 'tiny'"):
         shared.client.models.retrieve("gpt")
     assert shared.ask("GET", "/health") == (200, b'{"status":"ok"}')
-
-
-def test_completions(shared: Serving, expected: list[str]) -> None:
-    """Of a text, of tokens, of several; with usage."""
-    found = shared.client.completions.create(prompt=TEXTS[0], **GREEDY)
-    tokens = shared.engine.encode(TEXTS[0])
-    assert (found.choices[0].text, found.choices[0].finish_reason) == (expected[0], "length")
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (5, 16, 21)
-    assert shared.client.completions.create(prompt=tokens, **GREEDY).choices[0].text == expected[0]
-    several = shared.client.completions.create(prompt=TEXTS, **GREEDY)
-    assert [choice.text for choice in several.choices] == expected and several.usage.completion_tokens == 64
-    streamed = [""] * 4
-    for chunk in shared.client.completions.create(prompt=TEXTS, stream=True, **GREEDY):
-        for choice in chunk.choices:
-            streamed[choice.index] += choice.text
-    assert streamed == expected
-
-
-def test_sampling(shared: Serving) -> None:
-    """A seed, also a negative one, fixes the answer; a stop ends it; what is beyond OpenAI's is taken, too."""
-    ask = shared.client.completions.create
-    options = dict(model="tiny", prompt="a", seed=-3, temperature=1.5, top_p=0.9)
-    first = ask(**options).choices[0].text
-    assert ask(**options).choices[0].text == first != ask(**options | {"seed": 4}).choices[0].text
-    assert ask(**options, extra_body={"top_k": 1}).choices[0].text == ask(prompt="a", **GREEDY).choices[0].text
-    stop = first[2:4]
-    for given in (stop, ["not there", stop]):
-        choice = ask(**options, stop=given).choices[0]
-        assert (choice.text, choice.finish_reason) == (first[: first.index(stop)], "stop")
-
-
-def test_chat(shared: Serving, path: Path) -> None:
-    """Whole and streamed; what of the prompt is in the cache is said."""
-    engine = Engine(path, max_tokens=512, threads=1)
-    [request] = engine.generate([ChatTemplate(engine.model).tokens(MESSAGES)], max_new_tokens=9)
-    ask = shared.client.chat.completions.create
-    found = ask(messages=MESSAGES, max_tokens=9, **GREEDY)
-    assert (found.choices[0].message.role, found.choices[0].message.content) == ("assistant", request.text)
-    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "theme"}]
-    messages = [MESSAGES[0], {"role": "user", "content": parts}]
-    options = dict(stream=True, stream_options={"include_usage": True}, max_completion_tokens=9)
-    chunks = list(ask(messages=messages, **options, **GREEDY))
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == request.text
-    assert chunks[-2].choices[0].finish_reason == "length" and not chunks[-1].choices
-    usage = chunks[-1].usage
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(request.prompt), 9)
-    assert usage.prompt_tokens_details.cached_tokens == len(request.prompt) // 8 * 8
-
-
-def test_several_answers(shared: Serving) -> None:
-    """To each prompt, as with seeds of their own; a prompt counts once, whose full pages are computed once."""
-    ask, options = shared.client.completions.create, dict(model="tiny", temperature=1.5, max_tokens=9)
-    single = [ask(prompt=TEXTS[i], seed=7 + j, **options).choices[0].text for i in (0, 2) for j in range(3)]
-    found = ask(prompt=[TEXTS[0], TEXTS[2]], seed=7, n=3, best_of=3, **options)
-    assert [choice.text for choice in found.choices] == single and len(set(single)) == 6
-    tokens = sum(len(shared.engine.encode(TEXTS[i])) for i in (0, 2))
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (tokens, 54)
-    streamed = {(choice.index, choice.delta.role): "" for choice in []}
-    chat = shared.client.chat.completions.create
-    whole = chat(messages=MESSAGES, n=2, seed=1, **options)
-    for chunk in chat(messages=MESSAGES, n=2, seed=1, stream=True, **options):
-        for choice in chunk.choices:
-            key = choice.index
-            streamed[key] = streamed.get(key, "") + (choice.delta.content or "")
-    assert streamed == {choice.index: choice.message.content for choice in whole.choices}
-
-
-def test_logprobs(shared: Serving, path: Path) -> None:
-    """Those of the engine, of the tokens whose text is given; whole and streamed; in both of OpenAI's forms."""
-    engine, stop = Engine(path, max_tokens=512, threads=1), []
-    for cut in (False, True):
-        options = dict(temperature=1.5, seed=5, stop=stop, logprobs=2)
-        [request] = engine.generate([TEXTS[0]], max_new_tokens=16, **options)
-        tokens = [token for token in request.logprobs if not cut or token.offset < len(request.text)]
-        found = shared.client.completions.create(model="tiny", prompt=TEXTS[0], **options).choices[0].logprobs
-        assert found.token_logprobs == [token.logprob for token in tokens]
-        assert found.text_offset == [token.offset for token in tokens]
-        assert [len(top) - (token.token not in dict(token.top)) for token, top in zip(tokens, found.top_logprobs)] == [
-            2
-        ] * len(tokens)
-        assert all(name in top for name, top in zip(found.tokens, found.top_logprobs))
-        assert (len(tokens) < len(request.answer)) == cut
-        stop = [request.text[3:5]]
-    chat, options = (
-        shared.client.chat.completions.create,
-        dict(messages=MESSAGES, logprobs=True, max_tokens=16, **GREEDY),
-    )
-    whole = chat(top_logprobs=3, **options).choices[0]
-    entries = whole.logprobs.content
-    assert bytes(byte for entry in entries for byte in entry.bytes).decode(errors="replace") == whole.message.content
-    for entry in entries:
-        assert entry.top_logprobs[0].token == entry.token and len(entry.top_logprobs) == 3
-        logprobs = [top.logprob for top in entry.top_logprobs]
-        assert logprobs == sorted(logprobs, reverse=True) and logprobs[0] == entry.logprob < 0
-    assert any(entry.token.startswith("bytes:\\x") for entry in entries)
-    streamed = [entry for chunk in chat(top_logprobs=3, stream=True, **options) for choice in chunk.choices
-                for entry in choice.logprobs.content]  # fmt: skip
-    assert streamed == entries
-    assert chat(**options).choices[0].logprobs.content[0].top_logprobs == []
-
-
-def test_context_shift(path: Path, expected: list[str]) -> None:
-    """A chat longer than the context loses its oldest messages, an answer goes on past it; a prompt is refused."""
-    turns = [{"role": role, "content": "the"} for _ in range(9) for role in ("user", "assistant")]
-    with serving(path, max_tokens=128, context_shift=True) as server:
-        ask = server.client.chat.completions.create
-        found = ask(messages=[MESSAGES[0], *turns, MESSAGES[1]], max_tokens=5, **GREEDY)
-        same = ask(messages=[MESSAGES[0], *turns[-2:], MESSAGES[1]], max_tokens=5, **GREEDY)
-        assert found.usage.prompt_tokens == same.usage.prompt_tokens <= 64
-        assert found.choices[0].message.content == same.choices[0].message.content
-        assert ask(messages=MESSAGES, max_tokens=300, **GREEDY).usage.completion_tokens == 300
-        complete = server.client.completions.create
-        assert complete(prompt="a", max_tokens=300, **GREEDY).usage.completion_tokens == 300
-        with pytest.raises(openai.BadRequestError, match="129 tokens"):
-            complete(prompt="a" * 129, **GREEDY)
 
 
 def test_twenty_clients(shared: Serving, expected: list[str]) -> None:

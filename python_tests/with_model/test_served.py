@@ -12,7 +12,7 @@ from kvcache_ops import models
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 
-from test_serve import Serving, serving
+from served import Serving, serving
 
 SOURCE = Path(os.environ["KVCACHE_SMOLLM2"])
 TEXT = (Path(__file__).parents[2] / "docs/manager.md").read_text(encoding="utf-8")[:8_000]

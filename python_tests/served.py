@@ -1,0 +1,108 @@
+"""A server in a thread, over a tiny model, and OpenAI's client of it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+import uvicorn
+from kvcache_ops import models
+from kvcache_ops.engine import Engine
+from kvcache_ops.serve import application
+from kvcache_ops.serve._server import Server
+from openai import OpenAI
+
+from test_model_commands import TEMPLATE
+from tiny_models import TOKENS, random_tensors, write_gguf
+
+NAN_TOKEN = TOKENS.index("~")
+TEXTS = ["the theme", "a", "of the others, the most", "42"]
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the theme"}]
+GREEDY = dict(model="tiny", temperature=0)
+
+
+class Serving:
+    """A server in a thread, its engine, and what it says."""
+
+    def __init__(
+        self, path: Path, grace: float = 0, max_requests: int = 64, context_shift: bool = False, **options: int
+    ) -> None:
+        self.engine = Engine(path, **{"threads": 1} | options)
+        app = application(self.engine, name="tiny", max_requests=max_requests, context_shift=context_shift)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.server = Server(uvicorn.Config(app, lifespan="on", log_level="warning"), grace)
+        self.thread = Thread(target=self.server.run, args=([self._socket],))
+        self.thread.start()
+        self.client = OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def stop(self) -> None:
+        """Shuts it down, and waits; it does not hang."""
+        self.server.should_exit = True
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """The status and the body of a response to any request."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        status, content = response.status, response.read()
+        connection.close()
+        return status, content
+
+    def metric(self, name: str) -> float:
+        """A line of /metrics."""
+        status, text = self.ask("GET", "/metrics")
+        assert status == 200
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text.decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, which it does soon."""
+        until = time.perf_counter() + 60
+        while not condition():
+            assert time.perf_counter() < until
+            time.sleep(0.02)
+
+
+@contextmanager
+def serving(path: Path, **options: float) -> Iterator[Serving]:
+    """A server for a while."""
+    found = Serving(path, **options)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that never ends an answer, and whose token of ~ has an embedding of NaN."""
+    folder = tmp_path_factory.mktemp("serve")
+    tensors = random_tensors(tied=False)
+    tensors["output.weight"][[NAN_TOKEN, -1]] = 0
+    tensors["token_embd.weight"][NAN_TOKEN] = np.nan
+    source = write_gguf(folder / "tiny.gguf", tensors=tensors, fields={"tokenizer.chat_template": TEMPLATE})
+    return models.build(source, folder / "model", page_size=8)
+
+
+@pytest.fixture(scope="module")
+def shared(path: Path) -> Iterator[Serving]:
+    """One for several tests."""
+    with serving(path, max_tokens=4096) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[str]:
+    """The answers of the engine to TEXTS."""
+    return [request.text for request in Engine(path, max_tokens=512, threads=1).generate(TEXTS, max_new_tokens=16)]
