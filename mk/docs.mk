@@ -3,7 +3,7 @@
 .PHONY: golden
 golden: .venv/wheel
 	$(VENV) golden/generate.py
-	$(VENV) python/selftest/write_cases.py
+	$(VENV) python/selftest/write_models.py
 
 # Writes the embedded PTX anew.
 .PHONY: ptx

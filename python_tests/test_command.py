@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import kvcache_ops
 import numpy as np
@@ -12,31 +15,16 @@ import pytest
 from kvcache_ops import CacheSpec, _doctor, _selftest
 from kvcache_ops._command import main
 
-from golden_cases import GOLDEN, read_case
-
-
-def test_the_embedded_cases_are_golden_ones() -> None:
-    """The same arrays and attributes; of every kind of cache, and of attention."""
-    given = list(_selftest.cases())
-    for case in given:
-        (folder,) = GOLDEN.glob(f"*cases/{case.name}")
-        golden = read_case(folder)
-        assert (case.op_type, case.attributes) == (golden.operator, golden.attributes)
-        assert 2 <= len(case.inputs) == len(case.expected) <= len(golden.steps)
-        embedded = dict(case.state)
-        for step, (inputs, expected) in enumerate(zip(case.inputs, case.expected)):
-            embedded |= {f"{step}.{name}": array for name, array in (inputs | expected).items()}
-        steps = tuple(f"{step}." for step in range(len(case.inputs)))
-        assert embedded.keys() == {name for name in golden.tensors if name.startswith((*steps, "cache", "scale"))}
-        for name, array in embedded.items():
-            expected = golden.tensors[name]
-            assert array.dtype == expected.dtype and array.tobytes() == expected.tobytes()
-    assert {case.state["cache"].dtype.name for case in given} == {"float32", "float16", "int8", "uint8"}
-    assert {case.op_type for case in given} == {"KeyValueCache", "MultiHeadCacheAttention"}
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_doctor() -> None:
-    """As a user calls it: what there is, two self-tests, exit code 0."""
+    """As a user calls it: what there is, two self-tests, exit code 0; of cases of all kinds, and models that are new."""
+    given = list(_selftest.cases())
+    assert {case.state["cache"].dtype.name for case in given} == {"float32", "float16", "int8", "uint8"}
+    assert all(len(case.inputs) > 1 for case in given)
+    models = runpy.run_path(str(ROOT / "python/selftest/write_models.py"))["models"]()
+    assert models == json.loads((ROOT / "python/kvcache_ops" / _selftest.FILE).read_text())
     run = subprocess.run([sys.executable, "-m", "kvcache_ops", "doctor"], capture_output=True, text=True, check=False)
     assert run.returncode == 0 and not run.stderr, run
     lines = {name: text.strip() for name, _, text in (line.partition(":") for line in run.stdout.splitlines())}
@@ -64,7 +52,7 @@ def test_the_self_test_finds_a_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_cases_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged installation is told, not a crash."""
-    monkeypatch.setattr(_selftest, "FILE", "missing.npz")
+    monkeypatch.setattr(_selftest, "FILE", "missing.json")
     assert main(["doctor"]) == 1
     assert "the cases of the package cannot be read: FileNotFoundError" in capsys.readouterr().out
 

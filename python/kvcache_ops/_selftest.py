@@ -1,8 +1,9 @@
-"""A few golden cases inside the package: whether the operators compute here what they must, to the bit."""
+"""A few golden cases of the conformance kit: whether the operators compute here what they must, to the bit."""
 
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,11 +15,25 @@ from numpy.typing import NDArray
 from kvcache_ops import _native
 from kvcache_ops._cache import ONNX_TYPES, numpy_type
 from kvcache_ops._registration import register
+from kvcache_ops.conformance._call import Sent, packed_shape
 
 Arrays = dict[str, NDArray[Any]]
 
-FILE = "selftest.npz"
-"""The cases: `index` is JSON and says where each array lies in `data`. `python/selftest/write_cases.py` writes it."""
+FILE = "selftest.json"
+"""A model of one node for each case, by its name in its suite. `python/selftest/write_models.py` writes it."""
+
+CASES = {
+    "key-value-cache": (
+        *("decode-mode0-f32-f32", "decode-mode1-f16-f16", "decode-mode1-int8-int8", "decode-mode0-f32-int8-f32"),
+        *("decode-mode1-f16-int8-f16", "decode-mode0-f32-int4-f32", "decode-mode1-f16-int4-f16"),
+    ),
+    "attention": ("chunked-f32-int8-f16", "chunked-f16-int4-f32"),
+}
+"""One of each kind of cache, both modes, three layouts; and attention."""
+_COMMON = {
+    "key-value-cache": "decode-mode",
+    "attention": "chunked-f",
+}  # to all names of a suite, so that it is read once
 
 
 @dataclass(frozen=True)
@@ -57,32 +72,33 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Every case of the package."""
-    with (files("kvcache_ops") / FILE).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        data = arrays["data"].tobytes()
-        for name, facts in json.loads(arrays["index"].tobytes()).items():
-            tensors = {key: _array(data, *place) for key, place in facts["tensors"].items()}
-            steps = [
-                {key.partition(".")[2]: array for key, array in tensors.items() if key.startswith(f"{step}.")}
-                for step in range(facts["steps"])
-            ]
-            results = {*_native.output_names(facts["op_type"]), "tolerance", "cache", "scale"}
-            results |= {"unrounded.attn_output", "unrounded.tolerance"}
+    """Every case of `CASES`."""
+    models = json.loads((files("kvcache_ops") / FILE).read_text(encoding="utf-8"))
+    for suite, names in CASES.items():
+        found = {case["name"]: case for case in _native.conformance_cases(suite, None, _COMMON[suite], (0, 0))}
+        for name in names:
+            case = found[name]
             yield Case(
                 name,
-                facts["op_type"],
-                facts["attributes"],
-                tensors["model"].tobytes(),
-                {key: tensors[key] for key in ("cache", "scale") if key in tensors},
-                [{key: array for key, array in step.items() if key not in results} for step in steps],
-                [{key: array for key, array in step.items() if key in results} for step in steps],
+                case["op_type"],
+                case["attributes"],
+                b64decode(models[name]),
+                {key: _array(case[key]) for key in ("cache", "scale") if case[key] is not None},
+                [_arrays(inputs) for inputs, _, _ in case["calls"]],
+                [_arrays(after) for _, after, _ in case["calls"]],
             )
 
 
-def _array(data: bytes, dtype: str, shape: list[int], start: int) -> NDArray[Any]:
-    """One array of the file."""
-    count = int(np.prod(shape))
-    return np.frombuffer(data, dtype, count, start).reshape(shape).copy()
+def _arrays(tensors: dict[str, Sent]) -> Arrays:
+    return {name: _array(tensor) for name, tensor in tensors.items()}
+
+
+def _array(tensor: Sent) -> NDArray[Any]:
+    """An array of a tensor; of int4, its bytes."""
+    element, shape, data = tensor
+    if element == "int4":
+        return np.frombuffer(data, np.uint8).reshape(packed_shape(shape)).copy()
+    return np.frombuffer(data, numpy_type(element)).reshape(shape).copy()
 
 
 def through_run(case: Case) -> None:
