@@ -206,31 +206,6 @@ def test_ortvalues_of_bfloat16() -> None:
     assert value.data_ptr() == memory.cache.ctypes.data
 
 
-SOME = [
-    (0, "float16", "float16", None),
-    (8, "float16", "int8", "float32"),
-    (4, "float16", "int4", "float16"),
-    (8, "float16", "float8e4m3fn", "float16"),
-]
-
-
-@pytest.mark.parametrize("row", SOME, ids=str)
-def test_onnx_runtime_and_run_agree(row: tuple) -> None:
-    """A binding, OrtValues and `run` write the same bytes into memory from `allocate`."""
-    spec = spec_of(row, cache_layout=3)
-    inputs, session = call_of(spec)
-    bound, fed, direct = (spec.allocate() for _ in range(3))
-    expected = kvcache_ops.run(spec, **inputs, cache=direct.cache, scale=direct.scale, layer_idx=1)
-    assert direct.cache.any()
-    for got in (bound_call(session, inputs, bound), session.run(None, inputs | fed.ortvalues())):
-        for name, array, expected_array in zip(("key", "value"), got, expected):
-            assert_same_bits(name, array, expected_array)
-    for memory in (bound, fed):
-        for name, array, expected_array in zip(("cache", "scale"), memory, direct):
-            if expected_array is not None:
-                assert_same_bits(name, array, expected_array)
-
-
 def test_bindings_and_ortvalues_keep_the_memory() -> None:
     """Nobody else has the arrays: the addresses are still theirs."""
     inputs, session = call_of(INT4)

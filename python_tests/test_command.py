@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_doctor() -> None:
-    """As a user calls it: what there is, two self-tests, exit code 0; of cases of all kinds, and models that are new."""
+    """As a user calls it: what there is, two self-tests, exit code 0; cases of all kinds, models that are new."""
     given = list(_selftest.cases())
     assert {case.state["cache"].dtype.name for case in given} == {"float32", "float16", "int8", "uint8"}
     assert all(len(case.inputs) > 1 for case in given)
