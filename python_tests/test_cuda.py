@@ -7,17 +7,27 @@ reason; with `KVCACHE_REQUIRE_GPU` set the run ends with exit code 77 instead.
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import kvcache_ops
 import numpy as np
 import pytest
-from kvcache_ops import step_indices
+from kvcache_ops import pack_int4, step_indices, unpack_int4
+from kvcache_ops.conformance import SUITES, Int4Array
+from kvcache_ops.conformance._models import operator
+from kvcache_ops.conformance._run import run_suites
 
 from compare import Arrays
 from device_call import EMULATED, DeviceArray, device_call, device_session, why_no_gpu
-from golden_cases import SUITES, GoldenCase, check_all
 from kvcache import DOMAIN
-from node import OPERATORS, STATIC_DOMAINS, STATIC_INPUTS, node_model, types_for, types_of, with_mass
+from node import STATIC_DOMAINS, node_model, types_for, types_of, with_mass
 from setting import Setting
+
+CHECKS = {
+    "KeyValueCache": kvcache_ops.check,
+    "MultiHeadAttention": kvcache_ops.check_multi_head_attention,
+    "MultiHeadCacheAttention": kvcache_ops.check_multi_head_cache_attention,
+}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -29,11 +39,11 @@ def gpu() -> None:
         pytest.skip(why_no_gpu())
 
 
-@pytest.mark.parametrize("operator", ["MultiHeadAttention", "MultiHeadCacheAttention"])
-def test_heads_that_are_too_long_are_refused(operator: str) -> None:
+@pytest.mark.parametrize("op_type", ["MultiHeadAttention", "MultiHeadCacheAttention"])
+def test_heads_that_are_too_long_are_refused(op_type: str) -> None:
     """The node would fail in every call: refused when the session is made."""
-    model = node_model(types_for(operator), dict(num_heads=2, head_dim=264), operator=operator)
-    with pytest.raises(Exception, match=f"{operator} node 'cached': .*head_dim is 264, expected at most 256"):
+    model = node_model(types_for(op_type), dict(num_heads=2, head_dim=264), operator=op_type)
+    with pytest.raises(Exception, match=f"{op_type} node 'cached': .*head_dim is 264, expected at most 256"):
         device_session(model)
 
 
@@ -55,32 +65,40 @@ def shapes_of(inputs: Arrays, num_repeat: int) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(("key", "value"), (*rows, num_heads * num_repeat, head_dim))
 
 
-def on_device(arrays: Arrays, int4_shape: tuple[int, ...] | None) -> dict[str, DeviceArray]:
-    """The state in memory of the GPU."""
-    return {name: DeviceArray(array, int4_shape if name == "cache" else None) for name, array in arrays.items()}
+def on_device(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> tuple[Any, ...]:
+    """A call as the conformance kit makes it: outputs, cache and scale; what the CPU refuses is not asked for."""
+    if "seqstarts" in inputs:
+        memory = {} if cache is None else {"cache": cache, "scale": scale}
+        CHECKS[op_type](attributes, **inputs, **{name: packed(array) for name, array in memory.items()})
+    names = [tensor.name for tensor in operator(op_type, inputs).inputs]
+    inputs = {name: inputs[name] for name in names if name in inputs}
+    given = {"cache": cache, "scale": scale}
+    state = {
+        name: DeviceArray(packed(array), array.shape if isinstance(array, Int4Array) else None)
+        for name, array in given.items()
+        if array is not None
+    }
+    host = inputs | {name: packed(array) for name, array in given.items() if array is not None}
+    domain = DOMAIN if "seqstarts" in inputs else STATIC_DOMAINS[0]
+    model = node_model(types_of(host, isinstance(cache, Int4Array)), attributes, operator=op_type, domain=domain)
+    outputs = device_call(model, inputs, state, shapes_of(inputs, attributes.get("num_repeat", 1)))
+    after = {name: array.numpy() for name, array in state.items()}
+    if isinstance(cache, Int4Array):
+        after["cache"] = unpack_int4(after["cache"])[: cache.size].reshape(cache.shape)
+    return (*outputs.values(), after.get("cache"), after.get("scale"))
 
 
-def run_case(case: GoldenCase) -> None:
-    """The oracle's bytes, step by step; attention within its tolerance. Refusals are the CPU's."""
-    if not case.is_legal:
-        return
-    signature, domain = OPERATORS[case.operator][0], DOMAIN
-    if not any(name.endswith(".seqstarts") for name in case.tensors):
-        signature, domain = STATIC_INPUTS, STATIC_DOMAINS[0]
-    host = case.state()
-    state = on_device(host, case.int4_shape)
-    for i, _ in enumerate(case.steps):
-        inputs = case.inputs(i, signature)
-        types = types_of(inputs | host, case.int4_shape is not None)
-        model = node_model(types, case.attributes, operator=case.operator, domain=domain)
-        got = device_call(model, inputs, state, shapes_of(inputs, case.attributes.get("num_repeat", 1)))
-        case.check(i, got | {name: array.numpy() for name, array in state.items()})
+def packed(array: Any) -> Any:
+    """An array as the operators take it."""
+    return pack_int4(array) if isinstance(array, Int4Array) else array
 
 
-@pytest.mark.parametrize("suite", SUITES)
-def test_golden_cases(suite: str) -> None:
+def test_golden_cases() -> None:
     """Of all operators; where the device is emulated a part, since the tests in Rust run the rest."""
-    check_all(suite, run_case, every=5 if EMULATED else 1)
+    nothing = dict(profile=None, messages=False, random=0, seed=0, cases=None, name=None)
+    report = run_suites(on_device, SUITES, int4="unpacked", filter="-f16-" if EMULATED else "", **nothing)
+    report.raise_for_failures()
+    assert report.passed == len(report.cases) > 400
 
 
 def one_token(setting: Setting, start: int, **changes: np.ndarray) -> Arrays:
