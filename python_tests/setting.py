@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from itertools import product
 from math import prod
 
 import numpy as np
 import onnxruntime
-from kvcache_ops import pack_int4, unpack_int4
 from onnx import TensorProto
 
 from compare import Arrays
 from kvcache import NUMPY_TYPES, cache_shape
 from kvcache import TYPE_NAMES as TYPE_NAMES
-from node import INPUTS, node_model, node_types, run_node, session_of
-from oracle.call import Attributes, Inputs, Types
-from oracle.key_value_cache import key_value_cache
+from node import node_model, node_types, run_node, session_of
 from ragged import RaggedCache
 
 FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
-
-# The specification's table of types, as (T1, T2, T3, quant_bit). Without quantization T3 may be anything, or absent.
-UNQUANTIZED = [(FLOAT, FLOAT), (FLOAT, HALF), (HALF, FLOAT), (HALF, HALF), (INT8, INT8)]
-LEGAL_TYPES = [(t1, t2, t3, 0) for (t1, t2), t3 in product(UNQUANTIZED, (None, FLOAT, HALF))] + [
-    (t1, t2, t3, quant_bit) for t1, (t2, quant_bit), t3 in product((FLOAT, HALF), ((INT8, 8), (INT4, 4)), (FLOAT, HALF))
-]
 
 
 @dataclass
@@ -44,16 +34,6 @@ class Memory:
     def arrays(self) -> Arrays:
         """The tensors by the names of their inputs."""
         return {"cache": self.cache} | ({} if self.scale is None else {"scale": self.scale})
-
-    @property
-    def values(self) -> np.ndarray:
-        """The cache as the oracle has it: of int4, a copy with one int8 for each value."""
-        return self.cache if self.int4_shape is None else unpack_int4(self.cache).reshape(self.int4_shape)
-
-    def store(self, values: np.ndarray) -> None:
-        """Takes the oracle's cache back."""
-        if self.int4_shape is not None:
-            self.cache[:] = pack_int4(values.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -96,11 +76,6 @@ class Setting:
         """The element types of the node's inputs, by name."""
         return node_types(self.t1, self.t2, self.t3)
 
-    @property
-    def oracle_types(self) -> Types:
-        """The types as the oracle has them."""
-        return Types(*(None if t is None else TYPE_NAMES[t] for t in (self.t1, self.t2, self.t3)))
-
     def model(self, _given: Arrays | None = None) -> bytes:
         """The model of this one node."""
         return node_model(self.types(), self.attributes)
@@ -137,14 +112,6 @@ class Setting:
     ) -> list[np.ndarray]:
         """One call on the memory itself: key and value."""
         return run_node(session or session_of(self.model()), inputs | memory.arrays, memory.int4_shape)
-
-    def oracle(self, inputs: Arrays, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
-        """What the oracle makes of a call: key and value; cache and scale change in the memory."""
-        cache = memory.values
-        operands = Inputs(**{name: inputs[name] for name in INPUTS[:8]})
-        outputs = key_value_cache(operands, cache, memory.scale, Attributes(**self.attributes), self.oracle_types)
-        memory.store(cache)
-        return outputs
 
 
 def one_call(node: Setting, seqlens: list[int], past: list[int] | None = None) -> tuple[Arrays, Memory]:

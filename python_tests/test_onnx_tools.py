@@ -5,22 +5,28 @@ from __future__ import annotations
 import runpy
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import kvcache_ops.onnx
 import numpy as np
 import pytest
+from kvcache_ops._cache import type_name
+from kvcache_ops.conformance import Int4Array
+from kvcache_ops.conformance._models import node_model, operator
+from kvcache_ops.conformance._run import run_suites
 from kvcache_pmx import lower
 from onnx import ModelProto, TensorProto, checker, defs, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from compare import assert_same_arrays, assert_same_bits
+from compare import Arrays
 from graph import IR_VERSION, OPSET
 from node import DOMAINS, OPERATORS, PACKED_INPUTS, node_types
 from pmx_export import export
 from pmx_params import Params, random_weights
 from pmx_steps import Steps
-from setting import FLOAT, HALF, INT4, LEGAL_TYPES, Setting
+from setting import FLOAT, HALF, INT4
 
 ROOT = Path(__file__).resolve().parents[1]
 infers_shapes = pytest.mark.skipif(
@@ -156,41 +162,27 @@ def test_onnxscript() -> None:
     assert {a.name: a.i for a in node.attribute} == {"num_heads": 8, "head_dim": 4}
 
 
-def evaluate(setting: Setting, domain: str) -> None:
-    """Two calls of the evaluator on one cache are the oracle's, in outputs and in what is stored."""
-    random = np.random.default_rng(5)
-    ragged = setting.ragged(random, [6, 7, 4])
-    memory = setting.memory(random, ragged.max_t)
-    types = node_types(setting.t1, setting.t2, setting.t3)
-    given = {name: value for name, value in setting.attributes.items() if value != getattr(Setting(), name)}
-    model = cache_model(domain, types=types, **given)
-    evaluator = ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops())
-    for members, seqlens in [([0, 2], [4, 1]), ([2, 1, 0], [1, 6, 2])]:
-        inputs = setting.current(random, sum(seqlens)) | ragged.step(random, members, seqlens)
-        expected = memory.copy()
-        wanted = setting.oracle(inputs, expected)
-        fed = inputs | memory.arrays
-        if memory.int4_shape is not None:
-            import ml_dtypes
+def test_the_evaluator_conforms() -> None:
+    """It stores in place, by elements of int4 in a byte, and refuses; in either domain."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="this onnx has no int4 arrays")
+    domains = cycle(DOMAINS)
 
-            fed["cache"] = memory.values.astype(ml_dtypes.int4)
-        got = evaluator.run(None, fed)
-        if memory.int4_shape is not None:
-            memory.store(fed["cache"].astype(np.int8))
-        for name, array, oracle in zip(("key", "value"), got, wanted, strict=True):
-            assert_same_bits(name, array, oracle)
-        assert_same_arrays(memory.arrays, expected.arrays)
+    def evaluate(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> tuple[Any, ...]:
+        of, domain = operator(op_type, inputs), next(domains)
+        state = {name: array for name, array in (("cache", cache), ("scale", scale)) if array is not None}
+        is_int4 = isinstance(cache, Int4Array)
+        types = {name: type_name(array.dtype) for name, array in (inputs | state).items()}
+        model = node_model(of, attributes, types | ({"cache": "int4"} if is_int4 else {}), domain=domain)
+        fed = inputs | state | ({"cache": cache.astype(ml_dtypes.int4)} if is_int4 else {})
+        outputs = ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops()).run(None, fed)
+        if is_int4:
+            cache[...] = fed["cache"].astype(np.int8)
+        return (*outputs, cache, scale)
 
-
-@pytest.mark.parametrize("types", LEGAL_TYPES[::3], ids=str)
-def test_the_evaluator_stores_in_place(types: tuple[int, int, int | None, int]) -> None:
-    """Caches of all types, in a mode and layout each."""
-    t1, t2, t3, quant_bit = types
-    if t2 == INT4:
-        pytest.importorskip("ml_dtypes", reason="this onnx has no int4 arrays")
-    for domain, (cache_mode, cache_layout) in zip(DOMAINS, [(0, 0), (1, 3)]):
-        forms = dict(cache_mode=cache_mode, cache_layout=cache_layout, page_size=2, num_repeat=2)
-        evaluate(Setting(t1, t2, t3, quant_bit, num_layer=2, layer_idx=1, **forms), domain)
+    nothing = dict(profile=None, messages=False, random=0, seed=0, cases=None, name=None)
+    report = run_suites(evaluate, ["key-value-cache", "attention"], int4="unpacked", filter="f16", **nothing)
+    report.raise_for_failures()
+    assert report.passed > 200
 
 
 def test_the_evaluator_runs_lowered_exports() -> None:
