@@ -109,8 +109,8 @@ def test_what_a_store_may_not_give_is_a_miss() -> None:
         manager, memory = made([Wrong()], max_tokens=32)
         s, _ = prompt(manager, memory, TOKENS, 1)
         manager.swap_out(s)
-        assert manager.flush(30)
         manager.free(prompt(manager, memory, [7] * 32, 2)[0])  # takes the place of all that was there
+        assert manager.flush(30)  # what waits to be written would be found
         with refused("rows_missing"):
             manager.swap_in(s, memory)
         assert sum(manager.tiers()[-1]["misses"].values()) >= 1
