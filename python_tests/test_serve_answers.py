@@ -51,13 +51,12 @@ def test_several_answers(shared: Serving) -> None:
     assert [choice.text for choice in found.choices] == single and len(set(single)) == 6
     tokens = sum(len(shared.engine.encode(TEXTS[i])) for i in (0, 2))
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (tokens, 54)
-    streamed = {(choice.index, choice.delta.role): "" for choice in []}
+    streamed = {0: "", 1: ""}
     chat = shared.client.chat.completions.create
     whole = chat(messages=MESSAGES, n=2, seed=1, **options)
     for chunk in chat(messages=MESSAGES, n=2, seed=1, stream=True, **options):
         for choice in chunk.choices:
-            key = choice.index
-            streamed[key] = streamed.get(key, "") + (choice.delta.content or "")
+            streamed[choice.index] += choice.delta.content or ""
     assert streamed == {choice.index: choice.message.content for choice in whole.choices}
 
 

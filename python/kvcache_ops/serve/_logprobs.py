@@ -54,7 +54,7 @@ class Logprobs:
         elif found := _BYTE.fullmatch(piece):
             data = bytes.fromhex(found[1])
         else:
-            data = piece.replace("▁", " ").encode()
+            data = (piece if self._byte_level else piece.replace("▁", " ")).encode()
         try:
             return data.decode(), data
         except UnicodeDecodeError:

@@ -16,7 +16,7 @@ class Reply:
     """The objects of one answer to one call: whole, or in the chunks of a stream."""
 
     def __init__(self, chat: bool, model: str, logprobs: Logprobs | None) -> None:
-        """Logprobs: what writes them, where they were asked for."""
+        """`logprobs`: what writes them, where they were asked for."""
         self._chat, self._logprobs = chat, logprobs
         kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
         self._head = {"id": f"{prefix}-{uuid4().hex}", "created": int(time.time()), "model": model}
