@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import gguf
 import numpy as np
 
 
@@ -13,6 +12,8 @@ class NumpyGguf:
     """Llama, Qwen2 and Qwen3 in float32 or float64, by the file's own metadata and the order of its own rows."""
 
     def __init__(self, path: Path, dtype: type = np.float64):
+        import gguf  # which the environments of older runtimes have not got
+
         reader = gguf.GGUFReader(path)
         fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer")}
         self.family = fields["general.architecture"]
