@@ -17,9 +17,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -62,15 +61,10 @@ _LIBC.mallinfo2.restype = _MallInfo
 _LIBC.malloc_trim.argtypes = [ctypes.c_size_t]
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The process at a moment."""
-
-    resident: int  # bytes of memory that are resident
-    heap: int  # bytes that malloc has given and not got back, those of all libraries
-    objects: int  # blocks that Python's own allocator has given
-    threads: int
-    files: int
+# How much more there may be at the end, however many the steps are. Resident memory: arenas of as many threads hold
+# pieces of pages. Memory in use: what malloc has given, to all libraries. Python's blocks: requests have a few each.
+BOUNDS = {"resident memory": 16 * MIB, "memory in use": 4 * MIB, "Python's blocks": 4000, "threads": 0, "files": 0}
+Sample = dict[str, int]
 
 
 def quiet_sample() -> Sample:
@@ -80,16 +74,7 @@ def quiet_sample() -> Sample:
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
     info = _LIBC.mallinfo2()
     threads, files = (len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd"))
-    return Sample(resident, info.uordblks + info.hblkhd, sys.getallocatedblocks(), threads, files)
-
-
-def growth(start: Sample, end: Sample) -> Iterator[tuple[str, int, int, int]]:
-    """What there was at both ends of the measured steps, and how much more there may be, however many they are."""
-    yield "resident memory", start.resident, end.resident, 16 * MIB  # arenas of as many threads hold pieces of pages
-    yield "memory in use", start.heap, end.heap, 4 * MIB
-    yield "Python's blocks", start.objects, end.objects, 4000  # of requests, each of which has a few
-    yield "threads", start.threads, end.threads, 0
-    yield "files", start.files, end.files, 0
+    return dict(zip(BOUNDS, (resident, info.uordblks + info.hblkhd, sys.getallocatedblocks(), threads, files)))
 
 
 class Lane:
@@ -216,10 +201,10 @@ def main() -> int:
         f"{time.perf_counter() - began:,.0f} s", *(f"{name:<22}{n:,}" for name, n in sorted(counts.items())), sep="\n"
     )
     failed = False
-    for name, before, after, most in growth(start, end):
-        failed |= after - before > most
-        state = "FAILED" if after - before > most else "holds"
-        print(f"{name:<22}{before:,} at the start, {after:,} at the end; bound: {most:,} more, {state}")
+    for name, most in BOUNDS.items():
+        failed |= end[name] - start[name] > most
+        state = "FAILED" if end[name] - start[name] > most else "holds"
+        print(f"{name:<22}{start[name]:,} at the start, {end[name]:,} at the end; bound: {most:,} more, {state}")
     return int(failed)
 
 

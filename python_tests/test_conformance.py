@@ -6,7 +6,6 @@ import json
 import pickle
 from collections.abc import Callable
 from typing import Any
-from xml.etree import ElementTree
 
 import kvcache_ops
 import numpy as np
@@ -144,17 +143,6 @@ def test_refusals_are_compared() -> None:
     assert kinds(wrong_kind) == {"refused-as"}
     assert kinds(mute, messages=True) == {"not-mentioned"}
     assert run(mute, "kvlen").conforms
-
-
-def test_a_refused_legal_call_says_where() -> None:
-    """Class, message and line of the exception."""
-
-    def broken(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
-        return {}["nothing"]
-
-    difference = only(broken).difference
-    assert difference.kind == "refused" and difference.call == 0
-    assert "KeyError: 'nothing'" in difference.text and "test_conformance.py, line" in difference.text
 
 
 @pytest.mark.parametrize("bug", [AttributeError, RecursionError])
@@ -311,9 +299,6 @@ def test_forms_of_a_report() -> None:
     assert {rule.rule for rule in report.rules if rule.failed} <= {
         rule for case in report.failures for rule in case.rules
     }
-    suite = ElementTree.fromstring(report.junit())
-    failed = [case for case in suite.iter("testcase") if case.find("failure") is not None]
-    assert len(failed) == report.failed
     with pytest.raises(AssertionError) as failure:
         report.raise_for_failures()
     assert str(failure.value) == report.text() and failure.value.report is report

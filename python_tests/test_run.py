@@ -310,30 +310,17 @@ def test_memory_that_an_export_alone_keeps() -> None:
     assert (call.key == 1).all()
 
 
-def test_attention_over_a_cache_is_attention_over_its_rows() -> None:
-    """The fused operator and its two halves, with an output that is given."""
-    spec = CacheSpec(max_tokens=64, num_kv_heads=2, head_dim=16, dtype="float32", cache_mode=1, page_size=4)
-    random = np.random.default_rng(3)
-    current, query = (random.standard_normal((5, heads, 16)).astype(np.float32) for heads in (2, 4))
-    indices = step_indices([4, 1], [0, 6], pages=[[8], [0, 2]], page_size=spec.page_size)
-    caches = [spec.allocate().cache for _ in range(2)]
-    key, value = kvcache_ops.run(spec, current, current, *indices, caches[0])
-    packed = (query, key, value, *indices[:2], indices.decoding_batches, *indices[4:])
-    expected = kvcache_ops.multi_head_attention(spec, *packed, num_heads=4)
+def test_an_output_of_attention_that_is_given() -> None:
+    """It is written, and is what is given back; attributes that are missing or misspelled are named."""
+    query = np.random.default_rng(3).standard_normal((4, 4, 8)).astype(np.float32)
+    inputs = {"query": query, "decoding_batches": INDICES.decoding_batches} | operands()
+    expected = kvcache_ops.multi_head_cache_attention(SPEC, **copies(inputs), num_heads=4)
     output = np.empty_like(query)
-    fused = (query, current, current, *indices.attention().values(), caches[1])
-    got = kvcache_ops.multi_head_cache_attention(spec, *fused, attn_output=output, num_heads=4)
-    assert got is output
-    assert_same_bits("attn_output", got, expected)
-    assert_same_bits("cache", caches[1], caches[0])
-    assert kvcache_ops.check_multi_head_attention(spec, *packed, num_heads=4) == query.shape
-    assert kvcache_ops.check_multi_head_cache_attention(spec, *fused, num_heads=4) == query.shape
-    for function, inputs in (
-        (kvcache_ops.multi_head_attention, packed),
-        (kvcache_ops.check_multi_head_cache_attention, fused),
-    ):
-        assert_refused("attribute_missing", "num_heads", function, spec, *inputs)
-        assert_refused("attribute_unknown", 'has no attribute "num_haeds"', function, spec, *inputs, num_haeds=4)
+    assert kvcache_ops.multi_head_cache_attention(SPEC, **copies(inputs), attn_output=output, num_heads=4) is output
+    assert_same_bits("attn_output", output, expected)
+    for function in (kvcache_ops.multi_head_cache_attention, kvcache_ops.check_multi_head_cache_attention):
+        assert_refused("attribute_missing", "num_heads", function, SPEC, **inputs)
+        assert_refused("attribute_unknown", 'no attribute "num_haeds"', function, SPEC, **inputs, num_haeds=4)
 
 
 EMPTY = {
