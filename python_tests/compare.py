@@ -21,22 +21,6 @@ def assert_same_bits(name: str, got: np.ndarray, expected: np.ndarray, any_nan: 
     _assert_all(name, same, got, expected)
 
 
-def assert_within(name: str, got: np.ndarray, *pairs: Sequence[np.ndarray]) -> None:
-    """Of one of the pairs of an expected array and its tolerance: each finite element is as far from the expected one
-    as its tolerance says, at most; others are the same. The message is of the first pair."""
-    assert all(got.shape == expected.shape for expected, _ in pairs), f"{name}: got shape {got.shape}"
-    got, results = np.asarray(got, np.float64), []
-    for expected, tolerance in pairs:
-        expected = np.asarray(expected, np.float64)
-        with np.errstate(invalid="ignore"):
-            near = np.abs(got - expected) <= tolerance
-        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
-        results.append((np.where(np.isfinite(expected), near, same), expected))
-    if not any(same.all() for same, _ in results):
-        same, expected = results[0]
-        _assert_all(name, same, got, expected)
-
-
 def _assert_all(name: str, same: np.ndarray, got: np.ndarray, expected: np.ndarray) -> None:
     if not same.all():
         first = tuple(int(i) for i in np.argwhere(~same)[0])
