@@ -9,15 +9,13 @@ import numpy as np
 Arrays = dict[str, np.ndarray]
 
 
-def assert_same_bits(name: str, got: np.ndarray, expected: np.ndarray, any_nan: bool = False) -> None:
-    """The arrays have one type, one shape and the same bytes; with `any_nan` a NaN equals every other NaN."""
+def assert_same_bits(name: str, got: np.ndarray, expected: np.ndarray) -> None:
+    """The arrays have one type, one shape and the same bytes."""
     assert got.dtype == expected.dtype, f"{name}: expected {expected.dtype}, got {got.dtype}"
     assert got.shape == expected.shape, f"{name}: expected shape {expected.shape}, got {got.shape}"
     got, expected = np.atleast_1d(got), np.atleast_1d(expected)
     bits = np.dtype(f"u{got.dtype.itemsize}")
     same = got.view(bits) == expected.view(bits)
-    if any_nan and got.dtype.kind in "fV":  # V: bfloat16
-        same |= np.isnan(got) & np.isnan(expected)
     _assert_all(name, same, got, expected)
 
 
@@ -28,11 +26,11 @@ def _assert_all(name: str, same: np.ndarray, got: np.ndarray, expected: np.ndarr
         raise AssertionError(f"{name}: {(~same).sum()} of {same.size} differ, first at {first}: {difference}")
 
 
-def assert_same_arrays(got: Arrays, expected: Arrays, any_nan: bool = False) -> None:
+def assert_same_arrays(got: Arrays, expected: Arrays) -> None:
     """Named arrays hold the same bits."""
     assert got.keys() == expected.keys()
     for name in expected:
-        assert_same_bits(name, got[name], expected[name], any_nan)
+        assert_same_bits(name, got[name], expected[name])
 
 
 def assert_same_outputs(got: Sequence[Sequence[np.ndarray]], expected: Sequence[Sequence[np.ndarray]]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 from functools import lru_cache
 
 import numpy as np
@@ -119,23 +117,12 @@ def run_node(
     for name, array in inputs.items():
         if name == "cache" and int4_shape is not None:
             binding.bind_input(name, "cpu", 0, TensorProto.INT4, int4_shape, array.ctypes.data)
-        elif array.dtype in OF_ML_DTYPES:
-            binding.bind_input(name, "cpu", 0, OF_ML_DTYPES[array.dtype], array.shape, array.ctypes.data)
         else:
             binding.bind_cpu_input(name, array)
     for output in session.get_outputs():
         binding.bind_output(output.name, "cpu")
     session.run_with_iobinding(binding)
-    return [array_of(value) for value in binding.get_outputs()]
-
-
-def array_of(value: onnxruntime.OrtValue) -> np.ndarray:
-    """A copy of a tensor, also of bfloat16, of which ONNX Runtime makes no array."""
-    if value.data_type() != "tensor(bfloat16)":
-        return value.numpy()
-    shape = value.shape()
-    size = math.prod(shape) * np.dtype(bfloat16).itemsize
-    return np.frombuffer(ctypes.string_at(value.data_ptr(), size), bfloat16).reshape(shape)
+    return binding.copy_outputs_to_cpu()
 
 
 def types_of(inputs: Arrays, int4_cache: bool) -> dict[str, int]:

@@ -18,8 +18,8 @@ from golden_cases import some_cases
 from oracles import static_oracle
 
 Arrays = dict[str, np.ndarray]
-# A case of three calls on a cache of float16, and one that is quantized.
-PLAIN, QUANTIZED = "chunked-prefill-mode0-f16-f16", "chunked-prefill-mode0-f16-int8-f16"
+# A case of three calls on a cache of float16.
+PLAIN = "chunked-prefill-mode0-f16-f16"
 
 
 def ours(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
