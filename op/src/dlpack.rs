@@ -12,16 +12,12 @@ use crate::tensor::{Defect, Shape, TensorMut, TensorRef};
 /// A tensor of another framework that none of the operator's can be made of.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum DlpackError {
     /// A tensor of another framework that is not in memory of the host.
     #[error("{input} is on device {device}, expected memory of the CPU")]
     #[strum(serialize = "device")]
-    DeviceMemory {
-        /// The tensor's name.
-        input: &'static str,
-        /// The device and its number, as in `cuda:0`.
-        device: String,
-    },
+    DeviceMemory { input: &'static str, device: String },
 
     /// A tensor of another framework with elements of a type that no input has.
     #[error(
@@ -29,26 +25,12 @@ pub enum DlpackError {
          int8, int4 or int64"
     )]
     #[strum(serialize = "element_type")]
-    UnknownElementType {
-        /// The tensor's name.
-        input: &'static str,
-        /// DLPack's type code.
-        code: u8,
-        /// Bits of a lane.
-        bits: u8,
-        /// Lanes of an element.
-        lanes: u16,
-    },
+    UnknownElementType { input: &'static str, code: u8, bits: u8, lanes: u16 },
 
     /// A description of a tensor that describes none.
     #[error("{input} is not a tensor: {reason}")]
     #[strum(serialize = "invalid_dltensor")]
-    InvalidDlTensor {
-        /// The tensor's name.
-        input: &'static str,
-        /// What is wrong with it.
-        reason: String,
-    },
+    InvalidDlTensor { input: &'static str, reason: String },
 }
 
 /// No tensor of the operators has more dimensions than 6; a `DLTensor` with more than this is not one.

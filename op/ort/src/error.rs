@@ -10,68 +10,33 @@ pub(crate) enum Error {
     Operator(#[from] kvcache_op::Error),
     /// A node of which no kernel can be made.
     #[error("{operator} node '{name}': {reason}")]
-    Node {
-        /// The operator's name.
-        operator: &'static str,
-        /// The node's name.
-        name: String,
-        /// What is wrong with it.
-        reason: Box<Error>,
-    },
+    Node { operator: &'static str, name: String, reason: Box<Error> },
     /// A call of ONNX Runtime's interface failed.
     #[error(transparent)]
     Runtime(#[from] ort::Error),
     /// A node carries an attribute that is not an integer.
     #[error("attribute {name} is of another type, expected an integer (ONNX Runtime: {reason})")]
-    AttributeType {
-        /// The attribute.
-        name: &'static str,
-        /// What the runtime said when asked for the integer.
-        reason: String,
-    },
+    AttributeType { name: &'static str, reason: String },
     /// The node's state would be the session's instead of the caller's.
     #[error("{name} is an initializer, expected a graph input: the operator writes it, and the caller keeps it")]
-    Initializer {
-        /// The input.
-        name: &'static str,
-    },
+    Initializer { name: &'static str },
     /// ONNX Runtime has made a float32 node of a float16 one.
     #[error(
         "ONNX Runtime has changed this float16 node to float32, as its neighbors have no float16 kernels, and would \
          give it copies of float16 tensors: what it stores in cache and scale would be lost or differ. Keep it \
          float16: put a Reshape before current_value, or make {output} a graph output"
     )]
-    Retyped {
-        /// The node's first output.
-        output: &'static str,
-    },
+    Retyped { output: &'static str },
     /// An input that has elements of a type that no operator knows.
     #[error("type_mismatch: {name} is of type {}, expected {}", name_of(*got), names(expected))]
-    ElementType {
-        /// The input.
-        name: &'static str,
-        /// Its type.
-        got: TensorElementType,
-        /// The types that operators take.
-        expected: &'static [ElementType],
-    },
+    ElementType { name: &'static str, got: TensorElementType, expected: &'static [ElementType] },
     /// A required input or output is not there.
     #[error("{name} is missing")]
-    Missing {
-        /// The input or output.
-        name: &'static str,
-    },
+    Missing { name: &'static str },
     /// A tensor that the processor which needs it cannot reach.
     #[cfg(feature = "cuda")]
     #[error("{name} is in memory of {got}, expected memory of {expected}")]
-    Device {
-        /// The input or output.
-        name: &'static str,
-        /// Where its memory is.
-        got: String,
-        /// Where it must be.
-        expected: &'static str,
-    },
+    Device { name: &'static str, got: String, expected: &'static str },
     /// CUDA is not there, or refuses.
     #[cfg(feature = "cuda")]
     #[error("{kind}: {0}", kind = .0.kind())]
@@ -96,12 +61,7 @@ pub(crate) enum Error {
     EarlierCall(kvcache_op::cuda::Status),
     /// A runtime from before the interface that the library uses.
     #[error("ONNX Runtime has version {got}, expected 1.{expected} or later")]
-    OldRuntime {
-        /// The runtime's version.
-        got: String,
-        /// The first minor version that has the interface.
-        expected: u32,
-    },
+    OldRuntime { got: String, expected: u32 },
     /// A second copy of the runtime in one process.
     #[error("another copy of ONNX Runtime in this process has registered this library, which works with one only")]
     SecondRuntime,

@@ -7,6 +7,7 @@ use super::device_trait::Device;
 /// Why a call on a device was not launched.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum Error<D: Device> {
     /// A rule of the operator is broken.
     #[error(transparent)]
@@ -18,26 +19,15 @@ pub enum Error<D: Device> {
 
     /// A slice that was made for another stream than the call's.
     #[error("{input} was made for another stream than that of the launch")]
-    OtherStream {
-        /// The tensor's name.
-        input: &'static str,
-    },
+    OtherStream { input: &'static str },
 
     /// Scratch memory that is too small, or not aligned to 4 bytes.
     #[error("scratch has {got} bytes, expected at least {expected}, aligned to 4")]
-    Scratch {
-        /// Its bytes; 0 if there is none.
-        got: usize,
-        /// The bytes that the call needs.
-        expected: usize,
-    },
+    Scratch { got: usize, expected: usize },
 
     /// A slice of another context than the stream's.
     #[error("{input} is in memory of another context than the stream's")]
-    OtherContext {
-        /// The tensor's name.
-        input: &'static str,
-    },
+    OtherContext { input: &'static str },
 }
 
 impl<D: Device> Error<D> {
