@@ -1,13 +1,38 @@
 //! A step in steady state allocates nothing: the same batch decodes on, and takes new pages now and then. Only what
 //! grows with the sequences, their tables and the prefix index, doubles from time to time.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode};
-use kvcache_testing::live_bytes::{Counting, allocated};
 use kvcache_testing::manager::copies::Copies;
+
+thread_local! {
+    /// Allocations that this thread has made, and their bytes.
+    static ALLOCATED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+/// The system's allocator, counted.
+struct Counting;
+
+// SAFETY: all calls go to `System`, with the caller's arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let (allocations, bytes) = ALLOCATED.get();
+        ALLOCATED.set((allocations + 1, bytes + layout.size()));
+        // SAFETY: the caller's layout, whose size is not 0.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, data: *mut u8, layout: Layout) {
+        // SAFETY: `data` is from `System`, of this layout.
+        unsafe { System.dealloc(data, layout) }
+    }
+}
 
 /// Decodes with 64 sequences; gives the allocations of each step.
 fn decode(steps: u32) -> Vec<usize> {
@@ -25,9 +50,9 @@ fn decode(steps: u32) -> Vec<usize> {
         for (append, &seq) in appends.iter_mut().zip(&seqs) {
             *append = Append::tokens(seq, &tokens);
         }
-        let before = allocated().0;
+        let before = ALLOCATED.get().0;
         manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
-        allocated().0 - before
+        ALLOCATED.get().0 - before
     };
     (0..steps).map(step).collect()
 }
@@ -49,9 +74,9 @@ fn a_hopeless_append_evicts_nothing() {
     let prompt: Vec<u32> = (0..5_000).collect();
     manager.begin_step(&[Append::tokens(a, &prompt)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
     manager.free(a).unwrap();
-    let (before, c) = (allocated().1, manager.create());
+    let (before, c) = (ALLOCATED.get().1, manager.create());
     let error = manager.begin_step(&[Append::count(b, 1 << 30), Append::count(c, 10_000)]).unwrap_err();
     assert_eq!(error.to_string(), format!("{} pages are needed, 10000 are free", (1 << 30) + 10_000));
-    let bytes = allocated().1 - before;
+    let bytes = ALLOCATED.get().1 - before;
     assert!(bytes < 4096, "{bytes} bytes for a refusal");
 }

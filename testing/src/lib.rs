@@ -4,7 +4,6 @@ pub mod attention_call;
 pub mod attention_model;
 pub mod backends;
 pub mod guarded;
-pub mod live_bytes;
 #[cfg(feature = "manager")]
 pub mod manager;
 pub mod random;
