@@ -7,7 +7,6 @@ mod golden;
 mod infllm;
 mod infllm_cases;
 mod infllm_sessions;
-mod mutations;
 mod prefix;
 mod refusals;
 mod saved;

@@ -13,10 +13,6 @@ pub struct Faults {
     pub fails_at: Option<usize>,
     /// That call panics when it has written.
     pub panics: bool,
-    /// It makes no copies, and says nothing: as if there were no copy-on-write.
-    pub no_copies: bool,
-    /// It copies and rotates `cache` alone.
-    pub no_scales: bool,
 }
 
 /// What a memory was asked to do.
@@ -90,16 +86,6 @@ impl Memory {
         assert!(!self.faults.panics, "injected");
         Err("injected".into())
     }
-
-    /// Undoes what was done to `scale`.
-    fn without_scales<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
-        let before = self.scale.clone();
-        let done = act(self);
-        if self.faults.no_scales {
-            self.scale = before;
-        }
-        done
-    }
 }
 
 impl CacheMemory for Memory {
@@ -108,10 +94,7 @@ impl CacheMemory for Memory {
             return self.fail(copies.iter().flat_map(|copy| copy.dst..copy.dst + copy.len));
         }
         self.log.copies.extend_from_slice(copies);
-        if self.faults.no_copies {
-            return Ok(());
-        }
-        self.without_scales(|memory| memory.host().copy_rows(copies))
+        self.host().copy_rows(copies)
     }
 
     fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
@@ -119,7 +102,7 @@ impl CacheMemory for Memory {
             return self.fail(rotations.iter().flat_map(|rotation| rotation.slot..rotation.slot + rotation.len));
         }
         self.log.rotations.extend_from_slice(rotations);
-        self.without_scales(|memory| memory.host().rotate_keys(rotations, rope))
+        self.host().rotate_keys(rotations, rope)
     }
 
     fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {

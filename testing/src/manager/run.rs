@@ -30,8 +30,6 @@ pub struct Run {
     pub cache: Cache,
     pub manager: Manager,
     pub memory: Memory,
-    /// What the memory does wrong.
-    pub faults: Faults,
     pub op: KeyValueCache,
     pub model: Model,
     /// The ids of the model's sequences.
@@ -67,7 +65,6 @@ impl Run {
         Self {
             cache: cache.clone(),
             memory: Memory::new(&spec),
-            faults: Faults::default(),
             op: operator(&spec),
             manager: Manager::new(spec).unwrap(),
             model: Model { rules: cache.rules(), seqs: vec![] },
@@ -335,7 +332,7 @@ impl Run {
     /// The memory with nothing asked for yet.
     pub fn fresh_memory(&self) -> Memory {
         Memory {
-            faults: self.faults,
+            faults: Faults::default(),
             calls: Cell::default(),
             spilled: Cell::default(),
             spills: self.has_store,

@@ -1,7 +1,5 @@
 //! Sequences that are saved, and loaded into the same cache or into another.
 
-use std::cell::Cell;
-
 use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{Manager, Mode};
 use tempfile::TempDir;
@@ -64,23 +62,13 @@ impl Run {
             loaded = manager.load(&path, &mut memory);
         }
         let ids = loaded.unwrap();
-        (memory.faults, memory.calls) = (self.faults, Cell::default());
+        (memory.faults, memory.calls) = Default::default();
         let seqs = self.model.seqs.iter().map(Model::saved).collect();
         let model = Model { seqs, ..Run::new(&larger).model };
         assert_eq!(ids.len(), model.seqs.len());
         assert_eq!(memory.log.rotations, []);
         let op = operator(manager.spec());
-        *self = Self {
-            cache: larger,
-            manager,
-            memory,
-            op,
-            model,
-            ids,
-            tags: self.tags,
-            faults: self.faults,
-            ..Run::new(&self.cache)
-        };
+        *self = Self { cache: larger, manager, memory, op, model, ids, tags: self.tags, ..Run::new(&self.cache) };
     }
 
     pub fn copy(&mut self, seq: usize, delta: i64, fault: LoadFault) {
