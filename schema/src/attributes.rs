@@ -1,38 +1,6 @@
-//! The operator's attributes as a graph gives them: plain integers, named and defaulted as in the specification.
+//! The operators' attributes as a graph gives them: plain integers, named and defaulted as in the specification.
 
-use crate::{CacheLayout, CacheMode, QuantBit};
-
-/// The attributes of one `KeyValueCache` node, as integers, not yet checked.
-///
-/// [`Default`] gives the specification's defaults. `kvcache-op` checks them.
-///
-/// ```
-/// use kvcache_schema::Attributes;
-///
-/// let attributes = Attributes { num_layer: 32, layer_idx: 5, num_repeat: 4, ..Attributes::default() };
-/// assert_eq!(attributes.page_size, 128);
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Attributes {
-    /// Number of attention layers that share the cache (L).
-    pub num_layer: i64,
-    /// The layer of the cache that this node stores to and loads from.
-    pub layer_idx: i64,
-    /// Width of a quantized cache element in bits; 0 is no quantization.
-    pub quant_bit: i64,
-    /// How many neighbors along `head_dim` share one scale.
-    pub quant_group: i64,
-    /// How often each cache head is repeated in the outputs (grouped-query attention).
-    pub num_repeat: i64,
-    /// How `cachestarts` addresses the cache: a [`CacheMode`].
-    pub cache_mode: i64,
-    /// The order of the axes of `cache` and `scale`: a [`CacheLayout`].
-    pub cache_layout: i64,
-    /// Tokens in a page, in paged mode.
-    pub page_size: i64,
-    /// What the elements of a quantized cache are: 0 integers, 1 floats, which have `quant_bit` 8. An extension.
-    pub quant_type: i64,
-}
+use crate::{CacheLayout, CacheMode, QuantBit, StaticCacheLayout};
 
 /// What the specification says of one attribute, a field of `A`.
 #[derive(Debug, Clone, Copy)]
@@ -49,10 +17,9 @@ pub struct AttributeSpec<A = Attributes> {
     pub max: Option<i64>,
     /// The only legal values between `min` and `max`, where not every one is.
     pub one_of: Option<&'static [i64]>,
-    /// Reads the field that holds it.
-    pub(crate) get: fn(&A) -> i64,
-    /// The field, to be written.
-    pub(crate) get_mut: fn(&mut A) -> &mut i64,
+    /// The field that holds it.
+    get: fn(&A) -> i64,
+    get_mut: fn(&mut A) -> &mut i64,
 }
 
 impl<A> AttributeSpec<A> {
@@ -62,21 +29,9 @@ impl<A> AttributeSpec<A> {
     }
 
     /// Sets the attribute called `name`, if it is one of `specs`.
-    pub(crate) fn set(specs: &[Self], attributes: &mut A, name: &str, value: i64) -> bool {
-        match specs.iter().find(|spec| spec.name == name) {
-            Some(spec) => {
-                *(spec.get_mut)(attributes) = value;
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Gives each of `specs` its default.
-    pub(crate) fn set_defaults(specs: &[Self], attributes: &mut A) {
-        for spec in specs {
-            *(spec.get_mut)(attributes) = spec.default;
-        }
+    fn set(specs: &[Self], attributes: &mut A, name: &str, value: i64) -> bool {
+        let spec = specs.iter().find(|spec| spec.name == name);
+        spec.map(|spec| *(spec.get_mut)(attributes) = value).is_some()
     }
 
     /// Whether `value` is in the attribute's own range (rules that involve a second attribute are not part of it).
@@ -87,100 +42,141 @@ impl<A> AttributeSpec<A> {
     }
 }
 
-/// One row of a table of attributes; the name and the field cannot differ.
-macro_rules! attribute {
-    ($field:ident, required, min: $min:expr) => {
-        attribute!($field, required: true, default: 0, min: $min, max: None, one_of: None)
-    };
-    ($field:ident, default: $default:expr, min: $min:expr, max: $max:expr, one_of: $one_of:expr) => {
-        attribute!($field, required: false, default: $default, min: $min, max: $max, one_of: $one_of)
-    };
-    (
-        $field:ident,
-        required: $required:expr,
-        default: $default:expr,
-        min: $min:expr,
-        max: $max:expr,
-        one_of: $one_of:expr
-    ) => {
-        AttributeSpec {
-            name: stringify!($field),
-            required: $required,
-            default: $default,
-            min: $min,
-            max: $max,
-            one_of: $one_of,
-            get: |attributes| attributes.$field,
-            get_mut: |attributes| &mut attributes.$field,
+/// Declares the attributes of an operator, each with its default, the smallest and the largest legal value, and the only
+/// legal ones between these. One that a graph must give has a default that is not legal.
+macro_rules! attributes {
+    ($(#[$about:meta])* $Attributes:ident: $count:literal {
+        $($(#[$doc:meta])* $name:ident: ($default:expr, $min:expr, $max:expr, $one_of:expr),)*
+    }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+        pub struct $Attributes {
+            $($(#[$doc])* pub $name: i64,)*
+        }
+
+        impl $Attributes {
+            /// Every attribute, in the specification's order.
+            pub const SPEC: [AttributeSpec<Self>; $count] = [
+                $(AttributeSpec {
+                    name: stringify!($name),
+                    required: $default < $min,
+                    default: $default,
+                    min: $min,
+                    max: $max,
+                    one_of: $one_of,
+                    get: |attributes| attributes.$name,
+                    get_mut: |attributes| &mut attributes.$name,
+                },)*
+            ];
+
+            /// The attributes' names, in the specification's order.
+            pub const NAMES: [&str; $count] = [$(stringify!($name)),*];
+
+            /// Sets the attribute called `name`; `false` if the operator has no such attribute.
+            #[must_use]
+            pub fn set(&mut self, name: &str, value: i64) -> bool {
+                AttributeSpec::set(&Self::SPEC, self, name, value)
+            }
+        }
+
+        impl Default for $Attributes {
+            fn default() -> Self {
+                Self { $($name: $default,)* }
+            }
         }
     };
 }
-pub(crate) use attribute;
 
-impl Attributes {
-    /// Every attribute, in the specification's order.
-    pub const SPEC: [AttributeSpec; 9] = [
-        attribute!(num_layer, default: 1, min: 1, max: None, one_of: None),
-        attribute!(layer_idx, default: 0, min: 0, max: None, one_of: None),
-        attribute!(quant_bit, default: 0, min: 0, max: Some(8), one_of: Some(&QuantBit::CODES)),
-        attribute!(quant_group, default: 8, min: 1, max: None, one_of: None),
-        attribute!(num_repeat, default: 1, min: 1, max: None, one_of: None),
-        attribute!(cache_mode, default: 0, min: 0, max: Some(CacheMode::ALL.len() as i64 - 1), one_of: None),
-        attribute!(cache_layout, default: 0, min: 0, max: Some(CacheLayout::ALL.len() as i64 - 1), one_of: None),
-        attribute!(page_size, default: 128, min: 1, max: None, one_of: None),
-        attribute!(quant_type, default: 0, min: 0, max: Some(1), one_of: None),
-    ];
+attributes! {
+    /// The attributes of one `KeyValueCache` node, as integers, not yet checked.
+    ///
+    /// [`Default`] gives the specification's defaults. `kvcache-op` checks them.
+    ///
+    /// ```
+    /// use kvcache_schema::Attributes;
+    ///
+    /// let attributes = Attributes { num_layer: 32, layer_idx: 5, num_repeat: 4, ..Attributes::default() };
+    /// assert_eq!(attributes.page_size, 128);
+    /// ```
+    Attributes: 9 {
+        /// Number of attention layers that share the cache (L).
+        num_layer: (1, 1, None, None),
+        /// The layer of the cache that this node stores to and loads from.
+        layer_idx: (0, 0, None, None),
+        /// Width of a quantized cache element in bits; 0 is no quantization.
+        quant_bit: (0, 0, Some(8), Some(&QuantBit::CODES)),
+        /// How many neighbors along `head_dim` share one scale.
+        quant_group: (8, 1, None, None),
+        /// How often each cache head is repeated in the outputs (grouped-query attention).
+        num_repeat: (1, 1, None, None),
+        /// How `cachestarts` addresses the cache: a [`CacheMode`].
+        cache_mode: (0, 0, Some(CacheMode::ALL.len() as i64 - 1), None),
+        /// The order of the axes of `cache` and `scale`: a [`CacheLayout`].
+        cache_layout: (0, 0, Some(CacheLayout::ALL.len() as i64 - 1), None),
+        /// Tokens in a page, in paged mode.
+        page_size: (128, 1, None, None),
+        /// What the elements of a quantized cache are: 0 integers, 1 floats, which have `quant_bit` 8. An extension.
+        quant_type: (0, 0, Some(1), None),
+    }
+}
 
-    /// The attributes' names, in the specification's order.
-    pub const NAMES: [&str; 9] = {
-        let mut names = [""; 9];
-        let mut i = 0;
-        while i < names.len() {
-            names[i] = Self::SPEC[i].name;
-            i += 1;
-        }
-        names
-    };
+attributes! {
+    /// The attributes of one `KeyValueCache` node of static batching, as integers, not yet checked.
+    ///
+    /// [`Default`] gives the specification's defaults. `kvcache-op` checks them.
+    StaticAttributes: 7 {
+        /// Number of attention layers that share the cache (L).
+        num_layer: (1, 1, None, None),
+        /// The layer of the cache that this node stores to and loads from.
+        layer_idx: (0, 0, None, None),
+        /// Width of a quantized cache element in bits; 0 is no quantization.
+        quant_bit: (0, 0, Some(8), Some(&QuantBit::CODES)),
+        /// How many neighbors along `head_dim` share one scale.
+        quant_group: (8, 1, None, None),
+        /// How often each cache head is repeated in the outputs (grouped-query attention).
+        num_repeat: (1, 1, None, None),
+        /// The order of the axes of `cache` and `scale`: a [`StaticCacheLayout`].
+        cache_layout: (0, 0, Some(StaticCacheLayout::ALL.len() as i64 - 1), None),
+        /// What the elements of a quantized cache are: 0 integers, 1 floats, which have `quant_bit` 8. An extension.
+        quant_type: (0, 0, Some(1), None),
+    }
+}
+
+attributes! {
+    /// The attributes of one `MultiHeadAttention` node, as integers, not yet checked.
+    ///
+    /// [`Default`] gives the specification's defaults, and 0, which is not legal, to those that a graph must give.
+    AttentionAttributes: 5 {
+        /// Query heads (Hq).
+        num_heads: (0, 1, None, None),
+        /// Elements of a head (Dh).
+        head_dim: (0, 1, None, None),
+        /// Whether a query sees no key behind its own position: 0 or 1.
+        is_causal: (1, 0, Some(1), None),
+        /// Whether scores are biased by the distance of key and query: 0 or 1.
+        is_alibi: (0, 0, Some(1), None),
+        /// Key heads (Hk), of which each serves `num_heads / num_kv_heads` query heads; 0 is `num_heads`.
+        num_kv_heads: (0, 0, None, None),
+    }
+}
+
+/// The attributes of one `MultiHeadCacheAttention` node, as integers, not yet checked: those of the attention, and those
+/// of `KeyValueCache` but `num_repeat`, which is 1.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct CacheAttentionAttributes {
+    /// The attributes of the attention.
+    pub attention: AttentionAttributes,
+    /// The attributes of the cache. `num_repeat` is no attribute of the operator and stays 1.
+    pub cache: Attributes,
+}
+
+impl CacheAttentionAttributes {
+    /// The attribute of `KeyValueCache` that the operator does not have.
+    pub const NOT_AN_ATTRIBUTE: &str = "num_repeat";
 
     /// Sets the attribute called `name`; `false` if the operator has no such attribute.
     #[must_use]
     pub fn set(&mut self, name: &str, value: i64) -> bool {
-        AttributeSpec::set(&Self::SPEC, self, name, value)
-    }
-}
-
-impl Default for Attributes {
-    fn default() -> Self {
-        let mut attributes = Self {
-            num_layer: 0,
-            layer_idx: 0,
-            quant_bit: 0,
-            quant_group: 0,
-            num_repeat: 0,
-            cache_mode: 0,
-            cache_layout: 0,
-            page_size: 0,
-            quant_type: 0,
-        };
-        AttributeSpec::set_defaults(&Self::SPEC, &mut attributes);
-        attributes
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn setting_by_name_reaches_the_field_of_that_name() {
-        for (i, name) in Attributes::NAMES.into_iter().enumerate() {
-            let mut attributes = Attributes::default();
-            assert!(attributes.set(name, 1000 + i as i64));
-            for (j, spec) in Attributes::SPEC.iter().enumerate() {
-                let expected = if i == j { 1000 + i as i64 } else { spec.default };
-                assert_eq!(spec.value(&attributes), expected, "{} after setting {name}", spec.name);
-            }
-        }
-        assert!(!Attributes::default().set("pagesize", 1));
+        self.attention.set(name, value) || name != Self::NOT_AN_ATTRIBUTE && self.cache.set(name, value)
     }
 }

@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
 
-mod attention_attributes;
 mod attributes;
 mod cache_layout;
 mod cache_mode;
@@ -10,18 +9,15 @@ pub mod multi_head_attention;
 pub mod multi_head_cache_attention;
 mod quant;
 pub mod shape;
-mod static_attributes;
 mod static_cache_layout;
 pub mod static_key_value_cache;
 
-pub use attention_attributes::{AttentionAttributes, CacheAttentionAttributes};
-pub use attributes::{AttributeSpec, Attributes};
+pub use attributes::{AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, StaticAttributes};
 pub use cache_layout::{Axis, CacheDims, CacheLayout, CacheStrides};
 pub use cache_mode::CacheMode;
 pub use combinations::TypeCombination;
 pub use element::ElementType;
 pub use quant::{QuantBit, SCALE_FLOOR};
-pub use static_attributes::StaticAttributes;
 pub use static_cache_layout::{StaticAxis, StaticCacheDims, StaticCacheLayout, StaticCacheStrides};
 
 /// The operator's name in a graph.
