@@ -14,7 +14,7 @@ PYTHON_BORDER := test_run test_int4 test_cache_spec test_step_indices test_inpla
 	test_manager_refusals test_manager_interface test_manager_steps test_manager_threads
 .PHONY: test-sanitize-borders
 test-sanitize-borders: .venv/ready
-	KVCACHE_CFLAGS=-fsanitize=address $(WITH_ASAN) -p kvcache-capi --test shared --test capi
+	KVCACHE_CFLAGS=-fsanitize=address $(WITH_ASAN) -p kvcache-capi --test capi
 	$(ASAN_FLAGS) cargo build --profile sanitize --locked --target $(SYSTEM) -p kvcache-python --lib
 	rm -rf "$(BORDERS)" && mkdir -p "$(BORDERS)" && cp -r python/kvcache_ops "$(BORDERS)"
 	cp "$(TARGET)/$(SYSTEM)/sanitize/lib_native.so" "$(BORDERS)/kvcache_ops/_native.abi3.so"
@@ -23,8 +23,8 @@ test-sanitize-borders: .venv/ready
 		python_tests/with_asan $(PYTHON_BORDER:%=python_tests/%.py)
 
 # What threads share, under ThreadSanitizer: the tasks of a call and the counters by which they are claimed, the memory
-# that attention keeps from call to call, operators and pools that several threads use at once, in Rust and behind the C
-# interface, and the pool of the Python package's process. The sanitizer must see the synchronization inside the standard
+# that attention keeps from call to call, operators that several threads use at once, and the pool of the Python
+# package's process. The sanitizer must see the synchronization inside the standard
 # library, so that is compiled anew. ONNX Runtime, whose own synchronization it would not see, has no part in this.
 WITH_TSAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=thread cargo test -Zbuild-std --profile sanitize \
 	--locked --target $(SYSTEM) --target-dir "$(TARGET)/threads"
@@ -32,8 +32,8 @@ WITH_TSAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=thread cargo 
 test-threads:
 	@command -v rustup > /dev/null || { echo "test-threads: there is no rustup, which installs rust-src" >&2; exit 1; }
 	rustup component add rust-src || { echo "test-threads: rustup has not got rust-src" >&2; exit 1; }
-	$(WITH_TSAN) -p kvcache-kernels -p kvcache-attention -p kvcache-op -p kvcache-capi -p kvcache-python \
-		--test kernels --test attention --test op --test shared --test threads
+	$(WITH_TSAN) -p kvcache-kernels -p kvcache-attention -p kvcache-op -p kvcache-python \
+		--test kernels --test attention --test op --test threads
 
 # The libraries for other systems: what cargo check does, and no warning. The targets' standard libraries come from
 # rustup over the network; a machine may have neither, so `make test` does without this.

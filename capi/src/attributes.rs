@@ -28,56 +28,32 @@ pub struct kvcache_attributes {
     pub quant_type: i64,
 }
 
+/// The same attributes as another struct, whose fields have the same names.
+macro_rules! attributes {
+    ($from:expr => $To:ident) => {
+        $To {
+            num_layer: $from.num_layer,
+            layer_idx: $from.layer_idx,
+            quant_bit: $from.quant_bit,
+            quant_group: $from.quant_group,
+            num_repeat: $from.num_repeat,
+            cache_mode: $from.cache_mode,
+            cache_layout: $from.cache_layout,
+            page_size: $from.page_size,
+            quant_type: $from.quant_type,
+        }
+    };
+}
+
 impl From<&kvcache_attributes> for Attributes {
     fn from(attributes: &kvcache_attributes) -> Self {
-        let &kvcache_attributes {
-            num_layer,
-            layer_idx,
-            quant_bit,
-            quant_group,
-            num_repeat,
-            cache_mode,
-            cache_layout,
-            page_size,
-            quant_type,
-        } = attributes;
-        Self {
-            num_layer,
-            layer_idx,
-            quant_bit,
-            quant_group,
-            num_repeat,
-            cache_mode,
-            cache_layout,
-            page_size,
-            quant_type,
-        }
+        attributes!(attributes => Self)
     }
 }
 
 /// The attributes' defaults.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvcache_attributes_default() -> kvcache_attributes {
-    let Attributes {
-        num_layer,
-        layer_idx,
-        quant_bit,
-        quant_group,
-        num_repeat,
-        cache_mode,
-        cache_layout,
-        page_size,
-        quant_type,
-    } = Attributes::default();
-    kvcache_attributes {
-        num_layer,
-        layer_idx,
-        quant_bit,
-        quant_group,
-        num_repeat,
-        cache_mode,
-        cache_layout,
-        page_size,
-        quant_type,
-    }
+    let default = Attributes::default();
+    attributes!(default => kvcache_attributes)
 }
