@@ -33,7 +33,7 @@
 # make test-msrv        the crates compile with the oldest Rust that they declare; needs rustup and the network
 # make deny             licenses and advisories of all dependencies; semver BASE=v0.1.0: interfaces broken since a release
 # make soak             STEPS (a million) decode steps on threads and sessions, while memory is measured
-# make fuzz             all fuzz targets with libFuzzer, for MINUTES (1) each; FUZZ_TARGETS=operator for one of them
+# make fuzz             all fuzz targets with libFuzzer, for MINUTES (1) each; FUZZ_TARGETS=dlpack for one of them
 #
 # make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-manager; BENCH="--quick"
 # make bench-model      a real model against llama.cpp, which npm brings, and GroupQueryAttention; BENCH="--quick"

@@ -105,7 +105,7 @@ test-aarch64:
 # fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much. The
 # flags are those that cargo-fuzz gives; it has no choice of a profile.
 MINUTES ?= 1
-FUZZ_TARGETS ?= validation operator attention dlpack session_reader manager_script
+FUZZ_TARGETS ?= validation attention dlpack session_reader manager_script
 FUZZ_BUILD := $(TARGET)/fuzz
 COVERAGE := level=3 inline-8bit-counters pc-table
 .PHONY: fuzz

@@ -3,7 +3,7 @@
 
 use kvcache_conformance::backends::Attention;
 use kvcache_conformance::random::{Entropy, attention_case};
-use kvcache_conformance::{Expected, Implementation, Outcome, Types, run as run_cases};
+use kvcache_conformance::{Implementation, Outcome, run as run_cases};
 use kvcache_op::{AttentionBackend, Backend};
 
 use crate::kindless::Kindless;
@@ -15,13 +15,6 @@ pub fn run(bytes: &[u8]) {
     let entropy = &mut Entropy::bytes(bytes);
     let parallel = entropy.one_in(2);
     let case = attention_case(entropy);
-    if let (Expected::Success(_), Some(cache)) = (&case.steps[0].expected, &case.cache) {
-        let types = Types { t1: case.t1, t2: cache.element(), t3: case.scale.as_ref().map(|scale| scale.element()) };
-        let attributes = &case.attributes.cache;
-        let place = attributes.cache_layout * 2 + attributes.cache_mode;
-        tally::note("MultiHeadCacheAttention", types, attributes.quant_bit, place);
-    }
-    tally::note_expected(&case.steps[0].expected);
     let mut fused = None;
     for (i, backend) in AttentionBackend::all().enumerate() {
         let backend = match backend {

@@ -26,7 +26,5 @@ pub fn run(bytes: &[u8]) {
         run.apply(&operation);
         run.check();
         tally::count(run.done);
-        let name = format!("{operation:?}").split(|c: char| !c.is_alphabetic()).next().unwrap_or_default().to_owned();
-        tally::note_kind(format!("{} {name} {}", run.manager.spec().attributes().cache_mode, run.done));
     }
 }

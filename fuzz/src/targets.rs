@@ -1,7 +1,7 @@
 //! The targets by name.
 
 use crate::variation::Form;
-use crate::{attention, dlpack, manager_script, operator, session_reader, validation};
+use crate::{attention, dlpack, manager_script, session_reader, validation};
 
 /// A function of any bytes.
 #[derive(Debug, Clone, Copy)]
@@ -22,9 +22,8 @@ const fn choices(name: &'static str, per_second: u64, run: fn(&[u8])) -> Target 
 }
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 5] = [
     choices("validation", 300, validation::run),
-    choices("operator", 150, operator::run),
     choices("attention", 40, attention::run),
     choices("dlpack", 800, dlpack::run),
     Target { name: "session_reader", form: Form::File, per_second: 500, run: session_reader::run },

@@ -1,7 +1,6 @@
 //! New inputs near others, for what libFuzzer's own changes of bytes rarely make: other choices from some point on, and
-//! files whose parts agree again.
+//! files whose text or bytes are others.
 
-use crate::tensor_variation::vary_tensors;
 use crate::text_variation::vary_text;
 use kvcache_conformance::random::Entropy;
 
@@ -59,12 +58,6 @@ fn vary_file(input: &mut Vec<u8>, random: &mut Entropy) {
         let length = lengths[random.below(lengths.len())].to_le_bytes();
         return drop(input.splice(..input.len().min(8), length));
     };
-    if random.below(3) == 0
-        && let Some(other) = vary_tensors(input, random)
-    {
-        *input = other;
-        return;
-    }
     if random.below(2) == 0 && end < input.len() {
         let mut bytes = input.split_off(end);
         for _ in 0..1 + random.below(2) {
