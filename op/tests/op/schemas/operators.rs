@@ -22,8 +22,6 @@ pub struct Operator {
     pub lengths: &'static [(&'static str, usize)],
     /// The values of the indices; `cachestarts` by mode.
     pub indices: &'static [(&'static str, &'static [i64])],
-    /// Makes a node of these attributes.
-    pub node: fn(&Numbers) -> Result<(), Error>,
     /// Makes a node and a call.
     pub run: fn(&Numbers, &mut Operands) -> Result<(), Error>,
 }
@@ -65,7 +63,6 @@ pub static OPERATORS: [Operator; 4] = [
             ("H*num_repeat", 35),
         ],
         indices: &RAGGED,
-        node: |attributes| stored(attributes).map(drop),
         run: run_stored,
     },
     Operator {
@@ -73,7 +70,6 @@ pub static OPERATORS: [Operator; 4] = [
         attributes: &[("num_heads", 14), ("num_kv_heads", 7), ("head_dim", 12)],
         lengths: &[("B+1", 3), ("seqstarts[B]", 3), ("kvstarts[B]", 6), ("Hq", 14), ("Hk", 7), ("Dh", 12), ("W", 9)],
         indices: &RAGGED,
-        node: |attributes| packed(attributes).map(drop),
         run: run_packed,
     },
     Operator {
@@ -105,7 +101,6 @@ pub static OPERATORS: [Operator; 4] = [
             ("W", 9),
         ],
         indices: &RAGGED,
-        node: |attributes| fused(attributes).map(drop),
         run: run_fused,
     },
     Operator {
@@ -125,7 +120,6 @@ pub static OPERATORS: [Operator; 4] = [
             ("Dh/quant_group", 3),
         ],
         indices: &[("start_pos", &[5])],
-        node: |attributes| of_static_batching(attributes).map(drop),
         run: run_static,
     },
 ];
@@ -137,22 +131,6 @@ fn with<A: Default>(set: impl Fn(&mut A, &str, i64) -> bool, numbers: &Numbers) 
         assert!(set(&mut attributes, name, value), "{name} is no attribute");
     }
     attributes
-}
-
-fn stored(attributes: &Numbers) -> Result<KeyValueCache, Error> {
-    KeyValueCache::new(with(Attributes::set, attributes))
-}
-
-fn packed(attributes: &Numbers) -> Result<MultiHeadAttention, Error> {
-    MultiHeadAttention::new(with(AttentionAttributes::set, attributes))
-}
-
-fn fused(attributes: &Numbers) -> Result<MultiHeadCacheAttention, Error> {
-    MultiHeadCacheAttention::new(with(CacheAttentionAttributes::set, attributes))
-}
-
-fn of_static_batching(attributes: &Numbers) -> Result<StaticKeyValueCache, Error> {
-    StaticKeyValueCache::new(with(StaticAttributes::set, attributes))
 }
 
 fn stored_inputs(operands: &Operands) -> Inputs<'_> {
@@ -173,7 +151,13 @@ fn stored_inputs(operands: &Operands) -> Inputs<'_> {
 
 fn run_stored(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
     with_cache(operands, |operands, cache, scale, outputs| {
-        stored(attributes)?.run(&stored_inputs(operands), cache, scale, outputs, &Serial)
+        KeyValueCache::new(with(Attributes::set, attributes))?.run(
+            &stored_inputs(operands),
+            cache,
+            scale,
+            outputs,
+            &Serial,
+        )
     })
 }
 
@@ -191,7 +175,7 @@ fn run_packed(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error
         max_kvlen: input("max_kvlen"),
         attn_mask: operands.get("attn_mask").map(read),
     };
-    let result = packed(attributes)
+    let result = MultiHeadAttention::new(with(AttentionAttributes::set, attributes))
         .and_then(|operator| operator.check(&inputs))
         .and_then(|call| call.run(write(&mut output), &Serial));
     operands.insert("attn_output".to_owned(), output);
@@ -208,7 +192,7 @@ fn run_fused(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error>
         decoding_batches: input("decoding_batches"),
         attn_mask: operands.get("attn_mask").map(read),
     };
-    let result = fused(attributes)
+    let result = MultiHeadCacheAttention::new(with(CacheAttentionAttributes::set, attributes))
         .and_then(|operator| operator.check(&inputs, write(&mut cache), scale.as_mut().map(write)))
         .and_then(|call| match &mut mass {
             Some(mass) => call.run_with_mass(write(&mut output), write(mass), &Serial),
@@ -228,7 +212,7 @@ fn run_static(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error
             current_value: input("current_value"),
             start_pos: input("start_pos"),
         };
-        of_static_batching(attributes)?.run(&inputs, cache, scale, outputs, &Serial)
+        StaticKeyValueCache::new(with(StaticAttributes::set, attributes))?.run(&inputs, cache, scale, outputs, &Serial)
     })
 }
 

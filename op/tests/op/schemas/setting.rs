@@ -10,26 +10,12 @@ use super::operators::{CACHESTARTS, Numbers, OPERATORS, Operands, Operator};
 
 #[derive(Deserialize)]
 pub struct Schema {
-    pub attributes: Vec<Attribute>,
     #[serde(default)]
     pub cache_modes: Vec<Mode>,
     #[serde(default)]
     pub cache_layouts: Vec<Layout>,
     pub inputs: Vec<Operand>,
     pub outputs: Vec<Operand>,
-}
-
-#[derive(Deserialize)]
-pub struct Attribute {
-    pub name: String,
-    pub min: i64,
-    pub max: Option<i64>,
-    pub codes_of: Option<String>,
-    pub one_of: Option<Vec<i64>>,
-    pub below: Option<String>,
-    pub divides: Option<String>,
-    pub even_with_quant_bit: Option<i64>,
-    pub with_quant_bit: Option<i64>,
 }
 
 #[derive(Deserialize)]
