@@ -3,10 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use kvcache_conformance::{Suite, attention, read_cases, static_batching};
+use kvcache_conformance::read_cases;
 use tempfile::TempDir;
-
-use crate::answers::{ATTENTION, DYNAMIC, STATIC, answers};
 
 /// The message with which a folder is refused that holds a copy of the first case, edited by `edit`.
 fn refusal(edit: impl FnOnce(&str) -> String) -> String {
@@ -54,20 +52,4 @@ fn a_folder_without_cases_is_an_error() {
     let empty = TempDir::new().unwrap();
     assert!(read_cases(empty.path()).unwrap_err().to_string().contains("no case"));
     assert!(read_cases(&empty.path().join("absent")).is_err());
-}
-
-/// The library has each file of the committed cases.
-#[test]
-fn the_cases_of_the_library_are_those_of_the_folders() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden");
-    fn same<C: Suite>(embedded: &[C], of_folder: &[C]) {
-        assert_eq!(embedded.len(), of_folder.len());
-        for (one, other) in embedded.iter().zip(of_folder) {
-            assert_eq!((one.name(), one.about(), one.features()), (other.name(), other.about(), other.features()));
-            assert!(one.state() == other.state() && answers(one) == answers(other), "{}", one.name());
-        }
-    }
-    same(&DYNAMIC, &read_cases(&folder.join("cases")).unwrap());
-    same(&STATIC, &static_batching::read_cases(&folder.join("static_cases")).unwrap());
-    same(&ATTENTION, &attention::read_cases(&folder.join("attention_cases")).unwrap());
 }
