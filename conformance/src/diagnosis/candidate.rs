@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use super::near::Near;
 use crate::case::NanRule;
 use crate::implementation::{CallResult, Outcome};
 use crate::mistakes::Mistake;
@@ -27,11 +26,6 @@ pub trait Diagnosable: Suite + Sized {
         oracle: &'a Oracle,
         made: Option<&'a [CallResult]>,
     ) -> impl Iterator<Item = Prediction<Self::Outputs>> + 'a;
-
-    /// What differs in the results of its calls, if no more does than other roundings explain.
-    fn near(&self, _results: &[CallResult]) -> Option<Near> {
-        None
-    }
 
     /// The most current tokens of a call, and of all tokens of a sequence.
     fn lengths(&self) -> [i64; 2];

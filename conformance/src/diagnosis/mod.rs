@@ -11,8 +11,6 @@
 //!
 //! - "12 of 20 failures are what half-away-from-even gives: ... Only where T2 is int4." A known mistake, and the part of
 //!   the implementation in which it is made, where passed cases contradict it elsewhere.
-//! - "... are what codes-off-by-one gives: ...", where no mistake explains results that only a rounding can have kept
-//!   from being right, as rounding at random does; `sign-of-zero` where 0.0 and -0.0 are exchanged.
 //! - "... are what state-changed-before-refusal gives: ...": calls that are refused after bytes were written.
 //! - "... are of legal calls that were refused, saying "quant_group > 16". Only where quant_group is at least 32." Why a
 //!   call is refused is not guessed: that is what the implementation says, and what those calls have in common.
@@ -25,7 +23,6 @@ mod attention;
 mod candidate;
 mod explanation;
 mod groups;
-mod near;
 mod recorder;
 mod run;
 mod scope;
@@ -34,7 +31,6 @@ mod stored;
 pub use candidate::{Diagnosable, Outputs};
 pub use explanation::{Explanation, RunDiagnosis};
 pub use groups::Group;
-pub use near::Near;
 pub use recorder::Recorder;
 pub use run::{KnownMistakes, Trial};
 pub use scope::{Facts, Scope};

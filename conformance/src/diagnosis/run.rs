@@ -1,13 +1,11 @@
 //! The diagnosis of a whole run.
 
 use std::cell::OnceCell;
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::candidate::{Candidate, Diagnosable, Fit};
 use super::explanation::{Explanation, RunDiagnosis};
 use super::groups::{Group, groups};
-use super::near::{KINDS, Near};
 use super::scope::{Facts, Scope};
 use crate::case::Expected;
 use crate::difference::{Difference, Mismatch};
@@ -57,21 +55,17 @@ impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
     ///
     /// That mistake comes first for which the failures that it explains outnumber the passed cases that contradict it
     /// by most; of equals, the one that predicts the most calls in full, then the first of the list. Then the same for
-    /// the failures that are left. Those that no mistake explains may be near to what is right, as where a rounding is
-    /// done at random: that is said of them, if it holds for most that are left. They contradict a mistake that is wrong
-    /// there in another way.
+    /// the failures that are left.
     ///
     /// A mistake may be made in a part of the implementation alone, like one type or one layout. Then the passed cases
     /// outside of that part do not contradict it, but a part that takes many words to describe is less likely. That a
     /// call failed says nothing by itself: a mistake has to predict what others gave.
     pub fn diagnose_run(&self, trials: &[Trial<'_>]) -> RunDiagnosis {
         let (passed, failed): (Vec<&Trial<'_>>, Vec<_>) = trials.iter().partition(|trial| trial.passed);
-        let near = |trial: &Trial<'_>| self.cases[trial.case].near(trial.results?);
         let mut run = Run {
             known: self,
             passed: passed.iter().map(|trial| trial.case).collect(),
             failed: failed.iter().map(|trial| (trial.case, trial.results)).collect(),
-            near: failed.iter().filter_map(|trial| Some((trial.case, near(trial)?))).collect(),
         };
         let mut explanations = run.explain();
         let difference = |trial: &Trial<'_>| self.cases[trial.case].difference(trial.results?, Demand::AsExpected);
@@ -79,7 +73,6 @@ impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
         let mut left: BTreeMap<_, _> =
             failed.iter().copied().filter(is_left).map(|trial| (trial.case, difference(trial))).collect();
         explanations.extend(run.explain_late(&mut left));
-        explanations.extend(run.explain_near(&mut left));
         let unexplained = groups(&left).into_iter().map(|(flaw, cases)| Group {
             flaw,
             scope: run.scope_of(&cases),
@@ -114,8 +107,6 @@ struct Run<'a, C: Diagnosable> {
     passed: Vec<usize>,
     /// What the calls of each failed case did; `None` if it could not be run.
     failed: BTreeMap<usize, Made<'a>>,
-    /// The failures that are near to what is right.
-    near: BTreeMap<usize, Near>,
 }
 
 /// A candidate that explains something.
@@ -125,8 +116,7 @@ struct Suspect<'a> {
     fits: BTreeMap<usize, Fit>,
     /// The part of the implementation in which it is made.
     scope: Scope,
-    /// The cases of that part in which it would be wrong otherwise than they were, by what is known of them: they
-    /// passed, or failed nearly.
+    /// The passed cases of that part in which it would be wrong.
     contradicted: Vec<usize>,
 }
 
@@ -156,13 +146,12 @@ impl<'a, C: Diagnosable> Run<'a, C> {
             let alike = likeliest.filter(|other| other.fits.keys().eq(first.fits.keys()));
             let explained: Vec<_> = first.fits.keys().copied().collect();
             let mistake = first.candidate.mistake;
-            let contradicted = first.contradicted.iter().filter(|case| !self.near.contains_key(case));
             explanations.push(Explanation {
                 mistake: &mistake.name,
                 about: &mistake.about,
                 rule: mistake.rule_on(self.known.cases[explained[0]].page()).unwrap_or(&mistake.rule),
                 cases: explained.iter().map(|&case| self.known.name(case)).collect(),
-                passed_nevertheless: contradicted.map(|&case| self.known.name(case)).collect(),
+                passed_nevertheless: first.contradicted.iter().map(|&case| self.known.name(case)).collect(),
                 scope: first.scope.clone(),
                 or: alike.map(|suspect| suspect.candidate.mistake.name.as_str()).collect(),
             });
@@ -206,9 +195,8 @@ impl<'a, C: Diagnosable> Run<'a, C> {
     fn suspect(&self, candidate: &'a Candidate) -> Option<Suspect<'a>> {
         let fit = |case| candidate.fit(&self.known.cases[case], self.known.right(case), self.failed[&case]);
         let fits: BTreeMap<_, _> = self.failed.keys().filter_map(|&case| Some((case, fit(case)?))).collect();
-        let near = self.near.keys().filter(|case| !fits.contains_key(case));
         let deviates = |&i: &usize| candidate.deviates(&self.known.cases[i], self.known.right(i));
-        let mut contradicted: Vec<_> = self.passed.iter().chain(near).copied().filter(deviates).collect();
+        let mut contradicted: Vec<_> = self.passed.iter().copied().filter(deviates).collect();
         let scope = self.scope(&fits.keys().copied().collect::<Vec<_>>(), &contradicted);
         contradicted.retain(|&i| scope.contains(&self.known.facts[i]));
         Some(Suspect { candidate, fits, scope, contradicted }).filter(Suspect::counts)
@@ -249,21 +237,6 @@ impl<'a, C: Diagnosable> Run<'a, C> {
             "cache or scale is changed before a call is refused: check everything before the first byte is written.";
         let late = late.map(|(&case, _)| case).collect();
         self.explained(left, late, "state-changed-before-refusal", about, "refusal-leaves-memory")
-    }
-
-    /// Says of failures that are left that they are near to what is right, if most are.
-    fn explain_near(&mut self, left: &mut Left) -> Option<Explanation> {
-        let of_kind = |is_of: fn(Near) -> bool| {
-            let near = self.near.iter().filter(|(case, near)| left.contains_key(case) && is_of(**near));
-            near.map(|(&case, _)| case).collect::<Vec<_>>()
-        };
-        // Of as many cases, the first kind.
-        let (kind, cases) =
-            KINDS.iter().map(|kind| (kind, of_kind(kind.is_of))).min_by_key(|(_, of)| Reverse(of.len()))?;
-        if 2 * cases.len() <= left.len() {
-            return None;
-        }
-        self.explained(left, cases, kind.name, kind.about, kind.rule)
     }
 
     /// Takes cases out of those that are left.

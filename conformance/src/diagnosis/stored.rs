@@ -1,10 +1,9 @@
 //! The cases of both `KeyValueCache`, whose bits count.
 
 use super::candidate::Diagnosable;
-use super::near::{Near, loading};
 use crate::case::Case;
-use crate::implementation::{CallResult, Outcome};
-use crate::oracle::{Inputs, Oracle, PredictedOutcome, Prediction, SharedAttributes};
+use crate::implementation::CallResult;
+use crate::oracle::{Inputs, Oracle, Prediction, SharedAttributes};
 use crate::tensor::Tensor;
 
 impl<A: Sync, I: Inputs<A>> Diagnosable for Case<A, I> {
@@ -20,28 +19,6 @@ impl<A: Sync, I: Inputs<A>> Diagnosable for Case<A, I> {
         _made: Option<&'a [CallResult]>,
     ) -> impl Iterator<Item = Prediction> + 'a {
         oracle.predict(self)
-    }
-
-    fn near(&self, results: &[CallResult]) -> Option<Near> {
-        let quantizes = I::shared(&self.attributes).quant_bit != 0;
-        let (mut near, mut before) = (Near::default(), (&self.cache, self.scale.as_ref()));
-        for (step, CallResult { outcome, cache, scale }) in self.steps.iter().zip(results) {
-            let after = (cache.as_ref()?, scale.as_ref());
-            let right = Oracle::default().predict_one(self, step, before);
-            match (right.outcome, outcome) {
-                (PredictedOutcome::Done(_), Outcome::Done(outputs)) => {
-                    near.compare_state(&*right.state?, after, quantizes)?;
-                    let PredictedOutcome::Done(loaded) = loading().predict_one(self, step, after).outcome else {
-                        return None;
-                    };
-                    near.compare_outputs(&loaded, outputs, self.types)?;
-                }
-                (PredictedOutcome::Refused(..), Outcome::Refused { .. }) if before == after => {}
-                _ => return None,
-            }
-            before = after;
-        }
-        Some(near).filter(|near| *near != Near::default() && results.len() == self.steps.len())
     }
 
     fn lengths(&self) -> [i64; 2] {

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::case::{Case, Step, Types};
+use crate::case::{Case, Types};
 use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::key_value_cache::CaseInputs;
 use crate::oracle::attention::decisions::Attention;
@@ -47,17 +47,6 @@ impl Oracle {
     pub fn predict<'a, A, I: Inputs<A>>(&'a self, case: &'a Case<A, I>) -> impl Iterator<Item = Prediction> + 'a {
         let mut state = Some(Rc::new(State { cache: case.cache.clone(), scale: case.scale.clone() }));
         case.steps.iter().map(move |step| self.predict_call(case.types, &case.attributes, &step.inputs, &mut state))
-    }
-
-    /// What one call of a case does, given this state.
-    pub fn predict_one<A, I: Inputs<A>>(
-        &self,
-        case: &Case<A, I>,
-        step: &Step<I>,
-        (cache, scale): (&Tensor, Option<&Tensor>),
-    ) -> Prediction {
-        let mut state = Some(Rc::new(State { cache: cache.clone(), scale: scale.cloned() }));
-        self.predict_call(case.types, &case.attributes, &step.inputs, &mut state)
     }
 
     /// What a call does. `known` is the state before it, as far as it is known, and becomes that after it.
