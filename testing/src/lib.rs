@@ -9,4 +9,3 @@ pub mod manager;
 pub mod random;
 pub mod random_tensors;
 pub mod schemas;
-pub mod static_calls;

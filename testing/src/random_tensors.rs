@@ -46,8 +46,3 @@ impl Output {
         Tensor::new(self.element, self.shape.clone(), &self.memory[self.place.clone()]).unwrap()
     }
 }
-
-/// The values of a tensor of indices.
-pub fn vector(tensor: &Tensor) -> Vec<i64> {
-    tensor.bytes().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect()
-}

@@ -43,23 +43,28 @@ pub fn run_calls(
 ) -> Vec<CallResult> {
     let op = KeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(backend));
     results(case, |inputs: &StepInputs, cache, scale| {
-        let inputs = Inputs {
-            current_key: read(&inputs.current_key),
-            current_value: read(&inputs.current_value),
-            indices: IndexInputs {
-                seqstarts: read(&inputs.seqstarts),
-                kvstarts: read(&inputs.kvstarts),
-                cachestarts: read(&inputs.cachestarts),
-                start_pos: read(&inputs.start_pos),
-                max_seqlen: read(&inputs.max_seqlen),
-                max_kvlen: read(&inputs.max_kvlen),
-            },
-        };
+        let inputs = inputs_of(inputs);
         let call = op.as_ref().map_err(Error::clone)?.check(&inputs, cache, scale)?;
         let mut outputs = zeros(case.types.t1, &call.output_shape());
         run(call, written(&mut outputs))?;
         Ok(outputs)
     })
+}
+
+/// The inputs of a call as the operator takes them.
+pub fn inputs_of(inputs: &StepInputs) -> Inputs<'_> {
+    Inputs {
+        current_key: read(&inputs.current_key),
+        current_value: read(&inputs.current_value),
+        indices: IndexInputs {
+            seqstarts: read(&inputs.seqstarts),
+            kvstarts: read(&inputs.kvstarts),
+            cachestarts: read(&inputs.cachestarts),
+            start_pos: read(&inputs.start_pos),
+            max_seqlen: read(&inputs.max_seqlen),
+            max_kvlen: read(&inputs.max_kvlen),
+        },
+    }
 }
 
 /// The results of a case's calls of static batching, which `run` makes once they are checked.
@@ -70,16 +75,21 @@ pub fn run_static_calls(
 ) -> Vec<CallResult> {
     let op = StaticKeyValueCache::new(case.attributes.clone()).map(|op| op.with_backend(backend));
     results(case, |inputs: &static_batching::StepInputs, cache, scale| {
-        let inputs = StaticInputs {
-            current_key: read(&inputs.current_key),
-            current_value: read(&inputs.current_value),
-            start_pos: read(&inputs.start_pos),
-        };
+        let inputs = static_inputs_of(inputs);
         let call = op.as_ref().map_err(Error::clone)?.check(&inputs, cache, scale)?;
         let mut outputs = zeros(case.types.t1, &call.output_shape());
         run(call, written(&mut outputs))?;
         Ok(outputs)
     })
+}
+
+/// The inputs of a call of static batching as the operator takes them.
+pub fn static_inputs_of(inputs: &static_batching::StepInputs) -> StaticInputs<'_> {
+    StaticInputs {
+        current_key: read(&inputs.current_key),
+        current_value: read(&inputs.current_value),
+        start_pos: read(&inputs.start_pos),
+    }
 }
 
 /// The results of a case's calls, which `call` makes.

@@ -23,7 +23,7 @@ fn on_device(gpu: &Gpu, random: &RandomCall, unaligned: bool) -> Result<After, B
     let mut cache = of(&random.cache)?;
     let mut scale = random.scale.as_ref().map(of).transpose()?;
     let op = KeyValueCache::new(random.attributes.clone())?;
-    let outputs = call(gpu, &op, &random.step_inputs(), (&mut cache, scale.as_mut()), unaligned)?;
+    let outputs = call(gpu, &op, &random.inputs, (&mut cache, scale.as_mut()), unaligned)?;
     gpu.nothing_found()?;
     let scale = scale.map(|scale| scale.download(gpu)).transpose()?;
     Ok(After { key: outputs.key, value: outputs.value, cache: cache.download(gpu)?, scale })

@@ -84,7 +84,7 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
     let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
     let seen = std::cell::Cell::new(0);
     let outcome = runner.run(&broken, |(call, changes)| {
-        let mut inputs = call.step_inputs();
+        let mut inputs = call.inputs.clone();
         for (input, index, value) in changes {
             let tensor = match input {
                 0 => &mut inputs.seqstarts,

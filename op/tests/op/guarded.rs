@@ -71,8 +71,12 @@ fn golden_calls_stay_inside_their_operands() {
 
 /// The random call between guards.
 fn disagreement(call: &RandomCall) -> Option<(Backend, Guard)> {
-    let inputs = &call.step_inputs();
-    let operands = GuardedCall { attributes: &call.attributes, inputs, cache: &call.cache, scale: call.scale.as_ref() };
+    let operands = GuardedCall {
+        attributes: &call.attributes,
+        inputs: &call.inputs,
+        cache: &call.cache,
+        scale: call.scale.as_ref(),
+    };
     let reference = call.run(Backend::Reference, |call, outputs| call.run(outputs, &Serial).unwrap());
     operands.disagreement(&reference)
 }

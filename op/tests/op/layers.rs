@@ -1,7 +1,7 @@
 //! Layers with indices checked once for all give what each layer gives when it is called alone.
 
 use kvcache_conformance::Tensor;
-use kvcache_conformance::backends::write;
+use kvcache_conformance::backends::{inputs_of, write};
 use kvcache_op::{Attributes, Backend, ElementType, Error, IndexInputs, KeyValueCache, Outputs, Serial, TensorRef};
 use kvcache_testing::random::{After, RandomCall, calls};
 use ndarray::{Array3, Array5};
@@ -29,7 +29,7 @@ proptest! {
 
         let op = KeyValueCache::new(call.attributes.clone()).unwrap();
         let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
-        let (inputs, t1) = (call.inputs(), call.t1);
+        let (inputs, t1) = (inputs_of(&call.inputs), call.types.t1);
         let mut layers = op
             .check_layers(t1, &inputs.indices, write(&mut cache), scale.as_mut().map(write))
             .unwrap();

@@ -6,7 +6,7 @@ use kvcache_op::{
     TensorMut, TensorRef, Workers,
 };
 use kvcache_testing::backends::{backends, splitting};
-use kvcache_testing::static_calls::{After, RandomStaticCall, static_calls};
+use kvcache_testing::random::{After, RandomStaticCall, static_calls};
 use proptest::prelude::*;
 
 fn run(call: &RandomStaticCall, backend: Backend, workers: &dyn Workers) -> After {

@@ -3,8 +3,7 @@
 use kvcache_emulation_kernels::{EmulatedCuda, Order};
 use kvcache_kernels::{Kernel, Reference, Serial};
 use kvcache_op::Backend;
-use kvcache_testing::random::{self, RandomCall, calls};
-use kvcache_testing::static_calls::{self, RandomStaticCall, static_calls};
+use kvcache_testing::random::{After, RandomCall, RandomStaticCall, calls, static_calls};
 use proptest::prelude::*;
 
 /// Devices of few multiprocessors, whose threads run in any order.
@@ -19,11 +18,11 @@ fn devices() -> impl Strategy<Value = EmulatedCuda> {
     })
 }
 
-fn run(call: &RandomCall, kernel: &dyn Kernel) -> random::After {
+fn run(call: &RandomCall, kernel: &dyn Kernel) -> After {
     call.run(Backend::Reference, |call, outputs| kernel.run(&mut call.bind(outputs).unwrap(), &Serial))
 }
 
-fn run_static(call: &RandomStaticCall, kernel: &dyn Kernel) -> static_calls::After {
+fn run_static(call: &RandomStaticCall, kernel: &dyn Kernel) -> After {
     call.run(Backend::Reference, |call, outputs| {
         call.with_problem(outputs, |problem| kernel.run(problem, &Serial)).unwrap()
     })

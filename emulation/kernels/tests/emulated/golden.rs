@@ -1,17 +1,15 @@
-//! The CUDA kernels pass every golden case of a legal call. `op` checks the calls of `KeyValueCache`.
+//! The CUDA kernels pass every golden case; `op` checks the calls.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use kvcache_conformance::backends::{run_calls, run_static_calls};
-use kvcache_conformance::{
-    CallResult, Case, Expected, Implementation, Outcome, Report, Tensor, attention, run, static_batching,
-};
+use kvcache_attention::AttentionKernel;
+use kvcache_conformance::backends::{run_attention, run_calls, run_static_calls, write};
+use kvcache_conformance::{CallResult, Case, Implementation, Report, Tensor, attention, run, static_batching};
 use kvcache_emulation_kernels::{EmulatedAttention, EmulatedCuda, Order};
 use kvcache_kernels::cuda::MODULES;
-use kvcache_kernels::{Kernel, Serial};
-use kvcache_op::{Backend, ElementType};
-use kvcache_testing::attention_call::{State, attend};
+use kvcache_kernels::{Kernel, Reference, Serial};
+use kvcache_op::{AttentionBackend, Backend, ElementType};
 
 /// The kernels as the conformance suite sees them: a fault is a panic, which fails its case. With a build for some types,
 /// cases of others cannot be run.
@@ -54,18 +52,16 @@ impl Implementation<static_batching::Case> for Emulated {
 
 impl Implementation<attention::Case> for Emulated {
     fn run(&self, case: &attention::Case) -> Result<Vec<CallResult>, String> {
-        let mut state = State { cache: case.cache.clone(), scale: case.scale.clone() };
-        let calls = case.steps.iter().map(|step| {
-            let outcome = Outcome::Done(vec![attend(&self.0, &case.attributes, &step.inputs, &mut state)]);
-            CallResult { outcome, cache: state.cache.clone(), scale: state.scale.clone() }
-        });
-        Ok(calls.collect())
+        let reference = (AttentionBackend::Reference, Backend::Reference);
+        Ok(run_attention(case, reference, |call, output| {
+            let (mut problem, attn_output) = call.bind(write(output))?;
+            problem.store(&Reference, &Serial);
+            self.0.attend(&problem, attn_output, &Serial);
+            Ok(())
+        }))
     }
 
     fn cannot_run(&self, case: &attention::Case) -> Option<String> {
-        if case.steps.iter().any(|step| matches!(step.expected, Expected::Refusal { .. })) {
-            return Some("a kernel gets legal calls alone".to_owned());
-        }
         let scale = case.scale.as_ref().filter(|_| case.attributes.cache.quant_bit != 0);
         self.lacks(case.t1, case.cache.as_ref().map_or(case.t1, Tensor::element), scale.map(Tensor::element))
     }

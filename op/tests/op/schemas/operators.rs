@@ -1,13 +1,12 @@
 //! The operators, and a call of each.
 
-use kvcache_conformance::backends::{read, write};
 use std::collections::BTreeMap;
 
 use kvcache_conformance::Tensor;
+use kvcache_conformance::backends::{self, check_attention, read, write};
 use kvcache_op::{
-    AttentionAttributes, AttentionInputs, Attributes, CacheAttentionAttributes, CacheAttentionInputs, Error,
-    IndexInputs, Inputs, KeyValueCache, MultiHeadAttention, MultiHeadCacheAttention, Outputs, Serial, StaticAttributes,
-    StaticInputs, StaticKeyValueCache, TensorMut,
+    AttentionAttributes, AttentionBackend, Attributes, Backend, CacheAttentionAttributes, Error, KeyValueCache,
+    Outputs, Serial, StaticAttributes, StaticInputs, StaticKeyValueCache, TensorMut,
 };
 
 pub type Numbers = BTreeMap<String, i64>;
@@ -133,26 +132,10 @@ fn with<A: Default>(set: impl Fn(&mut A, &str, i64) -> bool, numbers: &Numbers) 
     attributes
 }
 
-fn stored_inputs(operands: &Operands) -> Inputs<'_> {
-    let input = |name: &str| read(&operands[name]);
-    Inputs {
-        current_key: input("current_key"),
-        current_value: input("current_value"),
-        indices: IndexInputs {
-            seqstarts: input("seqstarts"),
-            kvstarts: input("kvstarts"),
-            cachestarts: input("cachestarts"),
-            start_pos: input("start_pos"),
-            max_seqlen: input("max_seqlen"),
-            max_kvlen: input("max_kvlen"),
-        },
-    }
-}
-
 fn run_stored(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
     with_cache(operands, |operands, cache, scale, outputs| {
         KeyValueCache::new(with(Attributes::set, attributes))?.run(
-            &stored_inputs(operands),
+            &backends::stored(operands),
             cache,
             scale,
             outputs,
@@ -161,47 +144,29 @@ fn run_stored(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error
     })
 }
 
-fn run_packed(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
+/// Runs a call that attends; afterwards what it has written is among the operands again.
+fn run_attention(attributes: CacheAttentionAttributes, operands: &mut Operands) -> Result<(), Error> {
     let mut output = operands.remove("attn_output").unwrap();
-    let input = |name: &str| read(&operands[name]);
-    let inputs = AttentionInputs {
-        query: input("query"),
-        key: input("key"),
-        value: input("value"),
-        seqstarts: input("seqstarts"),
-        kvstarts: input("kvstarts"),
-        decoding_batches: input("decoding_batches"),
-        max_seqlen: input("max_seqlen"),
-        max_kvlen: input("max_kvlen"),
-        attn_mask: operands.get("attn_mask").map(read),
-    };
-    let result = MultiHeadAttention::new(with(AttentionAttributes::set, attributes))
-        .and_then(|operator| operator.check(&inputs))
-        .and_then(|call| call.run(write(&mut output), &Serial));
-    operands.insert("attn_output".to_owned(), output);
+    let [mut cache, mut scale, mut mass] = ["cache", "scale", "attention_mass"].map(|name| operands.remove(name));
+    let reference = (AttentionBackend::Reference, Backend::Reference);
+    let result = check_attention(&attributes, operands, [cache.as_mut(), scale.as_mut()], reference).and_then(|call| {
+        match &mut mass {
+            Some(mass) => call.run_with_mass(write(&mut output), write(mass), &Serial),
+            None => call.run(write(&mut output), &Serial),
+        }
+    });
+    let written = [("attn_output", Some(output)), ("cache", cache), ("scale", scale), ("attention_mass", mass)];
+    operands.extend(written.into_iter().filter_map(|(name, tensor)| Some((name.to_owned(), tensor?))));
     result
 }
 
+fn run_packed(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
+    let attention = with(AttentionAttributes::set, attributes);
+    run_attention(CacheAttentionAttributes { attention, ..Default::default() }, operands)
+}
+
 fn run_fused(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
-    let [mut cache, mut output] = ["cache", "attn_output"].map(|name| operands.remove(name).unwrap());
-    let [mut scale, mut mass] = ["scale", "attention_mass"].map(|name| operands.remove(name));
-    let input = |name: &str| read(&operands[name]);
-    let inputs = CacheAttentionInputs {
-        query: input("query"),
-        stored: stored_inputs(operands),
-        decoding_batches: input("decoding_batches"),
-        attn_mask: operands.get("attn_mask").map(read),
-    };
-    let result = MultiHeadCacheAttention::new(with(CacheAttentionAttributes::set, attributes))
-        .and_then(|operator| operator.check(&inputs, write(&mut cache), scale.as_mut().map(write)))
-        .and_then(|call| match &mut mass {
-            Some(mass) => call.run_with_mass(write(&mut output), write(mass), &Serial),
-            None => call.run(write(&mut output), &Serial),
-        });
-    operands.extend([("cache".to_owned(), cache), ("attn_output".to_owned(), output)]);
-    operands.extend(scale.map(|scale| ("scale".to_owned(), scale)));
-    operands.extend(mass.map(|mass| ("attention_mass".to_owned(), mass)));
-    result
+    run_attention(with(CacheAttentionAttributes::set, attributes), operands)
 }
 
 fn run_static(attributes: &Numbers, operands: &mut Operands) -> Result<(), Error> {
