@@ -2,16 +2,13 @@
 
 use std::ffi::{CString, c_char};
 
-/// Why a function has not done what it says.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// A rule of the operator is broken.
     #[error(transparent)]
     Operator(#[from] kvcache_op::Error),
-    /// A pointer is null.
     #[error("{argument} is null, expected {expected}")]
     Null { argument: &'static str, expected: &'static str },
-    /// The system gives no threads.
     #[error("no pool of {threads} threads: {reason}")]
     Threads { threads: usize, reason: String },
     /// A panic, caught before it reached the caller.

@@ -16,7 +16,6 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<(), Error>) -> *mut kvcache_er
     }
 }
 
-/// The text of a panic.
 pub(crate) fn text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("no reason given").to_owned()

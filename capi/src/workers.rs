@@ -29,7 +29,6 @@ pub type kvcache_task = unsafe extern "C" fn(argument: *mut c_void, index: usize
 pub type kvcache_parallel_for =
     Option<unsafe extern "C" fn(context: *mut c_void, tasks: usize, task: kvcache_task, argument: *mut c_void)>;
 
-/// A [`kvcache_parallel_for`] that is there.
 type ParallelFor = unsafe extern "C" fn(*mut c_void, usize, kvcache_task, *mut c_void);
 
 struct Custom {

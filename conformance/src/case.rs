@@ -53,7 +53,6 @@ pub enum NanRule {
 }
 
 impl NanRule {
-    /// Whether tensors are equal.
     pub(crate) fn are_alike(self, one: &Tensor, other: &Tensor) -> bool {
         let equal = |(one, other): (Value, Value)| one == other || one.is_nan() && other.is_nan();
         let pairs = || (0..Value::count(one)).map(|i| (Value::at(one, i), Value::at(other, i)));

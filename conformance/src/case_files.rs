@@ -48,7 +48,6 @@ impl Cause {
     }
 }
 
-/// The two files of a case, and their folder.
 pub(crate) struct CaseFiles<'a> {
     pub(crate) folder: PathBuf,
     pub(crate) yaml: Cow<'a, [u8]>,
@@ -56,7 +55,6 @@ pub(crate) struct CaseFiles<'a> {
 }
 
 impl CaseFiles<'_> {
-    /// The name of the case.
     pub(crate) fn name(&self) -> String {
         self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }

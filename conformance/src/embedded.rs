@@ -54,14 +54,12 @@ pub(crate) fn unpack(folder: &Path) -> Option<io::Result<TempDir>> {
     Some(files().map_err(|cause: Cause| io::Error::other(cause.to_string())))
 }
 
-/// The archive of what was in `folder`.
 fn archive(folder: &str) -> Result<SafeTensors<'static>, Cause> {
     let archive = ARCHIVES.iter().find(|(name, _)| *name == folder);
     let (_, bytes) = archive.ok_or_else(|| SafeTensorError::TensorNotFound(folder.to_owned()))?;
     Ok(SafeTensors::deserialize(bytes)?)
 }
 
-/// A file of an archive.
 fn inflated(archive: &SafeTensors<'_>, path: &str) -> Result<Vec<u8>, Cause> {
     let mut bytes = Vec::new();
     ZlibDecoder::new(archive.tensor(path)?.data()).read_to_end(&mut bytes)?;

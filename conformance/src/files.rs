@@ -22,7 +22,6 @@ pub(crate) fn committed<C>(
     read_folders(&Path::new(kvcache_golden::FOLDER).join(folder), read)
 }
 
-/// What the subfolders of `folder` hold, by name.
 pub(crate) fn read_folders<C>(
     folder: &Path,
     read: impl Fn(&CaseFiles<'_>) -> Result<C, Cause>,
@@ -64,7 +63,6 @@ impl OnDisk {
         Ok(Self { folder: folder.to_owned(), _unpacked: None })
     }
 
-    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         &self.folder
     }

@@ -12,7 +12,6 @@ pub(crate) struct Format {
     pub(crate) digits: i32,
     /// The exponent of the smallest positive number, a power of two.
     pub(crate) least: i32,
-    /// The largest number.
     pub(crate) max: f64,
     /// The number that these bits stand for.
     pub(crate) value: fn(u32) -> f64,
@@ -20,7 +19,6 @@ pub(crate) struct Format {
     pub(crate) nearest: fn(f64) -> u32,
 }
 
-/// The format of a float type; none of another type.
 pub(crate) fn format(element: ElementType) -> Option<Format> {
     match element {
         ElementType::Float32 => Some(Format {
@@ -76,12 +74,10 @@ fn nearest_float8(x: f64) -> u32 {
 }
 
 impl Format {
-    /// `x`, rounded to the type.
     pub(crate) fn rounded(&self, x: f64) -> f64 {
         (self.value)((self.nearest)(x))
     }
 
-    /// The smallest positive normal number.
     pub(crate) fn least_normal(&self) -> f64 {
         f64::exp2(f64::from(self.least + self.digits - 1))
     }

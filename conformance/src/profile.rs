@@ -58,7 +58,6 @@ pub enum Standing {
     Unsupported(String),
 }
 
-/// A file that is no profile.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the fields are what the messages name")]
 pub enum ProfileError {
@@ -68,10 +67,8 @@ pub enum ProfileError {
     /// It is no YAML, has no key that it must have, or has one that it must not have.
     #[error(transparent)]
     Yaml(#[from] serde_yaml::Error),
-    /// It lists no operator.
     #[error("operators is empty: nothing would be tested")]
     NoOperators,
-    /// An operator does not exist.
     #[error("no operator is called {name:?}; there are {}", list(OperatorPage::ALL.map(OperatorPage::name)))]
     Operator { name: String },
     /// An operator has no such type, attribute or size.
@@ -172,7 +169,6 @@ impl Profile {
 }
 
 impl Allowed {
-    /// What the limit called `name` allows.
     fn read(page: OperatorPage, name: String, value: Value) -> Result<Self, ProfileError> {
         let (operator, known) = (page.name(), numbers(page));
         let allowed = if TYPES.contains(&name.as_str()) {
@@ -198,7 +194,6 @@ impl Allowed {
         if allowed.is_empty() { Err(ProfileError::Nothing { operator, name }) } else { Ok(allowed) }
     }
 
-    /// Whether it allows nothing.
     fn is_empty(&self) -> bool {
         match self {
             Self::Types(types) => types.is_empty(),

@@ -13,7 +13,6 @@ use crate::files::{committed, read_folders};
 use crate::rules::{OperatorPage, rule};
 use crate::tensor::Tensor;
 
-/// The `case.yaml` of every suite.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CaseFile {
@@ -62,7 +61,6 @@ pub(crate) struct StepFile {
 }
 
 impl CaseFile {
-    /// That of these files, and their tensors.
     pub(crate) fn read<'a>(files: &'a CaseFiles<'_>) -> Result<(Self, Tensors<'a>), Cause> {
         let file: Self = serde_yaml::from_slice(&files.yaml)?;
         if file.steps.is_empty() {
@@ -72,7 +70,6 @@ impl CaseFile {
         Ok((file, tensors))
     }
 
-    /// Its attributes; `set` sets one by its name, if there is one.
     pub(crate) fn attributes<A: Default>(&self, set: impl Fn(&mut A, &str, i64) -> bool) -> Result<A, Cause> {
         let mut attributes = A::default();
         match self.attributes.iter().find(|(name, value)| !set(&mut attributes, name, **value)) {
@@ -81,7 +78,6 @@ impl CaseFile {
         }
     }
 
-    /// A type of the node, if it has it.
     pub(crate) fn element(&self, name: TypeName) -> Result<Option<ElementType>, Cause> {
         let element = |name: &String| ElementType::from_name(name).ok_or_else(|| Cause::Type(name.clone()));
         self.types.get(&name).map(element).transpose()
@@ -117,7 +113,6 @@ pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
     read_folders(folder, read)
 }
 
-/// The case of these files.
 fn read(files: &CaseFiles<'_>) -> Result<Case, Cause> {
     read_case(files, OperatorPage::KeyValueCache, Attributes::set, |tensor| StepInputs::of(tensor))
 }

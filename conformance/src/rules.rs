@@ -57,7 +57,6 @@ impl OperatorPage {
         }
     }
 
-    /// The operator's schema.
     const fn schema(self) -> &'static str {
         match self {
             Self::KeyValueCache => SCHEMA,
@@ -95,7 +94,6 @@ static RULES: LazyLock<HashMap<OperatorPage, Vec<Rule>>> = LazyLock::new(|| {
     OperatorPage::ALL.into_iter().map(|page| (page, schemas[page.name()].rules(page))).collect()
 });
 
-/// What a schema says of rules.
 #[derive(Deserialize)]
 struct SchemaFile {
     #[serde(default)]
@@ -181,7 +179,6 @@ impl SchemaFile {
     }
 }
 
-/// What a layout says.
 fn axes(row: &RowFile) -> String {
     let axis = |axis: &serde_yaml::Value| match axis {
         serde_yaml::Value::Number(length) => length.to_string(),

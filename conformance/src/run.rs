@@ -93,7 +93,6 @@ impl Runner<'_> {
     }
 }
 
-/// What becomes of a case that is run.
 fn verdict<C: Suite>(case: &C, demand: Demand, run: impl FnOnce() -> Result<Vec<CallResult>, String>) -> Verdict {
     let failed = |difference| Verdict::Failed(Box::new(difference), None);
     let results = match catch_unwind(AssertUnwindSafe(run)) {

@@ -87,7 +87,6 @@ pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
     read_folders(folder, read)
 }
 
-/// The case of these files.
 fn read(files: &CaseFiles<'_>) -> Result<Case, Cause> {
     read_case(files, OperatorPage::StaticKeyValueCache, StaticAttributes::set, |tensor| {
         Ok(StepInputs {

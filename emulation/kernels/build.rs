@@ -13,7 +13,6 @@ const SUITES: [[&str; 4]; 3] = [
     ["ROWS", "ROWS_MUTANTS", "cache_rows", "launch_rows"],
 ];
 
-/// The folders of the CUDA sources.
 const SOURCES: [&str; 3] =
     ["../../kernels/src/cuda/kernel", "../../attention/src/cuda/kernel", "../../kernels/src/cuda/rows/kernel"];
 
@@ -99,7 +98,6 @@ fn kernels(source: &str, types: &str, symbol: &str) -> String {
     )
 }
 
-/// Compiles all into one library.
 fn compile(generated: &Generated, sanitize: bool) {
     let mut build = cc::Build::new();
     // No contraction to fused multiply-adds; pragmas for unrolling are for the GPU only.

@@ -18,7 +18,6 @@ use kvcache_op::{Attributes, ElementType};
 
 use crate::tally;
 
-/// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
     let entropy = &mut Entropy::bytes(bytes);
     let (of_descriptions, by_step) = (entropy.pick(&[0, 1, 1, 2, 3]), entropy.one_in(2));
@@ -95,7 +94,6 @@ struct Described {
     data_is_null: bool,
 }
 
-/// The type of DLPack of elements.
 fn dtype_of(element: ElementType) -> DLDataType {
     DLDataType { code: DLDataTypeCode(element.dlpack()), bits: element.bits() as u8, lanes: 1 }
 }
@@ -109,7 +107,6 @@ fn near(entropy: &mut Entropy, number: i64) -> i64 {
     }
 }
 
-/// How many elements a shape has, if that is a number.
 fn elements(shape: &[i64]) -> Option<i64> {
     shape.iter().try_fold(1_i64, |elements, &len| elements.checked_mul(len))
 }
@@ -363,7 +360,6 @@ fn indices(tensor: &impl Fn(&str) -> *const DLTensor) -> kvcache_indices {
     }
 }
 
-/// An operator of the C library.
 struct Made(*mut kvcache_operator);
 
 impl Drop for Made {

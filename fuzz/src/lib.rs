@@ -2,6 +2,8 @@
 //! contents, and which panics or lets a sanitizer end the process if a promise is broken. [`TARGETS`] has them by name;
 //! `src/bin` makes programs of libFuzzer of them, and `corpus/` has kept inputs that a test runs.
 
+#![expect(missing_docs, reason = "only tests read it: what a name says is not said again")]
+
 pub mod attention;
 pub mod dlpack;
 mod hostile;

@@ -8,10 +8,8 @@ use kvcache_testing::manager::script::{Cache, Operation};
 
 use crate::tally;
 
-/// The most operations of a script.
 const OPERATIONS: usize = 60;
 
-/// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
     let entropy = &mut Entropy::bytes(bytes);
     let of_prefixes = entropy.one_in(4);

@@ -19,7 +19,6 @@ use crate::tally::{self, directory};
 
 /// The bytes of a row: 2 layers, each with a key and a value of 4 int8 and a scale.
 const ROW: usize = 24;
-/// What is before the digest in a file.
 const KEY: &[u8] = b"\"digest\":\"";
 /// Tokens of the sequence that is there, which no file has.
 const LIVE: [u32; 3] = [4_000_000_001, 4_000_000_007, 4_000_000_009];
@@ -57,7 +56,6 @@ fn sign(bytes: &mut [u8]) {
 }
 
 thread_local! {
-    /// One file for all runs.
     static FILE: RefCell<(PathBuf, File)> = {
         let path = directory().join(format!("session_reader.{}", std::process::id()));
         let file = File::create(&path).expect("a file");
@@ -144,7 +142,6 @@ fn load(path: &Path, manager: &Manager, memory: &Rows, index: Option<usize>) {
     manager.check().expect("a manager whose invariants hold");
 }
 
-/// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
     sign(&mut bytes);

@@ -5,12 +5,10 @@ use std::path::PathBuf;
 
 use kvcache_conformance::Report;
 
-/// What the inputs of a thread have come to.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
     /// Calls, files or operations.
     pub all: usize,
-    /// Those that were accepted.
     pub accepted: usize,
 }
 
@@ -18,7 +16,6 @@ thread_local! {
     static TALLY: RefCell<Tally> = RefCell::default();
 }
 
-/// Counts one.
 pub fn count(is_accepted: bool) {
     TALLY.with_borrow_mut(|tally| {
         tally.all += 1;

@@ -3,16 +3,13 @@
 use crate::variation::Form;
 use crate::{attention, dlpack, manager_script, session_reader, validation};
 
-/// A function of any bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     /// Its name, which is that of its program and of its kept inputs' folder.
     pub name: &'static str,
-    /// What the bytes are.
     pub form: Form,
     /// About how many inputs a second of CPU time takes under AddressSanitizer.
     pub per_second: u64,
-    /// Runs it on an input.
     pub run: fn(&[u8]),
 }
 
@@ -21,7 +18,6 @@ const fn choices(name: &'static str, per_second: u64, run: fn(&[u8])) -> Target 
     Target { name, form: Form::Choices, per_second, run }
 }
 
-/// All targets.
 pub const TARGETS: [Target; 5] = [
     choices("validation", 300, validation::run),
     choices("attention", 40, attention::run),

@@ -16,7 +16,6 @@ use crate::kindless::Kindless;
 use crate::tally;
 use crate::workers::Careless;
 
-/// Runs the target on an input.
 pub fn run(bytes: &[u8]) {
     let entropy = &mut Entropy::bytes(bytes);
     match entropy.below(8) {

@@ -4,7 +4,6 @@
 use crate::text_variation::vary_text;
 use kvcache_conformance::random::Entropy;
 
-/// What the bytes of a target are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Choices, one after the other: any bytes are some.
@@ -14,7 +13,6 @@ pub enum Form {
 }
 
 impl Form {
-    /// Changes an input.
     pub fn vary(self, input: &mut Vec<u8>, random: &mut Entropy) {
         match self {
             Self::Choices => vary_choices(input, random),

@@ -48,7 +48,6 @@ fn inputs(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).expect("an input"))).collect()
 }
 
-/// A test for each target.
 macro_rules! tests {
     ($($target:ident),*) => {
         $(

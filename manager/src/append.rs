@@ -38,7 +38,6 @@ impl<'a> Append<'a> {
         Self { first_pos: Some(first_pos), ..self }
     }
 
-    /// The number of rows.
     pub(crate) fn len(&self) -> usize {
         match self.rows {
             Rows::Tokens(tokens) => tokens.len(),
@@ -46,7 +45,6 @@ impl<'a> Append<'a> {
         }
     }
 
-    /// The tokens, if they are known.
     pub(crate) fn known(&self) -> Option<&'a [u32]> {
         match self.rows {
             Rows::Tokens(tokens) => Some(tokens),

@@ -23,12 +23,10 @@ impl Bits {
         Ok(Self { words: zeros(len.div_ceil(WORD))?, len, count: 0, end: 0 })
     }
 
-    /// The number of cells.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The number of busy cells.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
@@ -66,22 +64,18 @@ impl Bits {
         }
     }
 
-    /// The first busy cell of a range.
     pub(crate) fn next_busy(&self, range: Range<usize>) -> Option<usize> {
         self.first(range, 0)
     }
 
-    /// The first free cell of a range.
     pub(crate) fn next_free(&self, range: Range<usize>) -> Option<usize> {
         self.first(range, u64::MAX)
     }
 
-    /// The last busy cell of a range.
     pub(crate) fn last_busy(&self, range: Range<usize>) -> Option<usize> {
         self.last(range, 0)
     }
 
-    /// The last free cell of a range.
     pub(crate) fn last_free(&self, range: Range<usize>) -> Option<usize> {
         self.last(range, u64::MAX)
     }

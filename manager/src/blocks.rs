@@ -107,7 +107,6 @@ impl Blocks {
         Ok(Self { store, names, row_len, kept: Vec::new(), stats: StoreStats::default() })
     }
 
-    /// A name for a block of one sequence.
     pub(crate) fn private_key(&mut self) -> BlockKey {
         let Names { random, instance, next } = &mut self.names;
         *next += 1;
@@ -190,12 +189,10 @@ impl Blocks {
     }
 }
 
-/// Writes the rows of a block to slots.
 pub(crate) fn load(block: &Block, slots: &[usize], memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
     memory.write_rows(slots, block.rows()).map_err(|source| Error::Memory { source })
 }
 
-/// The name of an error.
 fn reason(error: &StoreError) -> &'static str {
     if let StoreError::Bad(error) = error { error.into() } else { error.into() }
 }

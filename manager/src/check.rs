@@ -9,7 +9,6 @@ use crate::sequence::Place;
 use crate::spec::{CacheSpec, KeyForm, Mode};
 use crate::state::State;
 
-/// What a page is found to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Page {
     Unseen,
@@ -17,7 +16,6 @@ enum Page {
     Cached,
     /// In so many table entries.
     Live(u32),
-    /// Reserved for a run.
     Reserved,
 }
 

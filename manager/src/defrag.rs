@@ -59,7 +59,6 @@ impl State {
         copies
     }
 
-    /// Slides runs down, in address order.
     fn slide_runs(&mut self, max_moves: usize) -> Vec<RowCopy> {
         let mut runs: Vec<(usize, SeqId)> = Vec::new();
         for (seq, sequence) in self.sequences.iter().filter(|(_, sequence)| !sequence.run().is_empty()) {
@@ -106,7 +105,6 @@ impl State {
         copies
     }
 
-    /// Queues copies, and copies the tokens.
     fn enqueue(&mut self, copies: &[RowCopy]) {
         for &RowCopy { src, dst, len } in copies {
             self.prefix.slot_tokens_mut().copy_within(src..src + len, dst);

@@ -64,7 +64,6 @@ impl<T: Into<Self>> From<Option<T>> for Detail {
     }
 }
 
-/// Fields, each by its name.
 macro_rules! fields {
     ($($field:ident),*) => { vec![$((stringify!($field), Detail::from($field.clone()))),*] };
 }

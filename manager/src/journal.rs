@@ -10,12 +10,10 @@ use crate::seq_id::SeqId;
 use crate::sequence::{Before, Place, Sequence};
 use crate::state::State;
 
-/// How to undo one change.
 #[derive(Debug, Clone)]
 enum Undo {
     /// A sequence was edited; it was this one.
     Edit(SeqId, Box<Sequence>),
-    /// A sequence was created.
     Create(SeqId),
     /// An entry of a table was replaced; the page was there.
     Replace(SeqId, usize, u32),
@@ -35,7 +33,6 @@ enum Undo {
     Unshare(u32),
     /// A cached page became live.
     Revive(u32),
-    /// A page was sealed.
     Seal(u32),
     /// A live page that will be written was unsealed; it had the key, and the last tokens that are saved.
     Unseal(u32, PrefixKey),
@@ -61,7 +58,6 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// How many pages were taken.
     pub(crate) fn taken(&self) -> usize {
         self.taken
     }
@@ -82,7 +78,6 @@ impl Journal {
         self.undo.push(Undo::Edit(seq, Box::new(state.sequences[seq].clone())));
     }
 
-    /// Adds a sequence.
     pub(crate) fn create(&mut self, state: &mut State, sequence: Sequence) -> SeqId {
         let seq = state.sequences.insert(sequence);
         self.undo.push(Undo::Create(seq));
@@ -153,7 +148,6 @@ impl Journal {
         self.free_cells(freed);
     }
 
-    /// Frees cells of a run in the end.
     pub(crate) fn free_cells(&mut self, cells: Range<usize>) {
         if !cells.is_empty() {
             self.freed.push(cells);
@@ -188,7 +182,6 @@ impl Journal {
         }
     }
 
-    /// Copies the tokens of rows.
     pub(crate) fn copy_tokens(&mut self, state: &mut State, RowCopy { src, dst, len }: RowCopy) {
         let tokens = state.prefix.slot_tokens_mut();
         self.tokens.extend_from_slice(&tokens[dst..dst + len]);

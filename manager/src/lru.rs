@@ -26,7 +26,6 @@ impl Lru {
         (self.links.len() - 1) as u32
     }
 
-    /// How many pages are in the list.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -44,7 +43,6 @@ impl Lru {
         self.restore(page);
     }
 
-    /// Takes a page out of the list.
     pub(crate) fn remove(&mut self, page: u32) {
         let [before, behind] = self.links[page as usize];
         self.links[before as usize][1] = behind;

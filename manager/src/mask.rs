@@ -53,13 +53,10 @@ pub(crate) struct Visibility {
 /// that was never edited, in a mask whose columns are its rows, is one run of either.
 #[derive(Debug, Clone)]
 pub(crate) struct MaskBlock<P, C> {
-    /// The number of queries.
     pub(crate) n: usize,
-    /// The position of the first query.
     pub(crate) position: i64,
     /// The positions of the keys. They are not negative and never fall.
     pub(crate) key_positions: P,
-    /// The columns of the keys.
     pub(crate) key_columns: C,
 }
 
@@ -167,7 +164,6 @@ impl<I: Iterator<Item = (usize, usize)>> Cursor<I> {
         cursor
     }
 
-    /// Gives the runs of the next `rows` rows.
     fn take(&mut self, mut rows: usize, mut run: impl FnMut(usize, usize)) {
         while rows > 0 {
             if self.left == 0 {

@@ -50,7 +50,6 @@ impl<'a> MaskSpec<'a> {
         Self { padded: [rows, columns], ..self }
     }
 
-    /// The slopes of the biases.
     pub(crate) fn slopes(&self) -> Option<&'a [f32]> {
         self.slopes
     }

@@ -90,7 +90,6 @@ impl<'a> HostMemory<'a> {
     }
 }
 
-/// Checks type, shape and memory of the tensor called `input`.
 fn check(input: &'static str, tensor: &TensorMut<'_>, expected: ElementType, shape: [usize; 5]) -> Result<(), Error> {
     if tensor.element() != expected {
         return Err(Error::TensorType { input, expected, got: tensor.element() });

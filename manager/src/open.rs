@@ -22,7 +22,6 @@ pub(crate) enum Open {
 }
 
 impl Manager {
-    /// Plans a step, and opens it.
     pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.check_closed()?;
         let Self { spec, state, journal, plan, blocks, .. } = self;

@@ -8,18 +8,14 @@ use crate::cells;
 use crate::error::Error;
 use crate::zeros::zeros;
 
-/// Where a page was taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// It was freed before.
     Freed,
     /// It was never used.
     Fresh,
-    /// It is a cell.
     Cell,
 }
 
-/// Which pages can be taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Pool {
     /// Pages, one at a time: the latest freed first, then those that were never used in ascending order.
@@ -144,7 +140,6 @@ impl Pages {
         if let Pool::Cells { busy, .. } = &self.pool { Some(busy) } else { None }
     }
 
-    /// Frees a page.
     pub(crate) fn free(&mut self, page: u32) {
         match &mut self.pool {
             Pool::Stack { freed, .. } => freed.push(page),
@@ -168,7 +163,6 @@ impl Pages {
         self.refcounts[page as usize]
     }
 
-    /// How many pages are free.
     pub(crate) fn num_free(&self) -> usize {
         match &self.pool {
             Pool::Stack { freed, fresh } => freed.len() + self.refcounts.len() - *fresh as usize,

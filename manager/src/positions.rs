@@ -29,17 +29,14 @@ pub(crate) struct Positions {
 }
 
 impl Positions {
-    /// The number of rows.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The position of the first row.
     pub(crate) fn first(&self) -> Option<i64> {
         self.runs.first().map(|run| run.position)
     }
 
-    /// The position of the last row.
     pub(crate) fn last(&self) -> Option<i64> {
         self.runs.last().map(|run| run.position + (self.len - run.row) as i64 - 1)
     }
@@ -85,12 +82,10 @@ impl Positions {
         parts.take_while(|part| part.len > 0)
     }
 
-    /// The positions by row.
     pub(crate) fn iter(&self) -> impl Iterator<Item = i64> {
         self.runs().flat_map(|run| run.position..run.position + run.len as i64)
     }
 
-    /// The number of rows before a position.
     pub(crate) fn rows_before(&self, position: i64) -> usize {
         let behind = self.runs.partition_point(|run| run.position < position);
         let Some(run) = behind.checked_sub(1).map(|i| self.runs[i]) else {
@@ -101,13 +96,11 @@ impl Positions {
         end.min(run.row.saturating_add((position - run.position) as usize))
     }
 
-    /// The rows whose positions are in a range.
     pub(crate) fn rows(&self, positions: Range<i64>) -> Range<usize> {
         let start = self.rows_before(positions.start);
         start..self.rows_before(positions.end).max(start)
     }
 
-    /// Keeps the first rows.
     pub(crate) fn truncate(&mut self, len: usize) {
         if len < self.len {
             self.runs.truncate(self.runs.partition_point(|run| run.row < len));
@@ -115,7 +108,6 @@ impl Positions {
         }
     }
 
-    /// The positions of some rows.
     pub(crate) fn slice(&self, rows: Range<usize>) -> Self {
         let mut slice = Self::default();
         for run in self.runs_of(rows) {

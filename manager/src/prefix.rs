@@ -80,7 +80,6 @@ impl Prefix {
         page as usize * self.page_size..(page as usize + 1) * self.page_size
     }
 
-    /// The tokens of a page.
     pub(crate) fn tokens(&self, page: u32) -> &[u32] {
         &self.tokens[self.slots(page)]
     }
@@ -90,7 +89,6 @@ impl Prefix {
         &mut self.tokens[slots]
     }
 
-    /// The tokens by slot.
     pub(crate) fn slot_tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -112,13 +110,11 @@ impl Prefix {
         }
     }
 
-    /// The sealed page with this key.
     fn get(&self, key: PrefixKey) -> Option<u32> {
         let is = |&page: &u32| self.hashes[page as usize] == key.hash;
         self.pages.find(self.hasher.hash_one(key.hash), is).copied()
     }
 
-    /// The sealed page with this key and these tokens.
     pub(crate) fn find(&self, key: PrefixKey, tokens: &[u32]) -> Option<u32> {
         self.get(key).filter(|&page| self.tokens(page) == tokens)
     }
@@ -141,7 +137,6 @@ impl Prefix {
         true
     }
 
-    /// The number of a sealed page's sealing.
     pub(crate) fn seal_of(&self, page: u32) -> u64 {
         self.seals[page as usize]
     }
@@ -162,7 +157,6 @@ impl Prefix {
         Some(key)
     }
 
-    /// The key of a sealed page.
     pub(crate) fn key(&self, page: u32) -> Option<PrefixKey> {
         let (hash, digest) = (self.hashes[page as usize], self.digests[page as usize]);
         let digest = (digest != [0; 32]).then(|| BlockKey::from_bytes(digest));

@@ -16,7 +16,6 @@ pub(crate) struct Segment {
     pub(crate) len: usize,
 }
 
-/// Where a sequence's rows are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The page of rows `i * page_size` and on, by i. In the mode `cells` a page is a cell.
@@ -26,22 +25,18 @@ pub(crate) enum Place {
     Run(Range<usize>),
 }
 
-/// Rows of a sequence that is swapped out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SwappedRows {
-    /// The block that has them.
     pub(crate) block: BlockKey,
     pub(crate) len: usize,
     /// If they were a sealed page: its key and the number of its sealing. As long as it is that page, it has the rows.
     pub(crate) sealed: Option<(PrefixKey, u64)>,
 }
 
-/// What a sequence has outside the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Swapped {
     /// Its rows, in order.
     pub(crate) rows: Vec<SwappedRows>,
-    /// The tokens of known rows.
     pub(crate) tokens: Vec<u32>,
 }
 
@@ -50,11 +45,9 @@ pub(crate) struct Sequence {
     pub(crate) place: Place,
     /// Changes when entries of the table are replaced or removed.
     pub(crate) version: u64,
-    /// The positions of all rows.
     pub(crate) positions: Positions,
     /// The positions that stored keys are rotated for, where they are others than `positions`.
     pub(crate) rotated: Option<Positions>,
-    /// How many updates have rotated its rows.
     pub(crate) shifts: u32,
     /// The number of leading rows whose tokens are known and whose positions are their rows.
     pub(crate) known: usize,
@@ -73,7 +66,6 @@ pub(crate) struct Sequence {
     pub(crate) swapped: Option<Swapped>,
     /// A memory has failed while it moved rows of the sequence.
     pub(crate) lost: bool,
-    /// Its number in order of creation.
     pub(crate) created: u64,
     /// The index of its append in the open step.
     pub(crate) append: Option<usize>,
@@ -98,7 +90,6 @@ impl Place {
 }
 
 impl Sequence {
-    /// A sequence without rows.
     pub(crate) fn new(place: Place, salt: Arc<[u8]>, root: PrefixKey, reserve: usize, created: u64) -> Self {
         Self {
             place,
@@ -125,7 +116,6 @@ impl Sequence {
         Self::new(self.place.empty(), self.salt.clone(), self.root, self.reserve, created)
     }
 
-    /// The number of rows.
     pub(crate) fn len(&self) -> usize {
         self.positions.len()
     }
@@ -159,7 +149,6 @@ impl Sequence {
         }
     }
 
-    /// The slot of a row.
     pub(crate) fn slot(&self, row: usize, page_size: usize) -> usize {
         match &self.place {
             Place::Table(table) => table[row / page_size] as usize * page_size + row % page_size,
@@ -185,7 +174,6 @@ impl Sequence {
         })
     }
 
-    /// The slots of all rows.
     pub(crate) fn slots(&self, page_size: usize) -> impl Iterator<Item = usize> {
         self.segments(0..self.resident(), page_size).flat_map(|segment| segment.slot..segment.slot + segment.len)
     }

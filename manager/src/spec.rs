@@ -43,7 +43,6 @@ pub enum KeyForm {
     Raw,
 }
 
-/// The window of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) len: Option<usize>,
@@ -51,7 +50,6 @@ pub(crate) struct Window {
     pub(crate) slack: usize,
 }
 
-/// The quantization of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Quant {
     pub(crate) bit: QuantBit,

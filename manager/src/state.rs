@@ -41,7 +41,6 @@ pub(crate) struct Spill {
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub(crate) sequences: SlotMap<SeqId, Sequence>,
-    /// Sequences that were ever created.
     created: u64,
     pub(crate) pages: Pages,
     pub(crate) prefix: Prefix,
@@ -50,7 +49,6 @@ pub(crate) struct State {
     pub(crate) queue: Vec<RowCopy>,
     /// Rows that are to be stored as blocks before the copies behind them are made.
     pub(crate) spills: Vec<Spill>,
-    /// Blocks that are of no use any more.
     pub(crate) dropped: Vec<BlockKey>,
     /// What the names of all blocks begin with, if the manager has a store.
     pub(crate) seed: Option<BlockKey>,
@@ -62,7 +60,6 @@ pub(crate) struct State {
     pub(crate) phase: Option<Phase>,
 }
 
-/// The slots that are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Used {
     pub(crate) count: usize,
@@ -107,7 +104,6 @@ impl State {
         }
     }
 
-    /// The number of a sequence that is to be created.
     pub(crate) fn next_created(&mut self) -> u64 {
         self.created += 1;
         self.created
@@ -155,7 +151,6 @@ impl State {
         }
     }
 
-    /// Removes a sequence.
     pub(crate) fn free(&mut self, seq: SeqId) -> Result<(), Error> {
         let sequence = self.sequences.remove(seq).ok_or(Error::UnknownSeq { seq })?;
         self.release_place(&sequence.place);
@@ -186,7 +181,6 @@ impl State {
         }
     }
 
-    /// Empties all sequences but one.
     pub(crate) fn keep(&mut self, seq: SeqId) {
         let others: Vec<SeqId> = self.sequences.keys().filter(|&id| id != seq).collect();
         for other in others {
@@ -199,7 +193,6 @@ impl State {
         }
     }
 
-    /// The number of cells that a step sees.
     pub(crate) fn n_kv(&self, spec: &CacheSpec) -> usize {
         cells::n_kv(self.used_slots(spec).end, spec.num_pages() * spec.page_size(), spec.pad())
     }

@@ -10,7 +10,6 @@ use crate::manager::positions;
 use crate::positions::MAX_POSITION;
 use crate::seq_id::SeqId;
 
-/// A sequence's state.
 #[derive(Debug, Clone, Default)]
 struct State {
     /// The cell that has it; before the first token none has.

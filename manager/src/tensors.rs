@@ -104,7 +104,6 @@ impl Tensors {
         }
     }
 
-    /// Makes `cachestarts` of shape (B).
     fn set_cachestarts(&mut self, slots: impl Iterator<Item = usize>) {
         let mut memory = std::mem::take(&mut self.cachestarts).into_raw_vec_and_offset().0;
         memory.clear();

@@ -16,7 +16,6 @@ thread_local! {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The system's allocator, counted.
 struct Counting;
 
 // SAFETY: all calls go to `System`, with the caller's arguments.

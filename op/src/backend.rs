@@ -30,7 +30,6 @@ impl Backend {
         self.kernel().name()
     }
 
-    /// The kernel itself.
     pub(crate) fn kernel(&self) -> &dyn Kernel {
         match self {
             Self::Reference => &Reference,

@@ -57,7 +57,6 @@ impl KeyValueCache {
         Ok(Self { types: Some(types), ..self })
     }
 
-    /// The attributes as they were checked.
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }

@@ -44,7 +44,6 @@ pub struct IndexInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
 }
 
 impl<'a> IndexInputs<'a> {
-    /// All of them, with their names.
     pub(crate) fn named(&self) -> [(&'static str, &TensorRef<'a>); 6] {
         [
             ("seqstarts", &self.seqstarts),

@@ -58,7 +58,6 @@ pub(crate) fn best_known(dims: impl IntoIterator<Item = Dim>) -> Dim {
     dims.into_iter().min_by_key(ignorance).unwrap_or(Dim::Unknown)
 }
 
-/// The heads of the outputs.
 pub(crate) fn repeated(heads: Dim, num_repeat: usize) -> Dim {
     match heads {
         Dim::Known(num_heads) => num_heads.checked_mul(num_repeat).map_or(Dim::Unknown, Dim::Known),
@@ -67,7 +66,6 @@ pub(crate) fn repeated(heads: Dim, num_repeat: usize) -> Dim {
     }
 }
 
-/// The axis of the heads in the shape of a cache.
 fn head_axis(layout: CacheLayout) -> usize {
     layout.axes().into_iter().position(|axis| axis == Axis::Head).unwrap_or_default()
 }

@@ -152,7 +152,6 @@ impl<'a> TensorMut<'a> {
         Self::codes(ElementType::Float8E4M3Fn, shape.into(), bytes)
     }
 
-    /// A tensor of elements that have no Rust type.
     fn codes(element: ElementType, shape: Shape, bytes: &'a mut [u8]) -> Self {
         let fits = shape::bytes(element, &shape) == Some(bytes.len());
         Self {

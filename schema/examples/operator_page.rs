@@ -174,7 +174,6 @@ fn list(value: &Value) -> String {
     rows(value).iter().map(code).collect::<Vec<_>>().join(", ")
 }
 
-/// A shape: a list of formulas, or words.
 fn shape(value: &Value) -> String {
     match value {
         Value::Sequence(axes) => format!("`({})`", axes.iter().map(text).collect::<Vec<_>>().join(", ")),
@@ -182,7 +181,6 @@ fn shape(value: &Value) -> String {
     }
 }
 
-/// The range of an attribute in words.
 fn range(attribute: &Value, schema: &Value) -> String {
     let given = |key: &str| (!attribute[key].is_null()).then(|| text(&attribute[key]));
     let last_code = || Some(text(&rows(&schema[attribute["codes_of"].as_str()?]).last()?["code"]));

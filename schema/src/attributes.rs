@@ -17,7 +17,6 @@ pub struct AttributeSpec<A = Attributes> {
     pub max: Option<i64>,
     /// The only legal values between `min` and `max`, where not every one is.
     pub one_of: Option<&'static [i64]>,
-    /// The field that holds it.
     get: fn(&A) -> i64,
     get_mut: fn(&mut A) -> &mut i64,
 }
@@ -28,7 +27,6 @@ impl<A> AttributeSpec<A> {
         (self.get)(attributes)
     }
 
-    /// Sets the attribute called `name`, if it is one of `specs`.
     fn set(specs: &[Self], attributes: &mut A, name: &str, value: i64) -> bool {
         let spec = specs.iter().find(|spec| spec.name == name);
         spec.map(|spec| *(spec.get_mut)(attributes) = value).is_some()

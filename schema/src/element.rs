@@ -22,7 +22,6 @@ pub enum ElementType {
     Int64,
 }
 
-/// A row of the table of types.
 struct Row {
     name: &'static str,
     short_name: &'static str,
@@ -51,7 +50,6 @@ impl ElementType {
     /// Legal types of `scale`.
     pub const T3: [Self; 2] = [Self::Float32, Self::Float16];
 
-    /// The table of types: what is known of each.
     const fn row(self) -> Row {
         const fn row(name: &'static str, short_name: &'static str, bits: usize, onnx: i32, dlpack: u8) -> Row {
             Row { name, short_name, bits, onnx, dlpack }

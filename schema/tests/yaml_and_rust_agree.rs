@@ -78,7 +78,6 @@ struct Quantization {
     qmax: BTreeMap<String, i16>,
 }
 
-/// The facts that all operators have.
 #[derive(Deserialize)]
 struct Operator {
     name: String,

@@ -87,7 +87,6 @@ pub struct Part {
     pub decoding: bool,
 }
 
-/// A number that follows from others.
 fn hash(parts: &[u64]) -> u64 {
     parts.iter().fold(0x9e37_79b9_7f4a_7c15, |hash: u64, &part| {
         let mixed = (hash ^ part).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -124,7 +123,6 @@ impl Model {
         hash(&[self.seed, sequence as u64, token]).is_multiple_of(7)
     }
 
-    /// The attributes of a node on a cache that is there.
     pub fn attributes(&self, placement: &Placement) -> CacheAttentionAttributes {
         CacheAttentionAttributes {
             attention: self.attention.clone(),
@@ -325,7 +323,6 @@ impl Placement {
     }
 }
 
-/// A tensor of int64.
 pub fn int64s(shape: Vec<usize>, values: &[i64]) -> Tensor {
     let bytes: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     Tensor::new(ElementType::Int64, shape, &bytes).expect("as many values as the shape has")

@@ -14,7 +14,6 @@ pub enum Guard {
     Behind,
 }
 
-/// What fills that room.
 const UNTOUCHED: u8 = 0xa5;
 
 /// A tensor in such memory. Every access beyond the guarded end ends the process, whatever instruction makes it.
@@ -30,7 +29,6 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// A copy of a tensor.
     pub fn new(tensor: &Tensor, guard: Guard) -> Self {
         // SAFETY: asks the system for a number.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("pages have a size");
@@ -57,14 +55,12 @@ impl Guarded {
         guarded
     }
 
-    /// The tensor as the operator reads it.
     pub fn read(&self) -> TensorRef<'_> {
         // SAFETY: bytes of this type and shape, borrowed as long as the result lives. They begin or end with a page,
         // and are whole elements: both aligns them.
         unsafe { TensorRef::from_raw_parts(self.element, self.shape.as_slice(), self.data().as_ptr()) }
     }
 
-    /// The tensor as the operator writes it.
     pub fn write(&mut self) -> TensorMut<'_> {
         // SAFETY: as for `read`, and borrowed mutably.
         unsafe { TensorMut::from_raw_parts(self.element, self.shape.as_slice(), self.data().as_ptr()) }

@@ -1,5 +1,7 @@
 //! What the tests of several crates are made of. No product depends on this crate.
 
+#![expect(missing_docs, reason = "only tests read it: what a name says is not said again")]
+
 pub mod attention_call;
 pub mod attention_model;
 pub mod backends;

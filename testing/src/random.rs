@@ -15,12 +15,10 @@ use kvcache_op::{
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
 
-/// Plans of calls of every kind.
 pub fn plans(max_inner: usize, tokens: usize) -> impl Strategy<Value = Plan> {
     any::<u64>().no_shrink().prop_map(move |seed| Plan::draw(&mut Entropy::seed(seed), max_inner, tokens))
 }
 
-/// A legal call with random values.
 #[derive(Debug, Clone)]
 pub struct RandomCall<A = Attributes, I = StepInputs> {
     planned: Planned<A, I>,
@@ -28,7 +26,6 @@ pub struct RandomCall<A = Attributes, I = StepInputs> {
     past_line: usize,
 }
 
-/// A call of static batching.
 pub type RandomStaticCall = RandomCall<StaticAttributes, static_batching::StepInputs>;
 
 impl<A, I> Deref for RandomCall<A, I> {
@@ -53,13 +50,11 @@ impl<A, I> RandomCall<A, I> {
 }
 
 impl RandomCall {
-    /// A call as planned.
     pub fn new(plan: &Plan, rng: &mut TestRng) -> Self {
         let mut entropy = Entropy::seed(rng.next_u64());
         Self { planned: plan.call(&mut entropy), past_line: entropy.below(2) }
     }
 
-    /// Outputs and state after the call, which `make` makes.
     pub fn run(&self, backend: Backend, make: impl FnOnce(Call<'_>, Outputs<'_>)) -> After {
         let op = KeyValueCache::new(self.attributes.clone()).unwrap().with_backend(backend);
         let (mut cache, mut scale) = (self.cache.clone(), self.scale.clone());
@@ -73,7 +68,6 @@ impl RandomCall {
 }
 
 impl RandomStaticCall {
-    /// Outputs and state after the call, which `make` makes.
     pub fn run(&self, backend: Backend, make: impl FnOnce(StaticCall<'_>, Outputs<'_>)) -> After {
         let op = StaticKeyValueCache::new(self.attributes.clone()).unwrap().with_backend(backend);
         let (mut cache, mut scale) = (self.cache.clone(), self.scale.clone());
@@ -91,7 +85,6 @@ pub fn calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = RandomCal
     plans(max_inner, tokens).prop_perturb(|plan, mut rng| RandomCall::new(&plan, &mut rng))
 }
 
-/// Calls of static batching, as [`calls`] makes them.
 pub fn static_calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = RandomStaticCall> {
     any::<u64>().no_shrink().prop_map(move |seed| {
         let mut entropy = Entropy::seed(seed);

@@ -5,7 +5,6 @@ use std::ops::Range;
 use kvcache_conformance::Tensor;
 use kvcache_op::{ElementType, TensorMut};
 
-/// What a call leaves behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct After {
     pub key: Tensor,

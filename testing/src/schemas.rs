@@ -56,9 +56,7 @@ fn resolve(value: &mut Value, path: &[Step<'_>], earlier: &[(&str, Value)]) {
 /// A step from a part of a schema to a smaller one.
 #[derive(Clone, Copy)]
 enum Step<'a> {
-    /// To the value of a key.
     Key(&'a Value),
-    /// To the row that has a key of this value.
     Row(&'static str, &'a Value),
 }
 

@@ -123,7 +123,6 @@ impl<'a> Bench<'a> {
         self.case.layout.shape(dims)
     }
 
-    /// The type and shape of `scale`, if there is one.
     fn scale(&self) -> Option<(ElementType, [usize; 5])> {
         self.case.types.t3.zip(self.case.scale_inner()).map(|(t3, inner)| (t3, self.held_shape(inner)))
     }

@@ -70,7 +70,6 @@ impl Case {
         HEAD_DIM / GROUP
     }
 
-    /// The innermost axis of `scale`, if there is one.
     pub fn scale_inner(&self) -> Option<usize> {
         self.types.t3.map(|_| self.groups())
     }
@@ -80,18 +79,15 @@ impl Case {
         2 * NUM_HEADS * HEAD_DIM * self.types.t1.bits() / 8
     }
 
-    /// Bytes of a token in cache and scale.
     pub fn cache_bytes(&self) -> usize {
         let scales = self.types.t3.map_or(0, |t3| 2 * NUM_HEADS * self.groups() * t3.bits() / 8);
         2 * NUM_HEADS * HEAD_DIM * self.types.t2.bits() / 8 + scales
     }
 
-    /// What the store reads and writes.
     pub fn store_bytes(&self) -> usize {
         self.batch * self.current * (self.value_bytes() + self.cache_bytes())
     }
 
-    /// What the load reads and writes.
     pub fn load_bytes(&self) -> usize {
         self.batch * (self.past + self.current) * (self.cache_bytes() + self.num_repeat * self.value_bytes())
     }

@@ -27,7 +27,6 @@ pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
     read_folders(folder, read_case)
 }
 
-/// The case of these files.
 fn read_case(files: &CaseFiles<'_>) -> Result<Case, Cause> {
     let (file, tensors) = CaseFile::read(files)?;
     let name = file.operator.as_deref().unwrap_or_default();

@@ -92,7 +92,6 @@ pub fn static_inputs_of(inputs: &static_batching::StepInputs) -> StaticInputs<'_
     }
 }
 
-/// The results of a case's calls, which `call` makes.
 fn results<A, I>(
     case: &Case<A, I>,
     call: impl Fn(&I, TensorMut<'_>, Option<TensorMut<'_>>) -> Result<[Tensor; 2], Error>,
@@ -117,7 +116,6 @@ fn zeros(t1: ElementType, shape: &[usize]) -> [Tensor; 2] {
     }
 }
 
-/// Outputs as the operator writes them.
 fn written([key, value]: &mut [Tensor; 2]) -> Outputs<'_> {
     Outputs { key: write(key), value: write(value) }
 }

@@ -19,7 +19,6 @@ const MOST_CONTRADICTIONS: usize = 4;
 /// The known mistakes, and what is right in some cases, which is computed when it is first asked for.
 pub struct KnownMistakes<'a, C: Diagnosable> {
     cases: &'a [C],
-    /// What is right.
     right: Vec<OnceCell<Vec<Prediction<C::Outputs>>>>,
     /// What can be said of each case.
     facts: Vec<Facts>,
@@ -81,7 +80,6 @@ impl<'a, C: Diagnosable> KnownMistakes<'a, C> {
         RunDiagnosis { failed: failed.len(), explanations, unexplained: unexplained.collect() }
     }
 
-    /// What the calls of a case should do.
     fn right(&self, case: usize) -> &[Prediction<C::Outputs>] {
         self.right[case].get_or_init(|| self.cases[case].predicted(&Oracle::default(), None).collect())
     }
@@ -109,10 +107,8 @@ struct Run<'a, C: Diagnosable> {
     failed: BTreeMap<usize, Made<'a>>,
 }
 
-/// A candidate that explains something.
 struct Suspect<'a> {
     candidate: &'a Candidate,
-    /// The failures that it explains.
     fits: BTreeMap<usize, Fit>,
     /// The part of the implementation in which it is made.
     scope: Scope,

@@ -7,7 +7,6 @@ use crate::suite::Features;
 /// What of a case can tell parts of an implementation apart.
 #[derive(Debug, Clone)]
 pub struct Facts {
-    /// The types, by name.
     types: [(&'static str, &'static str); 3],
     /// Attributes and sizes.
     numbers: Vec<(&'static str, i64)>,
@@ -93,7 +92,6 @@ impl Scope {
         self.0.iter().all(|condition| condition.holds(facts))
     }
 
-    /// How many conditions it has.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

@@ -11,11 +11,9 @@ use crate::case::{Expected, NanRule};
 use crate::implementation::{CallResult, Demand, Outcome};
 use crate::tensor::Tensor;
 
-/// A call, and what it must do.
 pub(crate) struct Call<'a> {
     pub(crate) expected: &'a Expected,
     pub(crate) demand: Demand,
-    /// The names of the outputs, and their type.
     pub(crate) outputs: (&'static [&'static str], ElementType),
     pub(crate) nan: NanRule,
     /// `cache` and `scale` before it.

@@ -18,7 +18,6 @@ pub(crate) struct Pair<'a> {
     pub(crate) accept: Accept<'a>,
 }
 
-/// Which elements pass.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Accept<'a> {
     /// Those with the same bits and, where the rule says so, any NaN for a NaN.

@@ -49,7 +49,6 @@ impl Group<'_> {
         }
     }
 
-    /// The largest code.
     fn largest(self) -> f64 {
         self.float8().map_or_else(|| 2f64.powi(self.quant_bit as i32 - 1) - 1.0, |format| format.max)
     }
@@ -123,7 +122,6 @@ impl Group<'_> {
         }
     }
 
-    /// The code of a value.
     pub(super) fn code(self, x: f64, steps: &Steps) -> i8 {
         let is_finite = self.float8().is_none() || steps.step.is_finite();
         let (x, largest) = (if is_finite { self.quotient(x, steps) } else { f64::NAN }, self.largest());
@@ -157,7 +155,6 @@ impl Group<'_> {
         }
     }
 
-    /// The scale that is stored.
     pub(super) fn stored_scale(self, steps: &Steps) -> f64 {
         let is_narrow = self.t3 == ElementType::Float16;
         match self.behavior.stored_scale {
@@ -168,7 +165,6 @@ impl Group<'_> {
         }
     }
 
-    /// The value of a code.
     pub(super) fn value(self, code: f64, scale: f64) -> f64 {
         match self.behavior.value {
             ValueOf::Product => self.to_t1(self.to_t3(code * scale)),

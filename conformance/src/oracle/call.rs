@@ -48,29 +48,24 @@ pub trait Inputs<A>: CaseInputs<A> + Sized + Clone {
     fn plan(call: &Call<'_, A, Self>, behavior: &Behavior) -> Plan;
 }
 
-/// What a call does.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// For each sequence, its current tokens and all its tokens.
     pub(super) sequences: Vec<Sequence>,
     /// Whether a row of the inputs or outputs was left out, because they do not have it.
     pub(super) rows_outside: bool,
-    /// The shape of `key` and `value`.
     pub(super) output_shape: Vec<usize>,
     /// Cache heads (H), and their elements (Dh).
     pub(super) num_heads: usize,
     pub(super) head_dim: usize,
-    /// How the heads of `cache` and of `scale` are numbered.
     pub(super) cache: Heads,
     pub(super) scale: Heads,
 }
 
-/// What a sequence stores and loads.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sequence {
     /// The rows of its current tokens in `current_key` and `current_value`, and where each is stored.
     pub(super) stores: Vec<(usize, Place)>,
-    /// All its tokens.
     pub(super) loads: Vec<Load>,
 }
 
@@ -106,7 +101,6 @@ impl Heads {
         heads
     }
 
-    /// Whether the place is in the cache.
     pub(super) fn contains(&self, place: Place) -> bool {
         place.iter().zip(self.lens).all(|(&index, len)| usize::try_from(index).is_ok_and(|index| index < len))
     }

@@ -19,14 +19,12 @@ pub(super) struct Batch {
     pub(super) start_pos: Vec<i64>,
     pub(super) max_seqlen: i64,
     pub(super) max_kvlen: i64,
-    /// Whether `cache_mode` is 1.
     pub(super) paged: bool,
     /// The entries of a sequence in the page table (MaxP); 0 in offset mode.
     pub(super) max_p: usize,
     pub(super) page_size: i64,
     /// The slots of the cache (MaxT), as far as its shape says.
     pub(super) max_t: usize,
-    /// The tokens of `current_key`.
     pub(super) tokens: usize,
 }
 
@@ -117,12 +115,10 @@ impl Batch {
         }
     }
 
-    /// The number of sequences.
     pub(super) fn len(&self) -> usize {
         self.start_pos.len()
     }
 
-    /// How many tokens a sequence stores.
     pub(super) fn seqlen(&self, b: usize) -> i64 {
         self.seqstarts[b + 1].wrapping_sub(self.seqstarts[b])
     }
@@ -189,7 +185,6 @@ impl Batch {
         (row, position)
     }
 
-    /// The positions that it loads.
     fn loaded(&self, behavior: &Behavior, b: usize) -> std::ops::Range<i64> {
         let kvlen = self.kvlen(b);
         match behavior.loaded_tokens {
@@ -212,7 +207,6 @@ impl Batch {
         }
     }
 
-    /// How many rows `key` and `value` have.
     fn output_rows(&self, behavior: &Behavior) -> i64 {
         match (behavior.loaded_tokens, behavior.output_rows) {
             (LoadedTokens::CurrentAlone, _) => self.seqstarts[self.len()],

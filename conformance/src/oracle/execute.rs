@@ -31,7 +31,6 @@ impl State {
             }
     }
 
-    /// Whether it is the same.
     pub(crate) fn is(&self, other: &Self, nan: NanRule) -> bool {
         nan.are_alike(&self.cache, &other.cache)
             && self.scale.iter().zip(&other.scale).all(|(scale, other)| nan.are_alike(scale, other))
@@ -84,7 +83,6 @@ pub(super) fn empty(element: ElementType) -> Tensor {
     empty
 }
 
-/// A call that is made.
 struct Run<'a> {
     attributes: SharedAttributes,
     current: [&'a Tensor; 2],
@@ -143,7 +141,6 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The steps of the groups of a current head.
     fn steps(&self, [source, row, h]: [usize; 3]) -> Vec<Steps> {
         let (behavior, groups, shares) = (self.behavior, self.groups(), self.behavior.shares);
         let sources = if shares == Shares::KeyAndValue { 0..2 } else { source..source + 1 };
@@ -162,7 +159,6 @@ impl<'a> Run<'a> {
         (0..groups).map(|g| group.steps(&members[if of_all { 0 } else { g }])).collect()
     }
 
-    /// Loads the key and value of a token.
     fn load(&self, load: &Load, outputs: &mut [Tensor]) -> Result<(), OutsideOfCache> {
         let [outer @ .., heads, _] = &self.plan.output_shape[..] else {
             unreachable!("outputs have three axes or four")
@@ -276,7 +272,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The groups of a head.
     fn groups(&self) -> usize {
         self.plan.head_dim / self.attributes.quant_group as usize
     }
@@ -319,7 +314,6 @@ impl Repeats {
         }
     }
 
-    /// How many heads the outputs have.
     pub(super) fn output_heads(self, num_heads: usize, num_repeat: usize) -> usize {
         if self == Self::Ignored { num_heads } else { num_heads * num_repeat }
     }

@@ -10,7 +10,6 @@ pub(super) fn rounded(conversion: Conversion, element: ElementType, x: f64) -> f
     (format_of(element).value)(narrowed(conversion, element, x))
 }
 
-/// Element `i` of a float tensor with these bytes.
 pub(super) fn read(conversion: Conversion, element: ElementType, bytes: &[u8], i: usize) -> f64 {
     let size = element.align();
     let mut bits = [0; 4];
@@ -71,7 +70,6 @@ impl Change {
     }
 }
 
-/// Code `i` of a head of `len` codes with these bytes.
 pub(super) fn read_code(behavior: &Behavior, t2: ElementType, bytes: &[u8], i: usize, len: usize) -> f64 {
     if let Some(format) = format(t2) {
         return (format.value)(bytes[i].into());

@@ -27,7 +27,6 @@ pub const KINDS: [&str; 21] = [
     "write_conflict", "position_range", "size_overflow",
 ];
 
-/// The broken rules of a stage.
 #[derive(Default)]
 pub(super) struct Broken(Vec<&'static str>);
 
@@ -35,14 +34,12 @@ pub(super) struct Broken(Vec<&'static str>);
 pub(super) type Legal = Result<(), Vec<&'static str>>;
 
 impl Broken {
-    /// Notes a rule that does not hold.
     pub(super) fn unless(&mut self, holds: bool, kind: &'static str) {
         if !holds {
             self.0.push(kind);
         }
     }
 
-    /// Ends a stage.
     pub(super) fn stage(&mut self) -> Legal {
         if self.0.is_empty() { Ok(()) } else { Err(std::mem::take(&mut self.0)) }
     }
@@ -144,7 +141,6 @@ impl Broken {
     }
 }
 
-/// Whether a call of dynamic batching is legal.
 pub(super) fn dynamic_batching(call: &Call<'_, Attributes, StepInputs>) -> Legal {
     let (mut broken, attributes, inputs) = (Broken::default(), call.attributes, call.inputs);
     broken.all_attributes(&Attributes::SPEC, attributes, &StepInputs::shared(attributes));
@@ -232,7 +228,6 @@ fn slots(broken: &mut Broken, batch: &Batch, b: usize) {
     }
 }
 
-/// Whether a call of static batching is legal.
 pub(super) fn static_batching(call: &Call<'_, StaticAttributes, static_batching::StepInputs>) -> Legal {
     let (mut broken, attributes, inputs) = (Broken::default(), call.attributes, call.inputs);
     broken.all_attributes(&StaticAttributes::SPEC, attributes, &static_batching::StepInputs::shared(attributes));

@@ -37,20 +37,15 @@ pub struct Program {
     servers: Option<Arc<Servers>>,
 }
 
-/// A command that is no template of a program.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the fields are what the messages name")]
 pub enum ProgramError {
-    /// Its quotes are not closed.
     #[error("{command:?} cannot be split into words: {cause}")]
     Quotes { command: String, cause: shell_words::ParseError },
-    /// There is no such program.
     #[error("there is no program {program:?}")]
     NotFound { program: String },
-    /// It has no words.
     #[error("the command is empty")]
     Empty,
-    /// It has one placeholder, and not the other.
     #[error("{command:?} has no {missing}")]
     Placeholder { command: String, missing: &'static str },
     /// It has a placeholder, though it serves many cases.
@@ -58,9 +53,7 @@ pub enum ProgramError {
     ServesOne { command: String, placeholder: &'static str },
 }
 
-/// Stands for the folder of the case.
 const CASE: &str = "{case}";
-/// Stands for the file of the result.
 const OUTPUT: &str = "{output}";
 
 impl Program {
@@ -114,7 +107,6 @@ impl Program {
         Self { limit, ..self }
     }
 
-    /// Runs the case in a folder.
     pub(crate) fn results(&self, case: &Path) -> Result<Results, String> {
         let case = OnDisk::new(case).map_err(|error| format!("the case cannot be unpacked: {error}"))?;
         let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;

@@ -93,7 +93,6 @@ impl Drop for Process {
     }
 }
 
-/// The last bytes of a file, at most so many.
 fn last_bytes(file: &mut File, most: u64) -> io::Result<Vec<u8>> {
     let len = file.metadata()?.len();
     file.seek(SeekFrom::Start(len.saturating_sub(most)))?;

@@ -14,7 +14,6 @@ use crate::tensor::Tensor;
 /// More than any case's results have.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// What a program has written of a case.
 pub(crate) struct Results {
     metadata: HashMap<String, String>,
     bytes: Vec<u8>,

@@ -66,7 +66,6 @@ impl Server {
         Ok(Self { stdin, answers, process })
     }
 
-    /// Its answer to a line.
     fn ask(&mut self, line: &str, limit: Duration) -> Result<String, String> {
         // Where nothing can be written, nothing is answered, which is told below.
         if let Some(stdin) = &mut self.stdin {

@@ -85,7 +85,6 @@ pub fn case(entropy: &mut Entropy) -> Case {
     case
 }
 
-/// What the oracle does with the call of a case.
 fn expected_of(case: &Case) -> Expected {
     let oracle = Oracle::default();
     let Some(Prediction { outcome, state }) = oracle.predict_attention(case, None).next() else {

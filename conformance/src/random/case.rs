@@ -49,7 +49,6 @@ pub(super) fn case<A: Clone, I: Inputs<A>>(name: String, about: &str, on: Planne
     case
 }
 
-/// What a call must do that does this.
 pub(super) fn expected(Prediction { outcome, state }: Prediction) -> Expected {
     match (outcome, state.as_deref()) {
         (PredictedOutcome::Done(outputs), Some(State { cache, scale })) => {

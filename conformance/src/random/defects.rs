@@ -14,7 +14,6 @@ use crate::tensor::Tensor;
 /// How often a defect is drawn until one breaks a single rule.
 const TRIES: usize = 40;
 
-/// Numbers that are far from legal ones.
 const FAR: [i64; 8] = [-1, -2, 1 << 31, 1 << 32, (1 << 32) + 1, 1 << 62, i64::MAX, i64::MIN];
 
 impl<A: Clone, I: Inputs<A>> Planned<A, I> {
@@ -51,7 +50,6 @@ pub fn changed_case(entropy: &mut Entropy) -> Case {
     call.case()
 }
 
-/// Changes an attribute, or the state.
 pub(super) fn change_node(entropy: &mut Entropy, node: &mut Planned) {
     match entropy.below(4) {
         // Groups that mostly do not divide a head, and outputs that no memory has.
@@ -77,7 +75,6 @@ pub(super) fn attribute(entropy: &mut Entropy, value: i64) -> i64 {
 }
 
 impl<A, I> Planned<A, I> {
-    /// Gives the state another type, or no scale.
     pub(super) fn change_types(&mut self, entropy: &mut Entropy, quant_bit: i64) {
         match entropy.below(3) {
             0 => {
@@ -93,7 +90,6 @@ impl<A, I> Planned<A, I> {
         }
     }
 
-    /// Gives the cache or the scale another shape.
     pub(super) fn change_state(&mut self, entropy: &mut Entropy) {
         let changed = match &mut self.scale {
             Some(scale) if entropy.one_in(2) => scale,
@@ -118,7 +114,6 @@ impl<A, I> Planned<A, I> {
     }
 }
 
-/// Changes an input.
 pub(super) fn change_inputs(entropy: &mut Entropy, call: &mut Planned) {
     let inputs = &mut call.inputs;
     match entropy.below(15) {

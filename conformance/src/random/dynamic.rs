@@ -24,7 +24,6 @@ pub fn any_case(entropy: &mut Entropy) -> Case {
     case_of(entropy, "any".to_owned())
 }
 
-/// A node, its state, and how many slots there are.
 fn made(entropy: &mut Entropy) -> (Node, Planned, usize) {
     let node = Node::draw(entropy);
     let layout = entropy.pick(&CacheLayout::ALL);
@@ -53,7 +52,6 @@ fn made(entropy: &mut Entropy) -> (Node, Planned, usize) {
     (node, on, max_t)
 }
 
-/// A small legal call.
 pub(super) fn planned(entropy: &mut Entropy) -> Planned {
     let (node, mut on, max_t) = made(entropy);
     on.inputs = legal_call(entropy, &node, &on, max_t);
@@ -96,7 +94,6 @@ fn legal_call(entropy: &mut Entropy, node: &Node, on: &Planned, max_t: usize) ->
     Sequences::default().inputs(entropy, node, &on.attributes)
 }
 
-/// The sequences of a call.
 #[derive(Debug, Default)]
 struct Sequences {
     start_pos: Vec<usize>,

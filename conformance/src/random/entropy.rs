@@ -7,7 +7,6 @@ pub struct Entropy(Source);
 
 #[derive(Debug, Clone)]
 enum Source {
-    /// SplitMix64.
     Seed(u64),
     /// The bytes, from the last one to the first.
     Bytes(Vec<u8>),
@@ -24,7 +23,6 @@ impl Entropy {
         Self(Source::Bytes(bytes.iter().rev().copied().collect()))
     }
 
-    /// Those of a case, by the seed of all and its number.
     pub(super) fn case(seed: u64, case: usize) -> Self {
         Self::seed(Self::seed(seed).next() ^ (case as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }

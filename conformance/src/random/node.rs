@@ -7,7 +7,6 @@ use super::values::{Choice, bits, scales, values};
 use crate::case::Types;
 use crate::tensor::Tensor;
 
-/// The types and sizes of a node.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) types: Types,
@@ -51,7 +50,6 @@ impl Node {
         }
     }
 
-    /// Current keys or values of this shape.
     pub(super) fn current(&self, entropy: &mut Entropy, shape: &[usize]) -> Tensor {
         let entropy = &mut entropy.fork();
         if self.copies() && entropy.one_in(3) {

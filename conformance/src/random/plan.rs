@@ -7,7 +7,6 @@ use super::values::{Choice, bits, indices, scales, values};
 use crate::case::{StepInputs, Types};
 use crate::tensor::Tensor;
 
-/// What a call is made of.
 #[derive(Debug, Clone)]
 #[expect(missing_docs, reason = "the fields are the operator's attributes and dimensions")]
 pub struct Plan {
@@ -50,7 +49,6 @@ pub(super) fn group(entropy: &mut Entropy, quant_bit: i64) -> usize {
     if quant_bit == 4 { group.next_multiple_of(2) } else { group }
 }
 
-/// Elements of a head.
 pub(super) fn head_dim(types: TypeCombination, inner: usize, group: usize, most: usize) -> usize {
     match types.t3 {
         Some(_) => inner.min(most / group) * group,

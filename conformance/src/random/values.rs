@@ -7,7 +7,6 @@ use crate::difference::Value;
 use crate::floats::format_of;
 use crate::tensor::Tensor;
 
-/// A tensor with these indices; `shape` is theirs.
 pub(super) fn indices(shape: &[usize], values: &[i64]) -> Tensor {
     let bytes: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     tensor(ElementType::Int64, shape, &bytes)
@@ -24,14 +23,12 @@ pub(super) fn bits(entropy: &mut Entropy, element: ElementType, shape: &[usize])
     tensor
 }
 
-/// How the values of a case are chosen.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Choice {
     /// The elements that are chosen together.
     pub(super) group: usize,
     /// The largest code of their quantization, where there is one.
     pub(super) qmax: f64,
-    /// Whether some are not finite.
     pub(super) non_finite: bool,
     /// Whether all are of ordinary size.
     pub(super) moderate: bool,
@@ -50,7 +47,6 @@ pub(super) fn values(entropy: &mut Entropy, element: ElementType, shape: &[usize
     floats(element, shape, &values)
 }
 
-/// A tensor of these numbers, rounded to a float type.
 pub(super) fn floats(element: ElementType, shape: &[usize], values: &[f64]) -> Tensor {
     let (nearest, size) = (format_of(element).nearest, element.align());
     let bytes: Vec<u8> =
@@ -110,7 +106,6 @@ pub(super) fn scales(entropy: &mut Entropy, element: ElementType, shape: &[usize
     floats(element, shape, &values)
 }
 
-/// Whether a float tensor holds a NaN.
 pub(super) fn has_nan(tensor: &Tensor) -> bool {
     (0..Value::count(tensor)).any(|i| Value::at(tensor, i).is_nan())
 }

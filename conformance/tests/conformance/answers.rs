@@ -23,7 +23,6 @@ impl<C: Suite, F: Fn(&C, &mut Vec<CallResult>) -> Result<(), String>> Implementa
     }
 }
 
-/// The expected results of a case.
 pub fn answers<C: Suite>(case: &C) -> Vec<CallResult> {
     let [mut cache, mut scale] = case.state().map(|tensor| tensor.cloned());
     let t1 = case.types()["T1"];
@@ -44,12 +43,10 @@ pub fn answers<C: Suite>(case: &C) -> Vec<CallResult> {
     case.calls().into_iter().map(answer).collect()
 }
 
-/// Whether every call of a case succeeds.
 pub fn is_legal<C: Suite>(case: &C) -> bool {
     case.calls().iter().all(|(_, expected)| matches!(expected, Expected::Success(_)))
 }
 
-/// The outputs of the last call, which succeeds.
 pub fn last_outputs(results: &mut [CallResult]) -> &mut Vec<Tensor> {
     match &mut results.last_mut().expect("a case has calls").outcome {
         Outcome::Done(outputs) => outputs,
@@ -68,18 +65,15 @@ pub fn of_type(tensor: &Tensor, t1: ElementType) -> Tensor {
     Tensor::new(t1, tensor.shape().to_vec(), &bytes).expect("as many elements")
 }
 
-/// The elements of a float32 tensor.
 pub fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.bytes().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// A float32 tensor of these elements.
 pub fn of_floats(like: &Tensor, values: impl IntoIterator<Item = f32>) -> Tensor {
     let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
     Tensor::new(ElementType::Float32, like.shape().to_vec(), &bytes).expect("as many elements")
 }
 
-/// The elements of an int64 tensor.
 pub fn integers(tensor: &Tensor) -> Vec<i64> {
     tensor.bytes().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect()
 }

@@ -17,7 +17,6 @@ fn conformance(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvcache-conformance")).args(arguments).output().unwrap()
 }
 
-/// Runs the program on a script, with more arguments.
 fn on(script: &str, arguments: &[&str]) -> Output {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("my program.sh");

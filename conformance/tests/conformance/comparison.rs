@@ -5,7 +5,6 @@ use kvcache_schema::ElementType;
 
 use crate::answers::{ATTENTION, DYNAMIC, STATIC, answers, floats, last_outputs, of_floats, of_type};
 
-/// A change of the results of a case.
 type Change = fn(&mut Vec<CallResult>);
 
 fn flip_last_bit(tensor: Option<&mut Tensor>) {

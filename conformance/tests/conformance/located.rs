@@ -16,7 +16,6 @@ fn flip(tensor: &mut Tensor, index: usize) {
     }
 }
 
-/// Some elements of a tensor.
 fn some(tensor: &Tensor) -> impl Iterator<Item = usize> + use<> {
     let elements: usize = tensor.shape().iter().product();
     (0..elements).step_by((elements / 7).max(1))
@@ -55,7 +54,6 @@ fn in_state<C: Suite>(cases: &[C]) -> Vec<(&C, bool, usize, CacheLocation)> {
     located
 }
 
-/// The place within a head.
 fn inner(location: &CacheLocation, is_scale: bool) -> usize {
     match location.inner {
         Inner::Element(element) if !is_scale => element,

@@ -7,7 +7,6 @@ use kvcache_schema::ElementType;
 
 use crate::answers::{ATTENTION, is_legal};
 
-/// The elements of a float32 tensor.
 fn numbers(tensor: &Tensor) -> impl Iterator<Item = f64> + Clone {
     tensor.bytes().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes).into())
 }

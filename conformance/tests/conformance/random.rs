@@ -55,7 +55,6 @@ fn cases_that_are_written_are_read_as_they_were() {
     written(static_cases(60, 3), static_batching::read_cases);
 }
 
-/// Reads the cases of a folder.
 type Reader<A, I> = fn(&std::path::Path) -> Result<Vec<Case<A, I>>, ReadError>;
 
 fn written<A: std::fmt::Debug + Sync, I: CaseInputs<A>>(mut cases: Vec<Case<A, I>>, read: Reader<A, I>) {

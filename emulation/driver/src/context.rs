@@ -19,7 +19,6 @@ thread_local! {
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The thread's current context.
 pub(crate) fn current() -> Result<usize, CUresult> {
     CURRENT.with_borrow(|stack| stack.last().copied()).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }

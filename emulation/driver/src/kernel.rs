@@ -119,7 +119,6 @@ fn of_kernel<P: Copy>(
     Box::new(Launch { module, kernel, grid, parameters })
 }
 
-/// Whether a kernel of rows moves them.
 fn moves(kernel: &str) -> bool {
     let of = |kernel: RowKernel| ROWS.kernels[kernel as usize];
     kernel == of(RowKernel::MoveWide) || kernel == of(RowKernel::MoveNarrow)
@@ -143,12 +142,10 @@ pub(crate) fn run(state: &mut State, node: &Node) -> Result<(), CUresult> {
     }
 }
 
-/// Every module of the kernels.
 fn modules() -> impl Iterator<Item = &'static Module> {
     MODULES.iter().chain(&kvcache_attention::cuda::MODULES).chain([&ROWS])
 }
 
-/// Whether the kernels of a module are those of attention.
 fn attends(module: &'static Module) -> bool {
     kvcache_attention::cuda::MODULES.iter().any(|other| std::ptr::eq(other, module))
 }

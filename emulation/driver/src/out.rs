@@ -16,7 +16,6 @@ impl<T> Out<T> {
     }
 }
 
-/// A text that the caller passes.
 pub(crate) fn text<'a>(text: *const c_char) -> &'a str {
     // SAFETY: the driver API requires a text that ends with NUL and lives for the call, which is as long as it is used.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or_default()

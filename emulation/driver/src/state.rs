@@ -31,7 +31,6 @@ pub(crate) struct Stream {
     pub(crate) capture: Option<Capture>,
 }
 
-/// The work that a stream being captured has been given.
 #[derive(Default)]
 pub(crate) struct Capture {
     pub(crate) nodes: Vec<Node>,
@@ -50,7 +49,6 @@ pub(crate) struct Function {
     pub(crate) kernel: &'static str,
 }
 
-/// A node of a graph.
 #[derive(Clone)]
 pub(crate) enum Node {
     Launch(Box<Launch>),
@@ -66,7 +64,6 @@ pub(crate) struct Memory(pub(crate) DeviceMemory);
 unsafe impl Send for Memory {}
 
 impl State {
-    /// A handle that has never been used.
     pub(crate) fn new_handle(&mut self) -> usize {
         // 0 to 2 are the default streams.
         self.last = self.last.max(0x1000) + 0x10;

@@ -44,7 +44,6 @@ impl UploadedKeys {
         }
     }
 
-    /// What the attention reads.
     fn reads(&self) -> Vec<&DeviceMemory> {
         match self {
             Self::Packed { rows, starts, .. } => rows.iter().chain(starts).collect(),

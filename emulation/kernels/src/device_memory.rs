@@ -3,7 +3,6 @@
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// The alignment of `cudaMalloc`.
 const ALIGN: usize = 256;
 
 /// An allocation of device memory, `shift` bytes behind an address that is a multiple of 256.
@@ -40,25 +39,21 @@ impl DeviceMemory {
         self.layout.align() != ALIGN
     }
 
-    /// A copy of `bytes`.
     pub fn of(bytes: &[u8], shift: usize) -> Self {
         let mut memory = Self::new(bytes.len(), shift);
         memory.bytes_mut().copy_from_slice(bytes);
         memory
     }
 
-    /// The address.
     pub fn address(&self) -> u64 {
         self.data().as_ptr().expose_provenance() as u64
     }
 
-    /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the allocation has `len` bytes behind the shift, which new and sparse have initialized.
         unsafe { std::slice::from_raw_parts(self.data().as_ptr(), self.len) }
     }
 
-    /// The bytes, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.data().as_ptr(), self.len) }

@@ -25,9 +25,7 @@ pub struct EmulatedCuda {
     pub unaligned: bool,
     /// The device's multiprocessors; 0 gives one block the long rounds of large calls.
     pub multiprocessors: u32,
-    /// The order of the threads.
     pub order: Order,
-    /// Collects the names of the kernels that are launched.
     pub launched: Option<&'static Mutex<BTreeSet<&'static str>>>,
 }
 
@@ -40,13 +38,11 @@ impl Default for EmulatedCuda {
 /// Why the kernels have failed on a checked problem.
 #[derive(Debug, Error)]
 pub(crate) enum Failure {
-    /// A launch violated the rules for kernels.
     #[error(transparent)]
     Fault(#[from] Fault),
     /// A kernel reported a finding, though the problem had been checked.
     #[error(transparent)]
     Status(#[from] Status),
-    /// A dimension is too large for the kernels.
     #[error("{} is {}, expected at most {}", .0.what, .0.got, .0.limit)]
     TooLarge(TooLarge),
 }
@@ -57,7 +53,6 @@ impl From<TooLarge> for Failure {
     }
 }
 
-/// Stores in device memory.
 pub(crate) struct Uploaded {
     pub(crate) stores: DeviceStores,
     current: [DeviceMemory; 2],
@@ -183,7 +178,6 @@ impl EmulatedCuda {
     }
 }
 
-/// The bytes of so many elements.
 fn bytes(element: ElementType, len: usize) -> usize {
     element.bytes(len).unwrap_or_else(|| unreachable!("a problem's tensors fit in memory"))
 }

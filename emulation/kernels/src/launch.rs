@@ -10,34 +10,26 @@ use crate::builds::Build;
 use crate::device_memory::DeviceMemory;
 use crate::shim::{ShimLaunch, ShimOperand};
 
-/// The access that a launch has to an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Read it.
     Read,
     /// Write it, each byte from one thread only.
     Write,
-    /// Do atomic operations on it.
     Atomic,
 }
 
 /// Memory that a launch may access. An access outside of all operands is a fault.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand<'a> {
-    /// The memory.
     pub memory: &'a DeviceMemory,
-    /// What the launch may do with it.
     pub access: Access,
 }
 
 /// The order in which the threads of a block run, between one collective operation and the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// The first thread first.
     Forward,
-    /// The last thread first.
     Backward,
-    /// A random order with this seed.
     Random(u32),
 }
 
@@ -45,13 +37,10 @@ pub enum Order {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{kernel}: {message}")]
 pub struct Fault {
-    /// The kernel.
     pub kernel: &'static str,
-    /// The block, the thread and the violation.
     pub message: String,
 }
 
-/// The parameter of a kernel.
 pub trait KernelParameters {
     /// An upper bound of a block's collective operations.
     fn max_collectives(&self) -> u64;
@@ -74,7 +63,6 @@ impl KernelParameters for AttentionParameters {
 }
 
 impl KernelParameters for MoveParameters {
-    /// It has none.
     fn max_collectives(&self) -> u64 {
         0
     }

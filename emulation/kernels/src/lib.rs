@@ -10,6 +10,8 @@
 //! [`ATTENTION_MUTANTS`] are the kernels with one bug each, on which the tests must fail: that proves the tests. They are
 //! compiled with the feature `mutants` alone.
 
+#![expect(missing_docs, reason = "only tests read it: what a name says is not said again")]
+
 mod arithmetic;
 mod attention;
 mod builds;

@@ -14,7 +14,6 @@ pub(crate) struct ShimOperand {
     pub(crate) writers: *mut u64,
 }
 
-/// One launch.
 #[repr(C)]
 pub(crate) struct ShimLaunch {
     pub(crate) parameters: *const c_void,
@@ -26,7 +25,6 @@ pub(crate) struct ShimLaunch {
     pub(crate) seed: u64,
     /// A block that has made so many collective operations is taken to hang.
     pub(crate) max_collectives: u64,
-    /// Receives the fault's message.
     pub(crate) message: *mut c_char,
     pub(crate) message_len: u64,
 }

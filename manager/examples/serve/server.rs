@@ -17,7 +17,6 @@ const N_KEEP: i64 = 4;
 pub struct Request {
     pub name: &'static str,
     pub tokens: Vec<u32>,
-    /// How many tokens it still wants.
     remaining: usize,
     /// What the toy adds to each token: the other way that a fork goes.
     bias: u32,

@@ -53,7 +53,6 @@ impl Editor<'_> {
         taken.unwrap_or_else(|| unreachable!("pages are counted before they are taken"))
     }
 
-    /// Queues a copy, and copies the tokens.
     fn copy(&mut self, copy: RowCopy) {
         self.journal.copy_tokens(self.state, copy);
         let RowCopy { src, dst, len } = copy;

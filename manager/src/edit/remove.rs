@@ -28,7 +28,6 @@ impl Editor<'_> {
         Ok(removed)
     }
 
-    /// Removes rows of a sequence.
     pub(super) fn remove(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
         self.journal.edit(self.state, seq);
         self.remove_for_good(seq, rows)

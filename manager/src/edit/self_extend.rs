@@ -6,13 +6,11 @@ use crate::positions::MAX_POSITION;
 use crate::seq_id::SeqId;
 use crate::zeros::zeros;
 
-/// A grouping of positions.
 struct Grouping {
     /// The first position that is not grouped yet.
     ga_i: i64,
     /// Positions that become one.
     ga_n: i64,
-    /// How many positions from `ga_i` on are grouped.
     grouped: i64,
 }
 
@@ -30,7 +28,6 @@ impl Grouping {
         Ok(Self { ga_i, ga_n, grouped: (n_past - ga_i).max(0) / ga_w * ga_w })
     }
 
-    /// The new position of one from `ga_i` on.
     fn position(&self, position: i64) -> i64 {
         let behind = position - self.ga_i;
         let groups = behind.min(self.grouped) / self.ga_n;

@@ -61,7 +61,6 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// Divides the positions of rows in a range.
     pub(crate) fn divide(&mut self, seq: SeqId, positions: Range<i64>, divisor: i64) -> Result<(), Error> {
         let sequence = self.state.intact(seq)?;
         if divisor < 1 {

@@ -20,7 +20,6 @@ use crate::state::State;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) seq: SeqId,
-    /// The append that it is for.
     pub(crate) append: usize,
     /// Rows before it: `start_pos`.
     pub(crate) start: usize,
@@ -28,19 +27,16 @@ pub(crate) struct Entry {
     pub(crate) n: usize,
     /// Tokens of the append that were found in the prefix index.
     pub(crate) cached: usize,
-    /// The position of its first token.
     pub(crate) position: i64,
     /// Whether an entry of the sequence's table was replaced.
     pub(crate) replaced: bool,
 }
 
-/// What a step does.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Plan {
     pub(crate) entries: Vec<Entry>,
     /// Blocks to write before the copies are made, each with its page.
     pub(crate) loads: Vec<(u32, Block)>,
-    /// Copies to make before the step writes.
     pub(crate) copies: Vec<RowCopy>,
     /// Who writes into pages that several sequences have: the page, the rows that the writer has in it, and the append.
     /// Sorted.
@@ -49,7 +45,6 @@ pub(crate) struct Plan {
     missing: usize,
 }
 
-/// What the planner reads and changes.
 pub(crate) struct Planner<'a> {
     pub(crate) spec: &'a CacheSpec,
     pub(crate) state: &'a mut State,

@@ -9,7 +9,6 @@ use crate::prefix;
 use crate::seq_id::SeqId;
 
 impl Planner<'_> {
-    /// Gives the appends their pages.
     pub(super) fn place_in_pages(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.plan.missing = 0;
         self.find_writers(appends);
@@ -24,7 +23,6 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Gives an append its rows.
     fn place(&mut self, i: usize, append: &Append<'_>) -> Entry {
         let seq = append.seq;
         self.journal.note(self.state, seq);
@@ -159,7 +157,6 @@ impl Planner<'_> {
         true
     }
 
-    /// The pages that can be taken.
     fn left(&self) -> usize {
         self.state.pages.num_free() + self.state.cached.len()
     }

@@ -11,11 +11,9 @@ use super::header::{DIGEST, FORMAT, Header, VERSION, clip};
 use super::spec::{ROWS, SavedRope, SessionSpec};
 use crate::positions::MAX_POSITION;
 
-/// One sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SavedSequence {
     pub(crate) salt: Vec<u8>,
-    /// Updates that have rotated its rows.
     pub(crate) shifts: u32,
     /// The last position that a window has removed.
     pub(crate) gone: Option<i64>,
@@ -23,7 +21,6 @@ pub(crate) struct SavedSequence {
     pub(crate) ga_i: i64,
     /// By row: its index in the rows of the file.
     pub(crate) rows: Vec<u64>,
-    /// By row: its position.
     pub(crate) positions: Vec<i32>,
     /// The tokens of the first rows.
     pub(crate) tokens: Vec<u32>,
@@ -36,13 +33,10 @@ pub(super) struct Outline {
     pub(super) shifts: u32,
     pub(super) gone: Option<i64>,
     pub(super) ga_i: i64,
-    /// The number of rows.
     pub(super) len: usize,
-    /// The number of known tokens.
     pub(super) known: usize,
 }
 
-/// A tensor of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     Rows,
@@ -50,7 +44,6 @@ pub(super) enum Part {
     Positions,
 }
 
-/// What the header of a session says.
 #[derive(Debug, PartialEq)]
 pub(super) struct Contents {
     pub(super) spec: SessionSpec,
@@ -60,7 +53,6 @@ pub(super) struct Contents {
     pub(super) num_rows: usize,
 }
 
-/// The metadata's entry of a sequence.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -89,7 +81,6 @@ impl Part {
         }
     }
 
-    /// The name of this tensor of a sequence.
     pub(super) fn name(self, sequence: usize) -> String {
         let part = match self {
             Self::Rows => "rows",
@@ -231,7 +222,6 @@ fn place(tensor: &TensorInfo) -> String {
     format!("up to byte {}", tensor.data_offsets.1)
 }
 
-/// The metadata of a file.
 pub(crate) struct Metadata<'a>(pub(crate) &'a BTreeMap<String, String>);
 
 impl Metadata<'_> {

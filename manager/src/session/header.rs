@@ -51,7 +51,6 @@ pub(super) fn clip(text: &str) -> String {
 }
 
 impl Header {
-    /// The bytes of the data.
     pub(super) fn data_len(&self) -> usize {
         self.tensors.last().map_or(0, |(_, tensor)| tensor.data_offsets.1)
     }

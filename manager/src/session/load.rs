@@ -68,7 +68,6 @@ impl Manager {
         Ok(seqs[0])
     }
 
-    /// Loads the sequence with an index, or all.
     fn load_sequences(
         &mut self,
         path: &Path,

@@ -55,7 +55,6 @@ pub(super) fn place(
     Ok(placer.placed)
 }
 
-/// What placing reads and changes.
 struct Placer<'a> {
     spec: &'a CacheSpec,
     state: &'a mut State,
@@ -96,12 +95,10 @@ impl Groups {
     }
 }
 
-/// A page, or cell, that a group has.
 #[derive(Debug, Clone, Copy)]
 enum Page {
     /// The prefix index had it.
     Sealed(u32),
-    /// It was taken for the group.
     Taken(u32),
 }
 

@@ -23,7 +23,6 @@ pub(super) const BLOCK: usize = 1 << 20;
 /// cost more than reading twice.
 const IN_MEMORY: u64 = 32 << 20;
 
-/// An error of the file system.
 pub(crate) fn io(action: &'static str) -> impl Fn(io::Error) -> SessionError {
     move |source| SessionError::Io { action, source }
 }
@@ -41,7 +40,6 @@ pub(crate) struct RowReader<R> {
     row_len: usize,
 }
 
-/// Reads bytes and hashes them.
 pub(crate) struct Reader<R> {
     file: R,
     hash: Xxh3,
@@ -123,12 +121,10 @@ impl<R: Read + Seek> SessionFile<R> {
         Ok(Self { contents: Contents::new(&header)?, reader })
     }
 
-    /// Of what cache the rows are.
     pub(crate) fn spec(&self) -> &SessionSpec {
         &self.contents.spec
     }
 
-    /// The number of sequences.
     pub(crate) fn num_sequences(&self) -> usize {
         self.contents.sequences.len()
     }

@@ -87,7 +87,6 @@ impl Rows {
         }
     }
 
-    /// The index of a slot's row.
     fn index(&mut self, state: &State, slot: usize, page_size: usize) -> u64 {
         let next = self.slots.len() as u64;
         let index = if state.pages.refcount((slot / page_size) as u32) > 1 {

@@ -20,15 +20,12 @@ pub(crate) struct SessionSpec {
     /// 0 without quantization, and so is `quant_group`.
     pub(crate) quant_bit: usize,
     pub(crate) quant_group: usize,
-    /// `roped` or `raw`.
     pub(crate) key_form: String,
     pub(crate) rope: Option<SavedRope>,
     pub(crate) fingerprint: String,
-    /// The bytes of a canonical row.
     pub(crate) row_len: usize,
 }
 
-/// A rotary embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SavedRope {
     pub(crate) style: String,

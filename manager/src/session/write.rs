@@ -88,7 +88,6 @@ pub(super) fn write_to<E: From<SessionError>>(
     Ok(())
 }
 
-/// Writes bytes and hashes them.
 pub(crate) struct Writer<'a, W> {
     file: &'a mut W,
     hash: Xxh3,
@@ -128,7 +127,6 @@ impl<'a, W: Write + Seek> Writer<'a, W> {
         Ok(())
     }
 
-    /// Puts the digest into its place.
     pub(crate) fn finish(self) -> Result<(), SessionError> {
         let digest = format!("{:032x}", self.hash.digest128());
         self.file.seek(SeekFrom::Start(self.digest)).map_err(io("write the file"))?;

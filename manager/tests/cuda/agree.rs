@@ -26,7 +26,6 @@ const TYPES: [(Types, usize); 11] = [
 
 const MAX_T: usize = 96;
 
-/// Does the same to both.
 fn both(
     twins: &mut Twins,
     what: &str,

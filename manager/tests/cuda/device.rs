@@ -51,7 +51,6 @@ impl Twins {
         Ok(Self { host, stream, staging, cache, scale })
     }
 
-    /// Does something to the cache on the device.
     pub fn on_device<T>(&mut self, act: impl FnOnce(&mut DeviceMemory<'_>) -> T) -> Result<T> {
         let Self { host: Memory { spec, .. }, stream, staging, cache, scale } = self;
         let cache = DeviceMut::from_bytes(spec.cache_type(), spec.cache_shape(), cache, stream);

@@ -20,7 +20,6 @@ fn append(manager: &mut Manager, memory: &mut dyn CacheMemory, first: u32) -> Re
     Ok(seq)
 }
 
-/// A sequence's rows.
 fn rows(manager: &Manager, seq: SeqId, memory: &dyn CacheMemory) -> Result<Vec<u8>, Failed> {
     let slots: Vec<usize> = manager.slots(seq)?.collect();
     let mut rows = vec![0; slots.len() * manager.spec().bytes_per_token()];

@@ -24,7 +24,6 @@ impl BlockMap {
         self.blocks.lock().unwrap().len()
     }
 
-    /// How many blocks of a kind it has.
     pub fn count(&self, kind: BlockKind) -> usize {
         let blocks = self.blocks.lock().unwrap();
         blocks.iter().filter(|(key, bytes)| Block::verify(key, (*bytes).clone()).unwrap().kind() == kind).count()

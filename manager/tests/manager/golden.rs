@@ -15,7 +15,6 @@ pub fn small(mode: Mode, max_t: usize) -> CacheSpecBuilder {
     builder(1, 1, 8, max_t).mode(mode).rope(Rope::neox(8, 1e4))
 }
 
-/// A manager and its memory.
 pub fn made(builder: CacheSpecBuilder) -> (Manager, Memory) {
     let spec = builder.build().unwrap();
     let memory = Memory::new(&spec);
@@ -30,7 +29,6 @@ pub fn live_pages(manager: &Manager) -> usize {
     manager.stats().used / manager.spec().page_size()
 }
 
-/// The rows that were copied so far.
 pub fn rows_copied(memory: &Memory) -> usize {
     memory.log.copies.iter().map(|copy| copy.len).sum()
 }
@@ -44,7 +42,6 @@ pub fn append(manager: &mut Manager, memory: &mut Memory, seqs: &[SeqId], n: usi
     rows_copied(memory) - before
 }
 
-/// A sequence of rows at positions 0..n.
 pub fn sequence(manager: &mut Manager, memory: &mut Memory, n: usize) -> SeqId {
     let seq = manager.create();
     append(manager, memory, &[seq], n);

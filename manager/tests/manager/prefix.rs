@@ -6,14 +6,12 @@ use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode, RowCopy, SeqId
 use kvcache_testing::manager::copies::Copies;
 use kvcache_testing::manager::memory::{Faults, Memory};
 
-/// The copies that a step would make.
 fn copies(manager: &Manager, appends: &[Append<'_>]) -> Vec<RowCopy> {
     let mut memory = Copies::default();
     manager.clone().begin_step(appends).unwrap().apply(&mut memory).unwrap().rollback();
     memory.0
 }
 
-/// A cache of this many pages of 4 slots.
 fn manager(num_pages: usize) -> Manager {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 4 * num_pages };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32);
@@ -101,7 +99,7 @@ fn a_page_that_a_copy_overwrote_before_the_memory_panicked_is_not_found() {
     manager.free(cached).unwrap();
     let b = manager.fork(a).unwrap();
     let mut memory = Memory::new(manager.spec());
-    memory.faults = Faults { fails_at: Some(0), panics: true, ..Faults::default() };
+    memory.faults = Faults { fails_at: Some(0), panics: true };
     let planned = manager.begin_step(&[Append::count(b, 1)]).unwrap();
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| planned.apply(&mut memory).map(drop)));
     assert!(panicked.is_err());

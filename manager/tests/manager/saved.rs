@@ -45,7 +45,7 @@ proptest! {
         let expected = contents(&manager, &memory, &left);
         let (stats, before) = (manager.stats(), manager.clone());
         memory.calls.set(0);
-        memory.faults = Faults { fails_at: Some(fails_at), panics, ..Faults::default() };
+        memory.faults = Faults { fails_at: Some(fails_at), panics };
         let last = ids.len() - 1;
         let load = std::panic::AssertUnwindSafe(|| manager.load_seq(path.file(), &mut memory, last));
         let loaded = std::panic::catch_unwind(load);

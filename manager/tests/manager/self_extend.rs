@@ -12,7 +12,6 @@ fn made(mode: Mode) -> (Manager, Memory) {
     golden::made(golden::builder(1, 1, 4, 128).mode(mode).rope(Rope::neox(4, 1e4)))
 }
 
-/// The edits, one by one.
 fn by_edits(manager: &mut Manager, seq: SeqId, ga_i: &mut i64, ga_n: i64, ga_w: i64) {
     let mut n_past = manager.pos_max(seq).unwrap().map_or(0, |last| last + 1);
     while n_past >= *ga_i + ga_w {

@@ -7,7 +7,6 @@ use kvcache_manager::{Append, CacheSpec, Create, Error, Geometry, KeyForm, Manag
 use kvcache_testing::manager::memory::Memory;
 use kvcache_testing::manager::types::with_types;
 
-/// A file in a directory of its own.
 pub struct Path {
     pub directory: tempfile::TempDir,
 }
@@ -32,7 +31,6 @@ pub fn paged(page_size: usize, max_t: usize) -> CacheSpec {
     spec(Mode::Paged { page_size }, CacheLayout::TokenMajor, 1, KeyForm::Roped, max_t)
 }
 
-/// A manager and its memory.
 pub struct Cache {
     pub manager: Manager,
     pub memory: Memory,

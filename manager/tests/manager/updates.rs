@@ -46,7 +46,6 @@ fn slots(manager: &Manager, seq: SeqId) -> Vec<usize> {
     manager.slots(seq).unwrap().collect()
 }
 
-/// The floats of a sequence's rows.
 fn rows(manager: &Manager, memory: &Memory, seq: SeqId) -> Vec<[f32; 4]> {
     let float = |row: &[u8], i: usize| f32::from_le_bytes([row[4 * i], row[4 * i + 1], row[4 * i + 2], row[4 * i + 3]]);
     memory.read(&slots(manager, seq)).chunks(16).map(|row| [0, 1, 2, 3].map(|i| float(row, i))).collect()

@@ -27,9 +27,7 @@ use crate::runtime::tensor_type_and_shape_reference;
 
 /// The tensors of one call as the operators of a provider take them, by their positions in the node.
 pub(crate) trait Tensors<'a> {
-    /// A tensor that the provider reads.
     type Ref;
-    /// A tensor that the provider writes.
     type Mut;
 
     /// The input at `index`, to be read.

@@ -27,7 +27,6 @@ pub(crate) trait Compute: Send + Sync {
     fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error>;
 }
 
-/// An operator's names.
 #[derive(Debug)]
 pub(crate) struct Signature {
     pub(crate) name: &'static str,
@@ -46,7 +45,6 @@ impl Signature {
         self.outputs.iter().copied().chain(self.optional_output).nth(index).expect("an output that the operator has")
     }
 
-    /// Whether it writes one of its inputs.
     pub(crate) fn has_state(&self) -> bool {
         self.inputs.iter().any(|input| Role::of(input).is_state())
     }
@@ -68,7 +66,6 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// The role of the input of this name.
     pub(crate) fn of(input: &str) -> Self {
         match input {
             "query" | "key" | "value" | "current_key" | "current_value" => Self::Rows,
@@ -95,7 +92,6 @@ impl Role {
         matches!(self, Self::Scale | Self::Mask)
     }
 
-    /// Whether the operator writes the input.
     pub(crate) fn is_state(self) -> bool {
         matches!(self, Self::Cache | Self::Scale)
     }

@@ -5,7 +5,6 @@ use ort::value::TensorElementType;
 /// Why a node or a call is refused, or the library cannot be registered. The runtime gives the text to the user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// A rule of the specification is broken.
     #[error("{kind}: {0}", kind = .0.kind())]
     Operator(#[from] kvcache_op::Error),
     /// A node of which no kernel can be made.
@@ -14,7 +13,6 @@ pub(crate) enum Error {
     /// A call of ONNX Runtime's interface failed.
     #[error(transparent)]
     Runtime(#[from] ort::Error),
-    /// A node carries an attribute that is not an integer.
     #[error("attribute {name} is of another type, expected an integer (ONNX Runtime: {reason})")]
     AttributeType { name: &'static str, reason: String },
     /// The node's state would be the session's instead of the caller's.
@@ -30,7 +28,6 @@ pub(crate) enum Error {
     /// An input that has elements of a type that no operator knows.
     #[error("type_mismatch: {name} is of type {}, expected {}", name_of(*got), names(expected))]
     ElementType { name: &'static str, got: TensorElementType, expected: &'static [ElementType] },
-    /// A required input or output is not there.
     #[error("{name} is missing")]
     Missing { name: &'static str },
     /// A tensor that the processor which needs it cannot reach.
@@ -78,7 +75,6 @@ fn name_of(element: TensorElementType) -> String {
     format!("{element:?}").to_lowercase()
 }
 
-/// The types' names, in words.
 fn names(types: &[ElementType]) -> String {
     types.iter().map(|element| element.name()).collect::<Vec<_>>().join(" or ")
 }

@@ -44,7 +44,6 @@ impl<'a> Node<'a> {
         Ok(Self { context, types: types.completed(|index| read_type(context, index, signature.inputs[index]))? })
     }
 
-    /// The types of its inputs.
     pub(crate) fn types(&self) -> &NodeTypes {
         &self.types
     }
@@ -75,7 +74,6 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Whether the node has an input at `index`.
 fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
     // `KernelContext::inputs` would do, but fails for an input with the empty name.
     let (mut count, mut name_len) = (0, 0);

@@ -13,7 +13,6 @@ const ABSENT: &str = "kvcache_ort_absent_attribute";
 
 /// The attributes of an operator: [`Default`] gives absent ones their defaults.
 pub(crate) trait NodeAttributes: Default {
-    /// Every attribute's name.
     fn names() -> impl Iterator<Item = &'static str>;
 
     /// Sets the attribute called `name`, one of [`names`](Self::names).

@@ -43,7 +43,6 @@ impl NodeTypes {
         Ok(Self(self.0.iter().enumerate().map(complete).collect::<Result<_, E>>()?))
     }
 
-    /// The type of the input at `index`, if it has one.
     pub(crate) fn input(&self, index: usize) -> Option<ElementType> {
         self.0[index]
     }

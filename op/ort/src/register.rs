@@ -85,7 +85,6 @@ unsafe impl Send for Domain {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Domain {}
 
-/// The operators' domains, made once.
 fn domains() -> Result<&'static [Domain], Error> {
     static MADE: OnceLock<Result<Vec<Domain>, String>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
@@ -95,7 +94,6 @@ fn domains() -> Result<&'static [Domain], Error> {
     made.as_deref().map_err(|reason| Error::Definition(reason.clone()))
 }
 
-/// The domain of this name, with its operators.
 fn domain(name: &str) -> ort::Result<Domain> {
     let mut operators = OPERATORS.into_iter().filter(|operator| operator.signature.domains.contains(&name));
     Ok(Domain(operators.try_fold(OperatorDomain::new(name)?, add)?))

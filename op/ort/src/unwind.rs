@@ -22,7 +22,6 @@ pub(crate) fn without_nul(text: &str) -> String {
     text.replace('\0', "")
 }
 
-/// The message that a panic was raised with.
 fn panic_message(payload: &(dyn Any + Send)) -> String {
     let message = payload.downcast_ref::<&str>().copied();
     let message = message.or_else(|| payload.downcast_ref::<String>().map(String::as_str));

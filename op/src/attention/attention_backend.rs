@@ -32,7 +32,6 @@ impl AttentionBackend {
         self.kernel().name()
     }
 
-    /// The kernel itself.
     pub(crate) fn kernel(&self) -> &dyn AttentionKernel {
         match self {
             Self::Reference => &AttentionReference,

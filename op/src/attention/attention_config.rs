@@ -6,7 +6,6 @@ use crate::config::ranges;
 use crate::error::Error;
 use crate::shape_inference::Dim;
 
-/// Attributes of the attention that have been checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AttentionConfig {
     pub(crate) num_heads: usize,

@@ -185,9 +185,7 @@ impl MultiHeadAttention {
 /// What is known of a call whose types, shapes and memory have been checked.
 pub(crate) struct CheckedTensors {
     pub(crate) batch: usize,
-    /// Rows of `query`.
     pub(crate) tokens: usize,
-    /// Rows of `key` and `value`.
     pub(crate) total_kvlen: usize,
     /// The memory of every tensor checked so far.
     pub(crate) extents: Extents,

@@ -213,7 +213,6 @@ struct Attention {
 }
 
 impl Attention {
-    /// The call whose queries are `query`, which is checked here.
     fn call<'a>(self, checked: CheckedStores<'a>, query: &TensorRef<'a>) -> Result<AttentionCall<'a>, Error> {
         let Self { config, backend, store, geometry, attn_mask } = self;
         let CheckedStores { stores, mut extents } = checked;

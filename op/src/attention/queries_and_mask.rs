@@ -61,7 +61,6 @@ pub(crate) fn decoding_batches(tensor: &TensorRef<'_>, batch: usize, extents: &m
     usize::try_from(got).map(|got| got.min(batch)).map_err(|_| Error::DecodingBatchesNegative { got })
 }
 
-/// The geometry of a checked call.
 pub(crate) fn geometry(
     config: &AttentionConfig,
     t1: ElementType,

@@ -74,13 +74,11 @@ impl<'a, D: Device> Uses<'a, D> {
         Self(tensors.into_iter().filter_map(|(name, usage)| Some((name, usage?))).collect())
     }
 
-    /// These and others.
     pub(super) fn and(mut self, others: Self) -> Self {
         self.0.extend(others.0);
         self
     }
 
-    /// Checks that a call on `stream` may use them.
     pub(super) fn check(&self, stream: &D::Stream) -> Result<(), Error<D>> {
         self.0.iter().try_for_each(|(name, usage)| D::check_usage(usage, name, stream))
     }

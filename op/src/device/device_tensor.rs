@@ -55,7 +55,6 @@ impl<'a, D: Device> DeviceRef<'a, D> {
         own
     }
 
-    /// The tensor's address on the device.
     pub(super) fn address(&self) -> u64 {
         self.tensor.data.addr() as u64
     }
@@ -95,7 +94,6 @@ impl<'a, D: Device> DeviceMut<'a, D> {
         own
     }
 
-    /// The tensor's address on the device.
     pub(super) fn address(&self) -> u64 {
         self.tensor.data.addr() as u64
     }

@@ -11,7 +11,6 @@ use crate::validate::{self, CheckedTensors, ExpectedOutputs, Sizes, equal_type, 
 /// The sequences of a call, which are all alike.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sequences {
-    /// Current tokens (S).
     pub(crate) seqlen: usize,
     /// The position of the first current token.
     pub(crate) start_pos: usize,

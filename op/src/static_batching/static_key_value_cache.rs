@@ -69,7 +69,6 @@ impl StaticKeyValueCache {
         Self { backend, ..self }
     }
 
-    /// The attributes as they were checked.
     pub(crate) fn config(&self) -> &StaticConfig {
         &self.config
     }

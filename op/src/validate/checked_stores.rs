@@ -23,7 +23,6 @@ pub(crate) struct CheckedTensors {
     pub(crate) extents: Extents,
 }
 
-/// The stores of a call, checked.
 #[derive(Debug)]
 pub(crate) struct CheckedStores<'a> {
     pub(crate) stores: Stores<'a>,
@@ -38,7 +37,6 @@ pub(crate) struct Sizes {
     pub(crate) head_dim: usize,
     /// By layout; `None` where the tensor is too large.
     pub(crate) cache: Option<CacheStrides>,
-    /// If there were a scale.
     pub(crate) scale: Option<CacheStrides>,
 }
 
@@ -161,7 +159,6 @@ impl CheckedStores<'_> {
     }
 }
 
-/// The names of the tensors of current tokens.
 pub(crate) const CURRENT: [&str; 2] = ["current_key", "current_value"];
 
 /// Checks the current tokens of one layer of a call of which all else has been checked, with the shape that they must
@@ -181,7 +178,6 @@ fn current_of_layer(
     Ok(extents)
 }
 
-/// Checks the memory of the current tokens.
 fn read_current(extents: &mut Extents, current: [&TensorRef<'_>; 2]) -> Result<(), Error> {
     CURRENT.into_iter().zip(current).try_for_each(|(name, tensor)| extents.read(name, tensor.into()))
 }

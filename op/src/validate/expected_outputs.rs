@@ -10,7 +10,6 @@ use crate::error::Error;
 use crate::operands::Outputs;
 use crate::tensor::TensorMut;
 
-/// What `key` and `value` must be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExpectedOutputs<const RANK: usize> {
     pub(crate) num_repeat: usize,

@@ -93,7 +93,6 @@ struct Extent {
 }
 
 impl Extents {
-    /// Checks a tensor that is read.
     pub(crate) fn read(&mut self, name: &'static str, memory: Memory<'_>) -> Result<(), Error> {
         self.add(name, memory, false)
     }
@@ -129,12 +128,10 @@ impl Extents {
     }
 }
 
-/// The number of elements of a tensor.
 pub(crate) fn len(input: &'static str, shape: &Shape) -> Result<usize, Error> {
     shape::elements(shape).ok_or_else(|| overflow(input, shape))
 }
 
-/// The bytes of a tensor.
 pub(crate) fn bytes(input: &'static str, element: ElementType, shape: &Shape) -> Result<usize, Error> {
     shape::bytes(element, shape).ok_or_else(|| overflow(input, shape))
 }

@@ -9,13 +9,11 @@ use crate::tensor::{Shape, TensorMut, TensorRef};
 
 /// The dimensions of a call, on which all inputs agree.
 pub(crate) struct Dims {
-    /// Sequences (B).
     pub(crate) batch: usize,
     /// Rows of `current_key`, where there is one.
     pub(crate) total_seqlen: Option<usize>,
     /// Page table entries per sequence (MaxP); 0 in offset mode.
     pub(crate) max_p: usize,
-    /// The axes of `cache`.
     pub(crate) cache: CacheDims,
     /// The axes of `scale`, if there were one.
     pub(crate) scale: CacheDims,
@@ -132,7 +130,6 @@ pub(crate) fn scale_rank<const N: usize>(shape: &Shape, cache: &Shape, quant: Op
     }
 }
 
-/// Checks that a tensor has no axis or one.
 pub(crate) fn scalar_or_one_axis(input: &'static str, shape: &Shape) -> Result<(), Error> {
     if shape.len() <= 1 { Ok(()) } else { Err(Error::RankMismatch { input, shape: shape.clone(), expected: 0 }) }
 }

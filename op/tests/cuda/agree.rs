@@ -13,7 +13,6 @@ use proptest::test_runner::{Config, TestError, TestRunner};
 use crate::device::{Buffer, Gpu, call, shift};
 use kvcache_testing::random::{After, Plan, RandomCall, calls, plans};
 
-/// What the reference makes of a call.
 pub fn reference(call: &RandomCall) -> After {
     call.run(Backend::Reference, |call, outputs| call.run(outputs, &Serial).expect("a legal call"))
 }
@@ -65,7 +64,6 @@ pub fn large_calls(gpu: &Gpu) -> Result<(), Failed> {
     agree(gpu, calls(80, 400), many(gpu, 48)?)
 }
 
-/// Random calls of these types and sequences.
 fn calls_of(types: TypeCombination, sequences: Vec<(usize, usize)>) -> impl Strategy<Value = RandomCall> {
     plans(12, 2).prop_perturb(move |plan, mut rng| {
         let plan = Plan {

@@ -23,7 +23,6 @@ use crate::golden::pass;
 use crate::oracle::numbers;
 use crate::status::of_numbers;
 
-/// The golden cases.
 fn attention_cases() -> Result<Vec<Case>, Failed> {
     Ok(match env::var_os("KVCACHE_GOLDEN_CASES") {
         // Beside those of `KeyValueCache`.
@@ -165,7 +164,6 @@ pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
     pass(gpu, attention_cases, |unaligned| AttentionOnDevice { gpu, unaligned })
 }
 
-/// An int64 input, and what is changed of it.
 type Change = (&'static str, fn(&mut Vec<i64>));
 
 /// A golden case, with an int64 input of its first step changed.
@@ -215,7 +213,6 @@ pub fn long_heads_are_refused(gpu: &Gpu) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A number that follows from its place.
 fn number(i: usize) -> f32 {
     ((i * 2_654_435_761) >> 8) as u16 as f32 / 8192.0 - 4.0
 }

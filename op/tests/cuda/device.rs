@@ -48,7 +48,6 @@ impl Gpu {
         self.status.take().map_or(Ok(()), found)
     }
 
-    /// The device's name and architecture.
     pub fn name(&self) -> Result<String, Box<dyn Error>> {
         let (major, minor) = self.context.compute_capability()?;
         Ok(format!("{}, sm_{major}{minor}", self.context.name()?))
@@ -123,14 +122,12 @@ pub fn outcome<T>(result: Result<T, Box<dyn Error>>) -> Result<Outcome<T>, Box<d
     }
 }
 
-/// A tensor of the host whose bytes are all [`UNTOUCHED`].
 pub fn untouched(element: ElementType, shape: &[usize]) -> Tensor {
     let mut tensor = Tensor::zeros(element, shape.to_vec()).expect("it fits in memory");
     tensor.bytes_mut().fill(UNTOUCHED);
     tensor
 }
 
-/// The outputs of a call.
 pub struct Outputs {
     pub key: Tensor,
     pub value: Tensor,
@@ -194,7 +191,6 @@ pub fn launch(
     Ok(call.launch(outputs, &gpu.status, stream)?)
 }
 
-/// A buffer to be written by a call.
 pub struct Writable<'a> {
     element: ElementType,
     shape: Vec<usize>,

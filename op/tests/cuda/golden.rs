@@ -12,7 +12,6 @@ use libtest_mimic::Failed;
 use crate::device::{Buffer, Gpu, Outputs, call, outcome, shift};
 use crate::host::left_to_device;
 
-/// The golden cases.
 pub fn cases() -> Result<Vec<Case>, Failed> {
     Ok(match env::var_os("KVCACHE_GOLDEN_CASES") {
         Some(folder) => read_cases(Path::new(&folder))?,

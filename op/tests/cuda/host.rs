@@ -23,7 +23,6 @@ fn write_at(tensor: &Tensor, i: u64) -> DeviceMut<'_> {
     unsafe { DeviceMut::from_raw_parts(tensor.element(), tensor.shape(), address(i)) }
 }
 
-/// The host's check of a step.
 fn check(case: &Case, step: &Step) -> Result<(), Error> {
     let inputs = &step.inputs;
     let inputs = DeviceInputs {

@@ -8,7 +8,6 @@ use kvcache_op::{Attributes, Backend, CacheMode, IndexInputs, Inputs, KeyValueCa
 
 use crate::device::{Outputs, untouched};
 
-/// A call, with the state that it changes.
 pub struct Oracle<'a> {
     pub attributes: &'a Attributes,
     pub inputs: &'a StepInputs,
@@ -16,7 +15,6 @@ pub struct Oracle<'a> {
     pub scale: Option<&'a mut Tensor>,
 }
 
-/// The numbers of an int64 tensor.
 pub fn numbers(tensor: &Tensor) -> Vec<i64> {
     tensor.bytes().chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().expect("8 bytes"))).collect()
 }
@@ -111,14 +109,12 @@ impl Oracle<'_> {
         layout.dims(self.cache.shape().try_into().expect("rank 5")).max_t as i128
     }
 
-    /// Stores row `row` of the current tokens.
     fn store(&mut self, row: usize, slot: i64) {
         let inputs = self.inputs;
         let current = [row_of(&inputs.current_key, row), row_of(&inputs.current_value, row)];
         self.one_token(current, [0, 1], 0, slot);
     }
 
-    /// Loads row `row` of the outputs.
     fn load(&mut self, row: usize, slot: i64, outputs: &mut Outputs) {
         let empty = |tensor: &Tensor| {
             let mut shape = tensor.shape().to_vec();
@@ -159,7 +155,6 @@ impl Oracle<'_> {
     }
 }
 
-/// One row of a tensor.
 fn row_of(tensor: &Tensor, row: usize) -> Tensor {
     let mut shape = tensor.shape().to_vec();
     shape[0] = 1;

@@ -14,7 +14,6 @@ use libtest_mimic::Failed;
 use crate::device::{Buffer, Gpu, Writable, shift};
 use crate::golden::{pass, results};
 
-/// The golden cases.
 fn cases() -> Result<Vec<Case>, Failed> {
     Ok(match env::var_os("KVCACHE_GOLDEN_CASES") {
         Some(folder) => read_cases(&Path::new(&folder).with_file_name("static_cases"))?,

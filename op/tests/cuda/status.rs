@@ -141,7 +141,6 @@ fn race(attributes: &Attributes, inputs: &StepInputs) -> bool {
     slots.windows(2).any(|pair| pair[0] == pair[1])
 }
 
-/// An int64 tensor.
 pub fn of_numbers(numbers: &[i64], shape: &[usize]) -> Tensor {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     Tensor::new(kvcache_op::ElementType::Int64, shape.to_vec(), &bytes).expect("the bytes of its shape")

@@ -16,7 +16,6 @@ fn attributes(layer_idx: i64) -> CacheAttentionAttributes {
     }
 }
 
-/// Different numbers of one layer.
 fn numbers(shape: (usize, usize, usize), layer_idx: i64) -> Array3<f32> {
     Array3::from_shape_fn(shape, |(t, h, d)| {
         ((t * 31 + h * 17 + d * 7 + layer_idx as usize * 13) % 23) as f32 / 8.0 - 1.0

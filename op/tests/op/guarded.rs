@@ -11,7 +11,6 @@ use kvcache_testing::guarded::{Guard, Guarded};
 use kvcache_testing::random::{After, RandomCall, calls};
 use proptest::prelude::*;
 
-/// Everything that a call reads, and its state.
 struct GuardedCall<'a> {
     attributes: &'a Attributes,
     inputs: &'a StepInputs,
@@ -69,7 +68,6 @@ fn golden_calls_stay_inside_their_operands() {
     assert!(calls > 0);
 }
 
-/// The random call between guards.
 fn disagreement(call: &RandomCall) -> Option<(Backend, Guard)> {
     let operands = GuardedCall {
         attributes: &call.attributes,

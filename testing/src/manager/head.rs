@@ -7,7 +7,6 @@ use kvcache_manager::Mode;
 use crate::manager::run::Run;
 use crate::manager::script::{End, Operation};
 
-/// What a head follows from.
 pub struct Before {
     live: HashSet<usize>,
     head: usize,

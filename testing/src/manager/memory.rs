@@ -6,16 +6,13 @@ use kvcache_conformance::Tensor;
 use kvcache_manager::op::{Serial, Shape, TensorMut};
 use kvcache_manager::{CacheMemory, CacheSpec, HostMemory, MemoryError, Rope, Rotation, RowCopy};
 
-/// What a memory does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Faults {
     /// This call, counted from 0, writes NaN to what it was to write, and fails.
     pub fails_at: Option<usize>,
-    /// That call panics when it has written.
     pub panics: bool,
 }
 
-/// What a memory was asked to do.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Log {
     pub copies: Vec<RowCopy>,
@@ -26,7 +23,6 @@ pub struct Log {
     pub overwritten: Vec<usize>,
 }
 
-/// The tensors of a cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Memory {
     pub spec: CacheSpec,
@@ -48,7 +44,6 @@ impl Memory {
         Self { spec: spec.clone(), cache, scale, faults, calls, spilled: Cell::default(), spills: false, log }
     }
 
-    /// Rows in canonical order.
     pub fn read(&self, slots: &[usize]) -> Vec<u8> {
         let mut rows = vec![0; slots.len() * self.spec.bytes_per_token()];
         let scale = self.scale.as_ref().map_or(&[][..], Tensor::bytes);
@@ -131,7 +126,6 @@ impl CacheMemory for Memory {
     }
 }
 
-/// A golden tensor as the operator writes it.
 pub fn tensor(tensor: &mut Tensor) -> TensorMut<'_> {
     let shape: Shape = tensor.shape().into();
     // SAFETY: the tensor owns aligned bytes of its type and shape, borrowed mutably as long as the result lives.

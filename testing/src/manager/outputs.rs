@@ -11,7 +11,6 @@ use crate::manager::memory::{Memory, tensor};
 use crate::manager::rows::RowFormat;
 use crate::manager::types::TYPES;
 
-/// A query of a step: its sequence and position.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
     pub seq: usize,
@@ -21,13 +20,11 @@ pub struct Query {
 /// A row that the operator returns: the rows of sequences that it is, and its bytes. An empty cell is nobody's.
 #[derive(Debug, Clone, Default)]
 pub struct Key {
-    /// Sequence and row.
     pub owners: Vec<(usize, usize)>,
     pub pos: i64,
     pub bytes: Option<Rc<[u8]>>,
 }
 
-/// The type of `key` and `value`.
 pub fn t1(format: &RowFormat) -> ElementType {
     let (_, _, t3, t2) = TYPES[format.types];
     if t3.is_none() && t2 == ElementType::Int8 { ElementType::Int8 } else { ElementType::Float32 }

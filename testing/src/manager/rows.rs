@@ -8,13 +8,11 @@ use kvcache_manager::schema::{ElementType, QuantBit};
 
 use crate::manager::types::TYPES;
 
-/// The dimensions and types of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowFormat {
     pub num_layer: usize,
     pub num_heads: usize,
     pub head_dim: usize,
-    /// An index in [`TYPES`].
     pub types: usize,
 }
 
@@ -59,7 +57,6 @@ impl RowFormat {
         self.num_layer * 2 * self.num_heads
     }
 
-    /// Bytes of a head in `cache`.
     fn head_len(&self) -> usize {
         match TYPES[self.types].3 {
             ElementType::Float32 => 4 * self.head_dim,
@@ -69,13 +66,11 @@ impl RowFormat {
         }
     }
 
-    /// Bytes of a head's scales.
     fn scale_len(&self) -> usize {
         let scales = |size: usize| self.head_dim / self.codec().group * size;
         self.scale_type().map_or(0, |t3| scales(if t3 == ElementType::Float32 { 4 } else { 2 }))
     }
 
-    /// Bytes of a row.
     pub fn row_len(&self) -> usize {
         self.heads() * (self.head_len() + self.scale_len())
     }
@@ -87,7 +82,6 @@ impl RowFormat {
         [range(0, self.head_len()), range(self.heads() * self.head_len(), self.scale_len())]
     }
 
-    /// The bytes of keys and values of all heads.
     pub fn encode(&self, values: &[f32]) -> Vec<u8> {
         let mut row = vec![0; self.row_len()];
         for (i, head) in values.chunks(self.head_dim).enumerate() {
@@ -189,7 +183,6 @@ impl RowFormat {
     }
 }
 
-/// Whether the K of these types can be turned.
 pub fn can_turn(types: usize) -> bool {
     TYPES[types].2.is_some() || TYPES[types].3 != ElementType::Int8
 }

@@ -15,7 +15,6 @@ pub const NUM_LAYER: usize = 2;
 pub const NUM_HEADS: usize = 2;
 pub const HEAD_DIM: usize = 8;
 
-/// Errors for want of room.
 const NO_ROOM: [&str; 2] = ["out_of_pages", "no_slot"];
 
 /// A row to append: its position, its numbers, and the bytes that a cache keeps of them.
@@ -32,7 +31,6 @@ pub struct Run {
     pub memory: Memory,
     pub op: KeyValueCache,
     pub model: Model,
-    /// The ids of the model's sequences.
     pub ids: Vec<SeqId>,
     pub freed: Vec<SeqId>,
     /// Tags of rows whose tokens are not known.
@@ -41,7 +39,6 @@ pub struct Run {
     pub all_sealed: bool,
     /// Whether a sequence may have a part of a sealed page, which leaves the index when it is written.
     pub part_sealed: bool,
-    /// Operations that were refused for want of room.
     pub no_room: usize,
     /// Whether the last operation was done: neither refused nor undone.
     pub done: bool,
@@ -50,11 +47,9 @@ pub struct Run {
     pub has_store: bool,
     /// Whether the store may lack blocks that were written to it.
     pub may_miss: bool,
-    /// Sequences that are swapped out.
     pub swapped: Vec<(SeqId, Sequence)>,
 }
 
-/// The operator on a cache.
 pub fn operator(spec: &CacheSpec) -> KeyValueCache {
     KeyValueCache::new(spec.attributes()).unwrap().with_backend(Backend::Reference)
 }
@@ -86,7 +81,6 @@ impl Run {
         self.manager.slots(self.ids[seq]).unwrap().collect()
     }
 
-    /// The slots that rows are in.
     pub fn live(&self) -> HashSet<usize> {
         (0..self.ids.len()).flat_map(|seq| self.slots(seq)).collect()
     }
@@ -102,7 +96,6 @@ impl Run {
         largest
     }
 
-    /// The bytes of a sequence's rows.
     pub fn rows(&self, seq: usize, memory: &Memory) -> Vec<u8> {
         memory.read(&self.slots(seq))
     }
@@ -279,7 +272,6 @@ impl Run {
         self.edit(edit, |manager| manager.context_shift(id, &shift));
     }
 
-    /// An edit on both; whether it was made.
     fn edit(&mut self, edit: Edit, act: impl FnOnce(&mut Manager) -> Result<i64, Error>) -> bool {
         let (before, page_size) = (self.manager.clone(), self.cache.page_size());
         // What the sequences that change have in all, which no edit needs more than once.
@@ -341,14 +333,12 @@ impl Run {
         }
     }
 
-    /// How many calls of the memory an update makes.
     pub fn calls_of_update(&self) -> usize {
         let mut memory = self.fresh_memory();
         self.manager.clone().update(&mut memory).unwrap();
         memory.calls.get()
     }
 
-    /// New rows of positions from `first` on.
     pub fn new_rows(&mut self, seq: usize, n: usize, first: i64, known: Option<&[u32]>) -> Vec<NewRow> {
         let (sequence, format) = (&self.model.seqs[seq], self.model.rules.format);
         let tags: Vec<u64> = match known {

@@ -9,7 +9,6 @@ use crate::manager::rows::Turns;
 use crate::manager::sequences::Window;
 use crate::manager::types::TYPES;
 
-/// The cache that a script is run on.
 #[derive(Debug, Clone)]
 pub struct Cache {
     pub layout: CacheLayout,
@@ -27,7 +26,6 @@ pub struct Cache {
     pub defrag_threshold: Option<f64>,
 }
 
-/// How a step ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Commit,
@@ -37,11 +35,9 @@ pub enum End {
     Detach,
     /// Forgotten while it is open; all else is refused meanwhile.
     Leak,
-    /// This call of the memory fails.
     Fail(usize),
 }
 
-/// Rows for a sequence.
 #[derive(Debug, Clone)]
 pub struct NewRows {
     pub seq: usize,
@@ -52,12 +48,10 @@ pub struct NewRows {
     pub gap: Option<i64>,
 }
 
-/// A range of positions.
 #[derive(Debug, Clone, Copy)]
 pub enum Span {
     /// Seen from those of a sequence: where it begins, and how long it is, or that it has no end.
     Of(usize, Option<usize>),
-    /// These.
     Is(i64, i64),
 }
 
@@ -99,9 +93,7 @@ pub enum Operation {
     },
     Fork(usize),
     Free(usize),
-    /// Of a sequence, or of all.
     Rm(Option<usize>, usize, Span),
-    /// The last rows.
     Cut(usize, i64),
     /// To a sequence of its own, or to one that there is.
     Cp(usize, Option<usize>, Span),
@@ -117,12 +109,10 @@ pub enum Operation {
     Defrag(Option<usize>),
     Compact(usize),
     Update,
-    /// An update of which a call of the memory fails.
     FailUpdate(usize),
     Stale(usize),
     Step(Vec<NewRows>, End),
     SwapOut(usize),
-    /// Of those that are swapped out.
     SwapIn(usize),
     OffloadPrefix,
     /// So many rows for a new sequence, with the seed of their tokens.
@@ -133,7 +123,6 @@ pub enum Operation {
     Copy(usize, i64, LoadFault),
 }
 
-/// Which call of the memory fails in a load.
 pub type LoadFault = Option<usize>;
 
 fn modes(entropy: &mut Entropy) -> Mode {
@@ -145,7 +134,6 @@ fn modes(entropy: &mut Entropy) -> Mode {
 }
 
 impl Cache {
-    /// Any cache.
     pub fn draw(entropy: &mut Entropy) -> Self {
         let (mode, size) = (modes(entropy), entropy.within(4, 23));
         let max_t = match mode {
@@ -221,7 +209,6 @@ impl NewRows {
 }
 
 impl Operation {
-    /// Any operation.
     pub fn draw(entropy: &mut Entropy) -> Self {
         let fault = |entropy: &mut Entropy| some(entropy, 3, 10, |entropy| entropy.below(4));
         let (which, seq) = (entropy.below(37), entropy.below(8));

@@ -15,7 +15,6 @@ pub struct Row {
     pub bytes: Rc<[u8]>,
 }
 
-/// A sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Sequence {
     pub salt: u8,
@@ -38,7 +37,6 @@ pub struct Window {
     pub slack: usize,
 }
 
-/// The rules that depend on the cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rules {
     pub format: RowFormat,
@@ -58,17 +56,14 @@ pub struct Model {
     pub seqs: Vec<Sequence>,
 }
 
-/// What an edit must do.
 pub struct Edit {
     pub after: Model,
     pub result: i64,
     /// If there are any, it must be refused for one of these reasons.
     pub must: Vec<&'static str>,
-    /// It may be refused for these.
     pub may: Vec<&'static str>,
 }
 
-/// The context of a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Context {
     pub n_ctx: i64,
@@ -281,7 +276,6 @@ impl Model {
         sequence.gone = sequence.gone.max(last);
     }
 
-    /// What an update makes of the keys.
     pub fn drain(&mut self) {
         let (format, turns) = (self.rules.format, self.rules.turns);
         for sequence in &mut self.seqs {

@@ -11,18 +11,15 @@ use crate::manager::run::{NewRow, Run};
 use crate::manager::script::{Cache, End, NewRows};
 use crate::manager::sequences::Row;
 
-/// An append as the model has it.
 pub struct Planned {
     pub seq: usize,
     pub n: usize,
     pub tokens: Option<Vec<u32>>,
     pub first_pos: Option<i64>,
-    /// The position of the first row.
     first: i64,
     /// Rows of the sequence before it.
     before: usize,
     rows: Vec<NewRow>,
-    /// Whether the tokens follow known ones.
     known: bool,
 }
 

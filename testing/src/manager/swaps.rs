@@ -10,7 +10,6 @@ use crate::manager::sequences::Sequence;
 use crate::manager::store::Store;
 
 impl Run {
-    /// A run whose manager has a store.
     pub fn with_store(cache: &Cache, store: Arc<Store>) -> Self {
         let may_miss = store.is_faulty;
         let manager = Manager::with_store(cache.spec(), store).unwrap();

@@ -18,7 +18,6 @@ pub const TYPES: [(QuantBit, usize, Option<ElementType>, ElementType); 8] = {
     ]
 };
 
-/// Sets the types with this index in [`TYPES`].
 pub fn with_types(builder: CacheSpecBuilder, types: usize) -> CacheSpecBuilder {
     let (bit, group, scale_type, cache_type) = TYPES[types];
     match scale_type {

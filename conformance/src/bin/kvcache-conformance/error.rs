@@ -9,7 +9,6 @@ use thiserror::Error;
 /// A fault of the arguments or of a file.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Cases cannot be read.
     #[error(transparent)]
     Cases(#[from] ReadError),
     /// A folder has no folder of a suite.

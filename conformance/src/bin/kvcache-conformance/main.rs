@@ -32,7 +32,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether every implementation conforms.
 fn run(arguments: &Arguments) -> Result<bool, Error> {
     let mut suites = Suites::read(arguments.cases.as_deref(), &arguments.suites)?;
     if let Some(n) = arguments.random {

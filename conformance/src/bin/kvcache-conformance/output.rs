@@ -14,7 +14,6 @@ pub fn check(form: Form, reports: usize) -> Result<(), Error> {
     if form == Form::Text || reports == 1 { Ok(()) } else { Err(Error::SeveralReports(reports)) }
 }
 
-/// The reports in a form.
 pub fn reports(reports: &[Report], form: Form) -> String {
     let report = |report: &Report| match form {
         Form::Text => report.text(),

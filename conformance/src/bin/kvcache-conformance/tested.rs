@@ -14,9 +14,7 @@ pub struct Tested {
     pub name: String,
     /// Runs the cases of `KeyValueCache`.
     pub dynamic: Box<dyn Implementation + Sync>,
-    /// Runs those of static batching.
     pub of_static_batching: Box<dyn Implementation<static_batching::Case> + Sync>,
-    /// Runs those of attention.
     pub attention: Box<dyn Implementation<attention::Case> + Sync>,
 }
 
@@ -55,7 +53,6 @@ impl Tested {
     }
 }
 
-/// Stands for every backend.
 #[cfg(feature = "backends")]
 const ALL: &str = "all";
 

@@ -27,7 +27,6 @@ impl From<OutsideOfCache> for Stop {
     }
 }
 
-/// What is attended to, and how.
 pub(super) struct Attend<'a> {
     pub(super) attention: &'a Attention,
     pub(super) outside: Outside,
@@ -46,7 +45,6 @@ pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
 }
 
 impl Attend<'_> {
-    /// The output of a legal call.
     pub(super) fn output(&self) -> Result<Attended, Stop> {
         let (ragged, attention) = (self.ragged, self.attention);
         let (tokens, heads) = (ragged.totals()[0] as usize, ragged.num_heads);

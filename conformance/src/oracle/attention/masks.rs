@@ -3,7 +3,6 @@
 use crate::oracle::attention::decisions::{AlibiSequences, Attention, Bias, CausalSequences, Mask, Sees, Slopes};
 use crate::oracle::attention::ragged::{Query, Ragged};
 
-/// Whether sequence `b` has the causal mask.
 pub(super) fn has_causal_mask(attention: &Attention, ragged: &Ragged, b: usize) -> bool {
     let (several, decoding) = (ragged.seqlen(b) > 1, ragged.is_decoding(b));
     let decided = ragged.is_causal && several && !decoding;
@@ -31,7 +30,6 @@ pub(super) fn sees(attention: &Attention, ragged: &Ragged, query: &Query, j: i64
     }
 }
 
-/// Whether sequence `b` has ALiBi's mask.
 pub(super) fn has_alibi(attention: &Attention, ragged: &Ragged, b: usize) -> bool {
     ragged.is_alibi
         && match attention.alibi_sequences {

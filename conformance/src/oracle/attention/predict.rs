@@ -133,7 +133,6 @@ fn stored_inputs(step: &Step) -> StepInputs {
     inputs
 }
 
-/// The types of `KeyValueCache` there.
 fn types(t1: ElementType, state: &State) -> Types {
     Types { t1, t2: state.cache.element(), t3: state.scale.as_ref().map(Tensor::element) }
 }

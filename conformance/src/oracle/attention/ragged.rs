@@ -70,22 +70,18 @@ impl Ragged {
         }
     }
 
-    /// The number of sequences.
     pub(super) fn len(&self) -> usize {
         self.seqstarts.len().saturating_sub(1)
     }
 
-    /// The queries of a sequence.
     pub(super) fn seqlen(&self, b: usize) -> i64 {
         self.seqstarts[b + 1] - self.seqstarts[b]
     }
 
-    /// The keys of a sequence.
     pub(super) fn kvlen(&self, b: usize) -> i64 {
         self.kvstarts[b + 1] - self.kvstarts[b]
     }
 
-    /// Whether it is one of the first `decoding_batches` sequences.
     pub(super) fn is_decoding(&self, b: usize) -> bool {
         (b as i128) < i128::from(self.decoding_batches)
     }
@@ -100,7 +96,6 @@ impl Ragged {
         (self.num_heads / self.kv_heads.max(1)).max(1)
     }
 
-    /// The rows of `query` that are sequence `b`'s.
     pub(super) fn queries(&self, attention: &Attention, b: usize) -> Range<i64> {
         let own = self.seqstarts[b]..self.seqstarts[b + 1];
         match attention.queries {
@@ -130,7 +125,6 @@ impl Ragged {
         rows.chain(padding.map(|j| (None, j))).collect()
     }
 
-    /// The key head of a query head.
     pub(super) fn key_head(&self, attention: &Attention, h: usize) -> usize {
         match attention.key_head {
             KeyHead::Grouped => h / self.group(),

@@ -18,7 +18,6 @@ pub(super) struct Terms {
     pub(super) attn_mask: Option<f64>,
 }
 
-/// What an inner product is multiplied with.
 pub(super) fn factor(attention: &Attention, ragged: &Ragged) -> f64 {
     let head_dim = ragged.head_dim as f64;
     match attention.factor {
@@ -44,7 +43,6 @@ impl Terms {
         })
     }
 
-    /// The score of a key.
     pub(super) fn score(self, attention: &Attention) -> f64 {
         let n = attention.n as f64;
         let hides = |mask: f64| mask == f64::NEG_INFINITY;

@@ -7,7 +7,6 @@ use kvcache_conformance::{CallResult, Case, Implementation, Outcome, Tensor};
 use super::trial::{diagnosed, telling};
 use crate::answers::Answers;
 
-/// The expected results of a case, each changed.
 fn changed(change: impl Fn(&Case, &mut CallResult)) -> impl Implementation {
     Answers(move |case: &Case, results: &mut Vec<CallResult>| {
         results.iter_mut().for_each(|result| change(case, result));

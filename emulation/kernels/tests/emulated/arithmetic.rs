@@ -72,7 +72,6 @@ fn two_units_in_the_last_place() {
     assert!(error <= 2.0, "{error}");
 }
 
-/// Every number: a billion.
 #[test]
 #[ignore = "takes a minute; run it when exponential.cuh changes"]
 fn two_units_in_the_last_place_for_every_number() {

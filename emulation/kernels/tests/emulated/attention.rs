@@ -21,7 +21,6 @@ fn devices() -> impl Strategy<Value = EmulatedAttention> {
     })
 }
 
-/// Calls with some of three sequences each.
 fn calls() -> impl Strategy<Value = Vec<Vec<Part>>> {
     let part = |sequence| (0usize..9).prop_map(move |tokens| Part { sequence, tokens, decoding: tokens == 1 });
     prop::collection::vec((part(0), part(1), part(2)).prop_map(|(a, b, c)| vec![a, b, c]), 1..4)

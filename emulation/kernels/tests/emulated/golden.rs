@@ -69,7 +69,6 @@ impl Implementation<attention::Case> for Emulated {
 
 const READ: &str = "the golden cases can be read";
 
-/// The reports of `KeyValueCache` and of static batching.
 pub fn stored(device: EmulatedCuda) -> [Report; 2] {
     let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
     [run(&emulated, &kvcache_conformance::cases().expect(READ)), run(&emulated, &static_batching::cases().expect(READ))]

@@ -57,7 +57,6 @@ fn small() -> Session {
     Session { spec: spec(), sequences, num_rows: 5 }
 }
 
-/// The bytes of rows, all different.
 fn rows(range: Range<usize>, row_len: usize) -> Vec<u8> {
     (range.start * row_len..range.end * row_len).map(|i| (i * 7 + i / 251) as u8).collect()
 }
@@ -103,7 +102,6 @@ fn refused(bytes: &[u8]) -> SessionError {
     read(Cursor::new(bytes), &spec()).unwrap_err()
 }
 
-/// Where the digest's characters are.
 fn digest_place(bytes: &[u8]) -> Range<usize> {
     const KEY: &[u8] = b"\"digest\":\"";
     let start = bytes.windows(KEY.len()).position(|window| window == KEY).unwrap() + KEY.len();
@@ -118,7 +116,6 @@ fn sign(bytes: &mut [u8]) {
     bytes[place].copy_from_slice(digest.as_bytes());
 }
 
-/// The header as text, and the data.
 fn parts(bytes: &[u8]) -> (String, &[u8]) {
     let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     (String::from_utf8(bytes[8..8 + len].to_vec()).unwrap(), &bytes[8 + len..])

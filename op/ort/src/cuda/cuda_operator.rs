@@ -31,7 +31,6 @@ pub(crate) struct CudaOperator {
 }
 
 impl CudaOperator {
-    /// The operator on the provider.
     pub(crate) fn new(typed: TypedOperator) -> Self {
         Self { on_device: on_device(typed.definition), typed }
     }

@@ -16,7 +16,6 @@ use crate::operators::{
     multi_head_cache_attention as cached,
 };
 
-/// A node that computes on a device.
 pub(crate) trait DeviceCompute: Send + Sync {
     /// Loads what the device will run for a node, so that the first call takes no longer than others.
     fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error>;

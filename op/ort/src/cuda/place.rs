@@ -22,9 +22,7 @@ pub(crate) fn is_emulated() -> bool {
 /// Which processor must reach a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The CPU.
     Cpu,
-    /// The provider's device.
     Device,
 }
 

@@ -77,7 +77,6 @@ pub(crate) struct StorePositions {
 }
 
 impl StorePositions {
-    /// Those of an operator with these inputs.
     pub(crate) const fn of(inputs: &[&str]) -> Self {
         Self {
             current_key: position(inputs, "current_key"),
@@ -93,7 +92,6 @@ impl StorePositions {
         }
     }
 
-    /// The inputs that are only read.
     pub(crate) fn inputs<'a, T: Tensors<'a>, K: From<TensorRef<'a>>>(
         &self,
         tensors: &T,
@@ -112,7 +110,6 @@ impl StorePositions {
         })
     }
 
-    /// The cache, and its scale if the node has one.
     pub(crate) fn state<'a, T: Tensors<'a>>(
         &self,
         tensors: &T,

@@ -6,7 +6,6 @@ use super::multi_head_cache_attention::MULTI_HEAD_CACHE_ATTENTION;
 use super::static_key_value_cache::STATIC_KEY_VALUE_CACHE;
 use crate::definition::Definition;
 
-/// Every operator that the library registers.
 pub(crate) static OPERATORS: [&Definition; 4] =
     [&KEY_VALUE_CACHE, &MULTI_HEAD_ATTENTION, &MULTI_HEAD_CACHE_ATTENTION, &STATIC_KEY_VALUE_CACHE];
 

@@ -26,7 +26,6 @@ pub(crate) const MAX_SEQLEN: usize = position(&INPUTS, "max_seqlen");
 pub(crate) const MAX_KVLEN: usize = position(&INPUTS, "max_kvlen");
 pub(crate) const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
 
-/// A node of the operator.
 pub(crate) struct MultiHeadAttentionNode {
     pub(crate) operator: MultiHeadAttention,
     pub(crate) has_mask: bool,

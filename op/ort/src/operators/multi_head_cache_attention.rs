@@ -28,7 +28,6 @@ pub(crate) const QUERY: usize = position(&INPUTS, "query");
 pub(crate) const DECODING_BATCHES: usize = position(&INPUTS, "decoding_batches");
 pub(crate) const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
 
-/// A node of the operator.
 pub(crate) struct MultiHeadCacheAttentionNode {
     pub(crate) operator: MultiHeadCacheAttention,
     pub(crate) has_scale: bool,
@@ -49,7 +48,6 @@ impl MultiHeadCacheAttentionNode {
         Ok(Self { operator, has_scale, has_mask, has_mass })
     }
 
-    /// The inputs of a call that are only read.
     pub(crate) fn inputs<'a, T: Tensors<'a>, K: From<TensorRef<'a>>>(
         &self,
         tensors: &T,

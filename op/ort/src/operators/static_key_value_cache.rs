@@ -41,7 +41,6 @@ impl StaticKeyValueCacheNode {
         Ok(Self { operator, has_scale })
     }
 
-    /// The inputs of a call that are only read.
     pub(crate) fn inputs<'a, T: Tensors<'a>>(tensors: &T) -> Result<StaticInputs<'a, T::Ref>, Error> {
         Ok(StaticInputs {
             current_key: tensors.read(Self::CURRENT_KEY)?,

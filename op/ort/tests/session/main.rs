@@ -28,7 +28,6 @@ fn value(tensor: &Tensor) -> ort::Result<DynTensor> {
     Ok(value)
 }
 
-/// Whether a value has the bytes of a tensor.
 fn same(got: &DynTensor, expected: &Tensor) -> bool {
     // SAFETY: the value is of the tensor's type and as large, and its bytes are initialized: by `value`.
     unsafe { std::slice::from_raw_parts(got.data_ptr().cast::<u8>(), expected.bytes().len()) == expected.bytes() }
@@ -45,7 +44,6 @@ impl State {
         Ok(Self { cache: value(&case.cache)?, scale: case.scale.as_ref().map(value).transpose()? })
     }
 
-    /// Runs a step on the state.
     fn run<'s>(&mut self, session: &'s mut Session, step: &Step) -> ort::Result<SessionOutputs<'s>> {
         let mut inputs: Vec<(&str, SessionInputValue<'_>)> = Vec::new();
         for (name, tensor) in step.inputs.named() {

@@ -12,7 +12,6 @@ use kvcache_op::{
 pub type Numbers = BTreeMap<String, i64>;
 pub type Operands = BTreeMap<String, Tensor>;
 
-/// An operator, and a call of it.
 pub struct Operator {
     pub file: &'static str,
     /// The attributes of the call, but for mode and layout.
@@ -21,7 +20,6 @@ pub struct Operator {
     pub lengths: &'static [(&'static str, usize)],
     /// The values of the indices; `cachestarts` by mode.
     pub indices: &'static [(&'static str, &'static [i64])],
-    /// Makes a node and a call.
     pub run: fn(&Numbers, &mut Operands) -> Result<(), Error>,
 }
 
