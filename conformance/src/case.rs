@@ -70,56 +70,39 @@ pub struct Step<I = StepInputs> {
     pub expected: Expected,
 }
 
-/// The inputs of a call other than `cache` and `scale`.
-#[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "the fields are the operator's inputs")]
-pub struct StepInputs {
-    pub current_key: Tensor,
-    pub current_value: Tensor,
-    pub seqstarts: Tensor,
-    pub kvstarts: Tensor,
-    pub cachestarts: Tensor,
-    pub start_pos: Tensor,
-    pub max_seqlen: Tensor,
-    pub max_kvlen: Tensor,
-}
-
-impl StepInputs {
-    /// Those that a function gives by their names.
-    pub(crate) fn of<E>(tensor: impl Fn(&str) -> Result<Tensor, E>) -> Result<Self, E> {
-        Ok(Self {
-            current_key: tensor("current_key")?,
-            current_value: tensor("current_value")?,
-            seqstarts: tensor("seqstarts")?,
-            kvstarts: tensor("kvstarts")?,
-            cachestarts: tensor("cachestarts")?,
-            start_pos: tensor("start_pos")?,
-            max_seqlen: tensor("max_seqlen")?,
-            max_kvlen: tensor("max_kvlen")?,
-        })
-    }
-}
-
 /// The inputs of a call other than `cache` and `scale`, of any operator that has both.
 pub trait NamedInputs {
     /// The inputs by their names, in the operator's order.
     fn named(&self) -> Vec<(&'static str, &Tensor)>;
 }
 
-impl NamedInputs for StepInputs {
-    fn named(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![
-            ("current_key", &self.current_key),
-            ("current_value", &self.current_value),
-            ("seqstarts", &self.seqstarts),
-            ("kvstarts", &self.kvstarts),
-            ("cachestarts", &self.cachestarts),
-            ("start_pos", &self.start_pos),
-            ("max_seqlen", &self.max_seqlen),
-            ("max_kvlen", &self.max_kvlen),
-        ]
-    }
+/// The inputs of an operator, each a field.
+macro_rules! step_inputs {
+    ($($name:ident),+) => {
+        /// The inputs of a call other than `cache` and `scale`.
+        #[derive(Debug, Clone)]
+        #[expect(missing_docs, reason = "the fields are the operator's inputs")]
+        pub struct StepInputs {
+            $(pub $name: $crate::Tensor,)+
+        }
+
+        impl StepInputs {
+            /// Those that a function gives by their names.
+            pub(crate) fn of<E>(tensor: impl Fn(&str) -> Result<$crate::Tensor, E>) -> Result<Self, E> {
+                Ok(Self { $($name: tensor(stringify!($name))?,)+ })
+            }
+        }
+
+        impl $crate::NamedInputs for StepInputs {
+            fn named(&self) -> Vec<(&'static str, &$crate::Tensor)> {
+                vec![$((stringify!($name), &self.$name)),+]
+            }
+        }
+    };
 }
+pub(crate) use step_inputs;
+
+step_inputs!(current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen);
 
 /// What a call must do.
 #[derive(Debug, Clone)]

@@ -1,14 +1,13 @@
 //! The cases of both `KeyValueCache` as suites, and those of dynamic batching.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use kvcache_schema::{Attributes, ElementType};
 
-use crate::case::{Case, Expected, NamedInputs, NanRule, StepInputs};
+use crate::case::{Case, NamedInputs, NanRule, StepInputs};
 use crate::difference::{Indices, Location, Slot, cache, integers, of_token, output};
 use crate::rules::OperatorPage;
-use crate::suite::{Named, State, Suite};
+use crate::suite::{State, Suite, fields_of_case};
 use crate::tensor::Tensor;
 
 /// The inputs of a `KeyValueCache` with attributes `A`, and what its suite is.
@@ -36,21 +35,7 @@ impl<A: Sync, I: CaseInputs<A>> Suite for Case<A, I> {
     const NAME: &'static str = I::SUITE;
     const OUTPUTS: &'static [&'static str] = &["key", "value"];
 
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    fn about(&self) -> &str {
-        &self.about
-    }
-
-    fn rules(&self) -> &[String] {
-        &self.rules
-    }
+    fields_of_case!();
 
     fn page(&self) -> OperatorPage {
         I::PAGE
@@ -77,14 +62,6 @@ impl<A: Sync, I: CaseInputs<A>> Suite for Case<A, I> {
 
     fn state(&self) -> State<'_> {
         [Some(&self.cache), self.scale.as_ref()]
-    }
-
-    fn calls(&self) -> Vec<(Named<'_>, &Expected)> {
-        self.steps.iter().map(|step| (step.inputs.named(), &step.expected)).collect()
-    }
-
-    fn forget_messages(&mut self) {
-        self.steps.iter_mut().for_each(|step| step.expected.forget_message());
     }
 
     fn locate(&self, call: usize, name: &str, tensor: &Tensor, index: usize) -> Option<Location> {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kvcache_schema::StaticAttributes;
 
-use crate::case::NamedInputs;
+use crate::case::step_inputs;
 use crate::case_files::{CaseFiles, Cause, ReadError};
 use crate::difference::{Location, Slot, output, static_cache, static_owner};
 use crate::files::{committed, read_folders};
@@ -22,20 +22,7 @@ pub type Case = crate::Case<StaticAttributes, StepInputs>;
 /// One call.
 pub type Step = crate::Step<StepInputs>;
 
-/// The inputs of a call other than `cache` and `scale`.
-#[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "the fields are the operator's inputs")]
-pub struct StepInputs {
-    pub current_key: Tensor,
-    pub current_value: Tensor,
-    pub start_pos: Tensor,
-}
-
-impl NamedInputs for StepInputs {
-    fn named(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![("current_key", &self.current_key), ("current_value", &self.current_value), ("start_pos", &self.start_pos)]
-    }
-}
+step_inputs!(current_key, current_value, start_pos);
 
 impl CaseInputs<StaticAttributes> for StepInputs {
     const SUITE: &'static str = "static";
@@ -88,11 +75,5 @@ pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
 }
 
 fn read(files: &CaseFiles<'_>) -> Result<Case, Cause> {
-    read_case(files, OperatorPage::StaticKeyValueCache, StaticAttributes::set, |tensor| {
-        Ok(StepInputs {
-            current_key: tensor("current_key")?,
-            current_value: tensor("current_value")?,
-            start_pos: tensor("start_pos")?,
-        })
-    })
+    read_case(files, OperatorPage::StaticKeyValueCache, StaticAttributes::set, |tensor| StepInputs::of(tensor))
 }

@@ -88,6 +88,36 @@ pub trait Suite: Sync {
     }
 }
 
+/// What [`Suite`] asks of a case that is among its fields.
+macro_rules! fields_of_case {
+    () => {
+        fn name(&self) -> &str {
+            &self.name
+        }
+
+        fn folder(&self) -> &std::path::Path {
+            &self.folder
+        }
+
+        fn about(&self) -> &str {
+            &self.about
+        }
+
+        fn rules(&self) -> &[String] {
+            &self.rules
+        }
+
+        fn calls(&self) -> Vec<($crate::Named<'_>, &$crate::Expected)> {
+            self.steps.iter().map(|step| ($crate::NamedInputs::named(&step.inputs), &step.expected)).collect()
+        }
+
+        fn forget_messages(&mut self) {
+            self.steps.iter_mut().for_each(|step| step.expected.forget_message());
+        }
+    };
+}
+pub(crate) use fields_of_case;
+
 /// A known mistake that gives what an implementation gave.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {

@@ -10,7 +10,7 @@ use kvcache_conformance::random::{Entropy, static_call};
 pub use kvcache_conformance::random::{Plan, Planned};
 use kvcache_conformance::{StepInputs, static_batching};
 use kvcache_op::{
-    Attributes, Backend, Call, KeyValueCache, Outputs, StaticAttributes, StaticCall, StaticKeyValueCache,
+    Attributes, Backend, Call, KeyValueCache, Outputs, StaticAttributes, StaticCall, StaticKeyValueCache, Workers,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
@@ -54,31 +54,38 @@ impl RandomCall {
         let mut entropy = Entropy::seed(rng.next_u64());
         Self { planned: plan.call(&mut entropy), past_line: entropy.below(2) }
     }
-
-    pub fn run(&self, backend: Backend, make: impl FnOnce(Call<'_>, Outputs<'_>)) -> After {
-        let op = KeyValueCache::new(self.attributes.clone()).unwrap().with_backend(backend);
-        let (mut cache, mut scale) = (self.cache.clone(), self.scale.clone());
-        let call = op.check(&inputs_of(&self.inputs), write(&mut cache), scale.as_mut().map(write)).unwrap();
-        let mut outputs = self.outputs(&call.output_shape());
-        let [key, value] = outputs.each_mut().map(Output::write);
-        make(call, Outputs { key, value });
-        let [key, value] = outputs.each_ref().map(Output::tensor);
-        After { key, value, cache, scale }
-    }
 }
 
-impl RandomStaticCall {
-    pub fn run(&self, backend: Backend, make: impl FnOnce(StaticCall<'_>, Outputs<'_>)) -> After {
-        let op = StaticKeyValueCache::new(self.attributes.clone()).unwrap().with_backend(backend);
-        let (mut cache, mut scale) = (self.cache.clone(), self.scale.clone());
-        let call = op.check(&static_inputs_of(&self.inputs), write(&mut cache), scale.as_mut().map(write)).unwrap();
-        let mut outputs = self.outputs(&call.output_shape());
-        let [key, value] = outputs.each_mut().map(Output::write);
-        make(call, Outputs { key, value });
-        let [key, value] = outputs.each_ref().map(Output::tensor);
-        After { key, value, cache, scale }
-    }
+/// A call that the operator makes on any backend and threads.
+pub trait Runs {
+    fn run_on(&self, backend: Backend, workers: &dyn Workers) -> After;
 }
+
+/// For the calls of an operator: `run` gives outputs and state after the call, which `make` makes.
+macro_rules! runs {
+    ($Random:ty, $Op:ident, $inputs_of:ident, $Call:ty) => {
+        impl $Random {
+            pub fn run(&self, backend: Backend, make: impl FnOnce($Call, Outputs<'_>)) -> After {
+                let op = $Op::new(self.attributes.clone()).unwrap().with_backend(backend);
+                let (mut cache, mut scale) = (self.cache.clone(), self.scale.clone());
+                let call = op.check(&$inputs_of(&self.inputs), write(&mut cache), scale.as_mut().map(write)).unwrap();
+                let mut outputs = self.outputs(&call.output_shape());
+                let [key, value] = outputs.each_mut().map(Output::write);
+                make(call, Outputs { key, value });
+                let [key, value] = outputs.each_ref().map(Output::tensor);
+                After { key, value, cache, scale }
+            }
+        }
+
+        impl Runs for $Random {
+            fn run_on(&self, backend: Backend, workers: &dyn Workers) -> After {
+                self.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
+            }
+        }
+    };
+}
+runs!(RandomCall, KeyValueCache, inputs_of, Call<'_>);
+runs!(RandomStaticCall, StaticKeyValueCache, static_inputs_of, StaticCall<'_>);
 
 /// Calls of sequences with fewer past and current tokens than `tokens`, and heads of up to `max_inner` groups.
 pub fn calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = RandomCall> {

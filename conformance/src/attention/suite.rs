@@ -1,37 +1,22 @@
 //! The cases of attention as a suite.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes, ElementType};
 
 use super::case::{Case, Operator};
-use crate::case::{Expected, NamedInputs, NanRule};
+use crate::case::NanRule;
 use crate::difference::{Indices, Location, integers, of_token, output};
 use crate::key_value_cache::{batch, head_sizes, in_cache};
 use crate::rules::OperatorPage;
-use crate::suite::{Named, State, Suite};
+use crate::suite::{State, Suite, fields_of_case};
 use crate::tensor::Tensor;
 
 impl Suite for Case {
     const NAME: &'static str = "attention";
     const OUTPUTS: &'static [&'static str] = &["attn_output"];
 
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    fn about(&self) -> &str {
-        &self.about
-    }
-
-    fn rules(&self) -> &[String] {
-        &self.rules
-    }
+    fields_of_case!();
 
     fn page(&self) -> OperatorPage {
         self.operator.page()
@@ -68,14 +53,6 @@ impl Suite for Case {
 
     fn state(&self) -> State<'_> {
         [self.cache.as_ref(), self.scale.as_ref()]
-    }
-
-    fn calls(&self) -> Vec<(Named<'_>, &Expected)> {
-        self.steps.iter().map(|step| (step.inputs.named(), &step.expected)).collect()
-    }
-
-    fn forget_messages(&mut self) {
-        self.steps.iter_mut().for_each(|step| step.expected.forget_message());
     }
 
     fn locate(&self, call: usize, name: &str, tensor: &Tensor, index: usize) -> Option<Location> {

@@ -1,43 +1,57 @@
-//! Every backend matches the reference bit for bit, on random calls of every legal combination of types.
+//! Every backend matches the reference bit for bit, on random calls of both operators and every legal combination of
+//! types.
 
 use std::ops::Range;
 
 use kvcache_op::schema::TypeCombination;
-use kvcache_op::{Backend, Rayon, Serial, Workers};
+use kvcache_op::{Backend, Rayon, Serial};
 use kvcache_testing::backends::{backends, splitting};
-use kvcache_testing::random::{After, Plan, RandomCall, calls, plans};
+use kvcache_testing::random::{Plan, RandomCall, Runs, calls, plans, static_calls};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-fn run(call: &RandomCall, backend: Backend, workers: &dyn Workers) -> After {
-    call.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
+fn agree(call: &impl Runs) -> Result<(), TestCaseError> {
+    let reference = call.run_on(Backend::Reference, &Serial);
+    for backend in backends() {
+        prop_assert!(call.run_on(backend, &Serial) == reference, "{backend:?}");
+    }
+    Ok(())
+}
+
+/// The work is split, whatever it is.
+fn agree_on_several_threads(call: &(impl Runs + Sync)) -> Result<(), TestCaseError> {
+    let reference = call.run_on(Backend::Reference, &Serial);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    for backend in splitting() {
+        prop_assert!(pool.install(|| call.run_on(backend, &Rayon)) == reference, "{backend:?}");
+    }
+    Ok(())
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn small_calls_agree(call in calls(12, 12)) {
-        let reference = run(&call, Backend::Reference, &Serial);
-        for backend in backends() {
-            prop_assert!(run(&call, backend, &Serial) == reference, "{backend:?}");
-        }
+    fn small_calls_agree(call in calls(12, 12), of_static in static_calls(12, 10)) {
+        agree(&call)?;
+        agree(&of_static)?;
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4))]
+    #![proptest_config(ProptestConfig::with_cases(5))]
 
-    /// The work is split, whatever it is.
     #[test]
-    fn large_calls_agree_on_several_threads(call in calls(60, 300)) {
-        let reference = run(&call, Backend::Reference, &Serial);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
-        for backend in splitting() {
-            let result = pool.install(|| run(&call, backend, &Rayon));
-            prop_assert!(result == reference, "{backend:?}");
-        }
+    fn large_calls_agree_on_several_threads(call in calls(60, 300), of_static in static_calls(40, 80)) {
+        agree_on_several_threads(&call)?;
+        agree_on_several_threads(&of_static)?;
     }
+}
+
+/// Checks that so many calls agree.
+fn all_agree(cases: u32, calls: &impl Strategy<Value = RandomCall>, about: &str) {
+    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    runner.run(calls, |call| agree(&call)).unwrap_or_else(|error| panic!("{about}: {error}"));
 }
 
 /// Calls of these types with heads of so many pairs of elements, which share scales in groups of so many, or all of
@@ -68,30 +82,14 @@ fn calls_of_extensions_agree() {
         let max_head_dim = plan.max_head_dim.max(plan.inner * group);
         RandomCall::new(&Plan { types, group, max_head_dim, ..plan }, &mut rng)
     });
-    let mut runner = TestRunner::new(Config { cases: 192, failure_persistence: None, ..Config::default() });
-    let outcome = runner.run(&calls, |call| {
-        let reference = run(&call, Backend::Reference, &Serial);
-        for backend in backends() {
-            prop_assert!(run(&call, backend, &Serial) == reference, "{backend:?}");
-        }
-        Ok(())
-    });
-    outcome.unwrap_or_else(|error| panic!("{error}"));
+    all_agree(192, &calls, "extensions");
 }
 
 /// Every row of the table of types, with rows longer than what is quantized, dequantized or streamed at once.
 #[test]
 fn calls_of_long_heads_agree() {
     let check = |cases, types, pairs, group| {
-        let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
-        let outcome = runner.run(&calls_of_long_heads(types, pairs, group), |call| {
-            let reference = run(&call, Backend::Reference, &Serial);
-            for backend in backends() {
-                prop_assert!(run(&call, backend, &Serial) == reference, "{backend:?}");
-            }
-            Ok(())
-        });
-        outcome.unwrap_or_else(|error| panic!("{types:?}, groups of {group:?}: {error}"));
+        all_agree(cases, &calls_of_long_heads(types, pairs, group), &format!("{types:?}, groups of {group:?}"));
     };
     for types in TypeCombination::all() {
         let groups = if types.t3.is_some() { &[Some(1), Some(16), None][..] } else { &[None] };

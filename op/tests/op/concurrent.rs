@@ -4,7 +4,7 @@ use std::thread;
 
 use kvcache_op::{Backend, Rayon, Serial, Workers};
 use kvcache_testing::backends::splitting;
-use kvcache_testing::random::{After, RandomCall, calls};
+use kvcache_testing::random::{After, RandomCall, Runs, calls};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
@@ -23,10 +23,6 @@ impl Workers for Threads {
             }
         });
     }
-}
-
-fn run(call: &RandomCall, backend: Backend, workers: &dyn Workers) -> After {
-    call.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
 }
 
 /// The same calls on several threads, each of which begins with another one.
@@ -48,10 +44,10 @@ fn calls_at_once_have_the_bits_of_one_after_the_other() {
     let mut runner = TestRunner::deterministic();
     let strategy = calls(40, 60);
     let calls: Vec<_> = (0..6).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect();
-    let expected: Vec<_> = calls.iter().map(|call| run(call, Backend::Reference, &Serial)).collect();
+    let expected: Vec<_> = calls.iter().map(|call| call.run_on(Backend::Reference, &Serial)).collect();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
     for backend in splitting() {
-        run_at_once(&calls, &expected, |call| pool.install(|| run(call, backend, &Rayon)));
-        run_at_once(&calls, &expected, |call| run(call, backend, &Threads));
+        run_at_once(&calls, &expected, |call| pool.install(|| call.run_on(backend, &Rayon)));
+        run_at_once(&calls, &expected, |call| call.run_on(backend, &Threads));
     }
 }

@@ -3,6 +3,23 @@
 use kvcache_op::{Attributes, Backend, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use ndarray::{Array3, Array5};
 
+/// The inputs of one sequence of so many tokens, of which so many are new.
+fn inputs<'a>(current: &'a Array3<f32>, lens: &'a [[i64; 2]; 2], start_pos: &'a [i64; 1]) -> Inputs<'a> {
+    let [seqstarts, kvstarts] = lens;
+    Inputs {
+        current_key: current.into(),
+        current_value: current.into(),
+        indices: IndexInputs {
+            seqstarts: seqstarts.into(),
+            kvstarts: kvstarts.into(),
+            cachestarts: (&[0]).into(),
+            start_pos: start_pos.into(),
+            max_seqlen: (&1).into(),
+            max_kvlen: (&3).into(),
+        },
+    }
+}
+
 /// Runs a call of one sequence without tokens on every backend.
 fn run_without_tokens(
     attributes: Attributes,
@@ -13,18 +30,7 @@ fn run_without_tokens(
         let op = KeyValueCache::new(attributes.clone()).unwrap().with_backend(backend);
         let current = Array3::<f32>::zeros(current);
         let mut cache = Array5::<f32>::zeros(cache);
-        let inputs = Inputs {
-            current_key: (&current).into(),
-            current_value: (&current).into(),
-            indices: IndexInputs {
-                seqstarts: (&[0, 0]).into(),
-                kvstarts: (&[0, 0]).into(),
-                cachestarts: (&[0]).into(),
-                start_pos: (&[0]).into(),
-                max_seqlen: (&0).into(),
-                max_kvlen: (&0).into(),
-            },
-        };
+        let inputs = inputs(&current, &[[0, 0], [0, 0]], &[0]);
         let call = op.check(&inputs, (&mut cache).into(), None).unwrap();
         let (mut key, mut value) = (Array3::<f32>::zeros((0, 0, 0)), Array3::<f32>::zeros((0, 0, 0)));
         let shape = call.output_shape();
@@ -54,18 +60,7 @@ fn heads_without_elements_may_be_any_number() {
         let op = KeyValueCache::new(attributes).unwrap().with_backend(backend);
         let current = Array3::<f32>::zeros((1, 1 << 20, 0));
         let mut cache = Array5::<f32>::zeros((4, 1, 2, 1 << 20, 0));
-        let inputs = Inputs {
-            current_key: (&current).into(),
-            current_value: (&current).into(),
-            indices: IndexInputs {
-                seqstarts: (&[0, 1]).into(),
-                kvstarts: (&[0, 3]).into(),
-                cachestarts: (&[1]).into(),
-                start_pos: (&[2]).into(),
-                max_seqlen: (&1).into(),
-                max_kvlen: (&3).into(),
-            },
-        };
+        let inputs = inputs(&current, &[[0, 1], [0, 3]], &[2]);
         let (key, value) = op.run_alloc::<f32>(&inputs, (&mut cache).into(), None, &Serial).unwrap();
         assert_eq!((key.dim(), value.dim()), ((3, 1 << 60, 0), (3, 1 << 60, 0)), "{backend:?}");
     }

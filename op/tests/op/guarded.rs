@@ -8,7 +8,7 @@ use kvcache_conformance::{Expected, NamedInputs, StepInputs, Tensor, cases};
 use kvcache_op::{Attributes, Backend, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use kvcache_testing::backends::backends;
 use kvcache_testing::guarded::{Guard, Guarded};
-use kvcache_testing::random::{After, RandomCall, calls};
+use kvcache_testing::random::{After, RandomCall, Runs, calls};
 use proptest::prelude::*;
 
 struct GuardedCall<'a> {
@@ -75,7 +75,7 @@ fn disagreement(call: &RandomCall) -> Option<(Backend, Guard)> {
         cache: &call.cache,
         scale: call.scale.as_ref(),
     };
-    let reference = call.run(Backend::Reference, |call, outputs| call.run(outputs, &Serial).unwrap());
+    let reference = call.run_on(Backend::Reference, &Serial);
     operands.disagreement(&reference)
 }
 

@@ -3,7 +3,7 @@
 use kvcache_conformance::Tensor;
 use kvcache_conformance::backends::{inputs_of, write};
 use kvcache_op::{Attributes, Backend, ElementType, Error, IndexInputs, KeyValueCache, Outputs, Serial, TensorRef};
-use kvcache_testing::random::{After, RandomCall, calls};
+use kvcache_testing::random::{After, RandomCall, Runs, calls};
 use ndarray::{Array3, Array5};
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ fn one_by_one(mut call: RandomCall, order: &[i64]) -> Vec<After> {
     let mut each = Vec::new();
     for &layer_idx in order {
         call.attributes.layer_idx = layer_idx;
-        let after = call.run(Backend::default(), |call, outputs| call.run(outputs, &Serial).unwrap());
+        let after = call.run_on(Backend::default(), &Serial);
         (call.cache, call.scale) = (after.cache.clone(), after.scale.clone());
         each.push(after);
     }
