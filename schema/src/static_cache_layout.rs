@@ -136,45 +136,8 @@ impl StaticCacheDims {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CacheDims, CacheLayout};
 
     const DIMS: StaticCacheDims = StaticCacheDims { max_b: 3, max_s: 5, num_layer: 7, num_heads: 11, inner: 13 };
-
-    #[test]
-    fn strides_agree_with_the_shape() {
-        for layout in StaticCacheLayout::ALL {
-            let shape = layout.shape(DIMS);
-            let StaticCacheStrides { slot, sequence } = layout.strides(DIMS).unwrap();
-            for (i, axis) in layout.axes().into_iter().enumerate() {
-                let stride = match axis {
-                    StaticAxis::Batch => sequence * slot.token,
-                    StaticAxis::Position => slot.token,
-                    StaticAxis::Layer => slot.layer,
-                    StaticAxis::Kv => slot.kv,
-                    StaticAxis::Head => slot.head,
-                };
-                assert_eq!(stride, shape[i + 1..].iter().product::<usize>(), "{layout:?} {axis:?}");
-            }
-            assert_eq!(layout.dims(shape), DIMS);
-            assert_eq!(layout.strides(StaticCacheDims { inner: 1, ..DIMS }).unwrap().sequence, sequence);
-            assert_eq!(StaticCacheLayout::from_code(layout.code()), Some(layout));
-        }
-        assert_eq!(StaticCacheLayout::from_code(StaticCacheLayout::ALL.len() as i64), None);
-        assert_eq!(StaticCacheLayout::from_code(-1), None);
-    }
-
-    /// Of one sequence the layouts are two of those of dynamic batching.
-    #[test]
-    fn a_sequence_has_the_strides_of_dynamic_batching() {
-        let alone = StaticCacheDims { max_b: 1, ..DIMS };
-        let dims = CacheDims { max_t: 5, num_layer: 7, num_heads: 11, inner: 13 };
-        for (layout, dynamic) in [
-            (StaticCacheLayout::BatchMajor, CacheLayout::KvMajor),
-            (StaticCacheLayout::LayerMajor, CacheLayout::HeadMajor),
-        ] {
-            assert_eq!(Some(layout.strides(alone).unwrap().slot), dynamic.strides(dims));
-        }
-    }
 
     #[test]
     fn a_size_beyond_64_bits_has_no_strides() {
