@@ -42,7 +42,6 @@ def cases_of(module: ModuleType) -> Iterator[Case]:
 
 
 def all_cases() -> dict[str, list[Case]]:
-    """Every case of each suite."""
     suites = {folder: [case for module in modules for case in cases_of(module)] for folder, modules in SUITES.items()}
     for cases in suites.values():
         assert len({case.name for case in cases}) == len(cases), "names are unique"

@@ -23,7 +23,6 @@ INFINITE_SCALE_WHY = "arithmetic makes a NaN of code 0 times an infinite scale, 
 
 
 def cases() -> Iterator[Case]:
-    """Everything of this module."""
     for (T1, T3), bits in product((("f32", "f32"), ("f16", "f16"), ("f32", "f16"), ("f16", "f32")), (8, 4)):
         types = f"{T1} int{bits} {T3}"
         yield rounding(types, bits)

@@ -168,11 +168,9 @@ class Case:
         return replace(inputs, **changes)
 
     def broken(self, inputs: Any) -> list[str]:
-        """The rules that a call breaks."""
         return broken_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
 
     def run(self, inputs: Any) -> dict[str, np.ndarray]:
-        """The outputs of a legal call, which changes the state."""
         key, value = key_value_cache(inputs, self.cache, self.scale, self.set_attributes, self.types)
         return dict(key=key, value=value)
 

@@ -20,7 +20,6 @@ SETTINGS = (
 
 
 def cases() -> Iterator[Case]:
-    """Everything of this module."""
     for number, (bits, types, modes, chunk_mode) in enumerate(SETTINGS):
         for mode in (0, 1):
             label = f"mode{mode}-{types.replace(' ', '-')}"
@@ -53,7 +52,6 @@ def decode(label: str, types: str, attributes: dict[str, int]) -> Case:
 
 
 def chunked_prefill(label: str, types: str, attributes: dict[str, int]) -> Case:
-    """A prompt in chunks."""
     about = "A prompt of 4 + 3 + 2 tokens beside a sequence that decodes: start_pos > 0 with seqlen > 1."
     a, b = 1, 10
     if attributes["cache_mode"] == 1:

@@ -59,7 +59,6 @@ Dumper.add_representer(
 
 
 def case_yaml(case: Case) -> str:
-    """The text of case.yaml."""
     types = {"T1": case.types.T1}
     if case.cache is not None:
         types |= {"T2": case.types.T2, "T3": case.types.T3}

@@ -29,7 +29,6 @@ BATCH = (Sequence(0, 2, 2),)
 
 
 def cases() -> Iterator[Case]:
-    """Everything of this module."""
     yield from ranges(begin, BATCH, WRONG | OWN)
     about = "{} {} is outside its range, and refused also where it has no effect."
     for attribute, value in (("page_size", 0), ("quant_group", -2)):

@@ -17,7 +17,6 @@ PAGED = (Sequence(2, 2, (8,)), Sequence(0, 3, (0,)), Sequence(3, 1, (4,)))
 
 
 def cases() -> Iterator[Case]:
-    """Everything of this module."""
     for mode, batch, bits, types in ((0, BATCH, 0, "f32 f32"), (1, PAGED, 8, "f16 int8 f16")):
         for name, about, rule, error, steps in (*_starts(), *_lengths()) if mode == 0 else (*_lengths(), *_maxima()):
             given = dict(num_heads=1, max_t=MAX_T, quant_bit=bits, cache_mode=mode, page_size=4)

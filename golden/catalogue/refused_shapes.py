@@ -39,7 +39,6 @@ SHAPES_OF_VALUE = ((4, (4, 2, 8)), (3, (5, 3, 8)), (9, (5, 2, 9)))
 
 
 def cases() -> Iterator[Case]:
-    """Everything of this module."""
     caches = ((MAX_T, 2, NUM_HEADS, HEAD_DIM), (1, 1, 2, NUM_HEADS, MAX_T, HEAD_DIM))
     yield from ranks(begin, BATCH, RESHAPED, caches, ((MAX_T, 1, 2, NUM_HEADS), (1, MAX_T, 1, 2, NUM_HEADS, 1)))
     yield from entries(begin, BATCH, ENTRIES, SHAPES_OF_VALUE)
@@ -101,7 +100,6 @@ def entries(
 
 
 def tables() -> Iterator[Case]:
-    """Page tables."""
     about = "Paged mode with cachestarts of rank 3, then of rank 0: refused."
     case = begin("refuse-rank-of-cachestarts-paged", about, "f32 f32", proves="inputs.shapes", cache_mode=1)
     case.refuse("rank_mismatch", ["cachestarts"], *BATCH, cachestarts=indices([[[3], [6]]]))

@@ -23,7 +23,6 @@ OF_EMPTY_CACHE = {"rank_mismatch": (0,), "shape_mismatch": (0, 1, 2, 2, 3)}
 
 
 def cases() -> Iterator[Case]:
-    """Everything of this module."""
     yield from types(begin, BATCH, INDEX_INPUTS)
     yield from empty_scales(begin, BATCH, EMPTY)
     about = "A cache without elements has a scale without elements: one of another shape is refused by its shape."

@@ -21,7 +21,6 @@ TABLES = {"cache_modes": "cache-mode", "cache_layouts": "cache-layout"}
 
 @cache
 def schema(page: str) -> dict[str, Any]:
-    """The schema of an operator."""
     return yaml.safe_load((SCHEMAS / FILES[page]).read_text())
 
 

@@ -22,7 +22,6 @@ QUANT_BITS = {"int8": dict(quant_bit=8), "int4": dict(quant_bit=4)}
 
 
 def cases() -> Iterator[Case]:
-    """The cases of all tables."""
     for table in sorted(Path(__file__).parent.glob("*.yaml")):
         for row in yaml.safe_load(table.read_text()):
             for types in [row["types"]] if isinstance(row["types"], str) else row["types"]:
@@ -30,7 +29,6 @@ def cases() -> Iterator[Case]:
 
 
 def case(row: dict[str, Any], types: str) -> Case:
-    """The case of a row and its types."""
     name, given = row["name"].replace("{types}", types.replace(" ", "-")), row.get("given", {})
     quant = {} if types == "int8 int8" else QUANT_BITS.get(types.split()[1], {})
     made = begin(name, row["about"], types, proves=row["proves"], **quant | given)

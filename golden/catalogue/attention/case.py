@@ -46,11 +46,9 @@ class AttentionCase(Case):
         return CacheAttentionInputs(**vars(super().inputs(*sequences)), **common)
 
     def broken(self, inputs: Any) -> list[str]:
-        """The rules that a call breaks."""
         return broken_cache_attention_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
 
     def run(self, inputs: Any) -> dict[str, np.ndarray]:
-        """The outputs of a legal call, which changes the state."""
         result = multi_head_cache_attention(inputs, self.cache, self.scale, self.set_attributes, self.types)
         outputs, of_unrounded = rounded(result), rounded(result.unrounded) if result.unrounded else {}
         differ = any(array.tobytes() != outputs[name].tobytes() for name, array in of_unrounded.items())
@@ -70,11 +68,9 @@ class PackedCase(AttentionCase):
         return AttentionInputs(key=self.random("key", *shape), value=self.random("value", *shape), **starts, **common)
 
     def broken(self, inputs: AttentionInputs) -> list[str]:
-        """The rules that a call breaks."""
         return broken_attention_rules(inputs, self.set_attributes, self.types)
 
     def run(self, inputs: AttentionInputs) -> dict[str, np.ndarray]:
-        """The outputs of a legal call."""
         return rounded(multi_head_attention(inputs, self.set_attributes))
 
 
@@ -101,7 +97,6 @@ def over_cache(
 def packed(
     name: str, about: str, T1: str, heads: tuple[int, int], head_dim: int, *, proves: str, **attributes: int
 ) -> PackedCase:
-    """A case of MultiHeadAttention without steps."""
     types, rules = Types(LONG_NAMES[T1], LONG_NAMES[T1]), named_rules(PackedCase.page, proves, name)
     given = attention_attributes(heads, head_dim, attributes)
     return PackedCase(name, about, rules, types, given, heads[1], head_dim, None, None, query_heads=heads[0])

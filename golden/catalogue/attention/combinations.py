@@ -25,7 +25,6 @@ def cases() -> Iterator[AttentionCase]:
 
 
 def combination(number: int, cache_layout: int, cache_mode: int, mode: str, types: str) -> AttentionCase:
-    """One of the product."""
     heads, head_dim = HEADS[number % len(HEADS)], HEAD_DIMS[(number + cache_layout) % len(HEAD_DIMS)]
     attributes = dict(num_layer=2, layer_idx=number % 2, cache_mode=cache_mode, cache_layout=cache_layout)
     quant_bit = TYPES[types]

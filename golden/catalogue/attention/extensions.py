@@ -11,7 +11,6 @@ from .packed import BATCH
 
 
 def cases() -> Iterator[AttentionCase]:
-    """Everything of this module."""
     for number, (types, quant_bit) in enumerate(TYPES.items()):
         cache_layout, cache_mode, head_dim = number % 4, number % 2, (16, 40)[number // 2 % 2]
         attributes = dict(cache_mode=cache_mode, cache_layout=cache_layout) | quantized(types, quant_bit, 8)

@@ -25,7 +25,6 @@ def large(
 
 
 def cases() -> Iterator[AttentionCase]:
-    """Everything of this module."""
     about = "20 sequences, 24 query heads on 12, of every kind."
     rules, lengths = "heads.grouped inputs.packed causal-mask", [LENGTHS[b % 5] for b in range(20)]
     paged = dict(quant_bit=8, quant_group=4, page_size=3, cache_mode=1, cache_layout=3)

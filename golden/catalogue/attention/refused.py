@@ -110,7 +110,6 @@ def shapes() -> Iterator[AttentionCase]:
 
 
 def masks() -> Iterator[AttentionCase]:
-    """Masks of another shape."""
     for case in both("rank-of-mask", "A mask of rank 1, then of rank 4.", "inputs.shapes"):
         case.refuse("rank_mismatch", ["attn_mask", 1], *BATCH, attn_mask=np.zeros(20, np.float32))
         yield case.refuse("rank_mismatch", ["attn_mask", 4], *BATCH, attn_mask=np.zeros((1, 4, 4, 5), np.float32))
@@ -130,7 +129,6 @@ def masks() -> Iterator[AttentionCase]:
 
 
 def decoding_batches() -> Iterator[AttentionCase]:
-    """decoding_batches below 0."""
     about = "decoding_batches is -1, then the lowest number."
     for case in both("decoding-batches-negative", about, "decoding-batches"):
         for number in (-1, -(2**63)):

@@ -15,7 +15,6 @@ HEAD_DIM = 64
 
 
 def cases() -> Iterator[AttentionCase]:
-    """Everything of this module."""
     for T1, T3, bits in (("f32", "f16", 8), ("f32", "f16", 4), ("f16", "f32", 4), ("f16", "f16", 8)):
         yield quantized(T1, T3, bits)
     for T, element, bits in (("f32", np.float32, np.uint32), ("f16", np.float16, np.uint16)):

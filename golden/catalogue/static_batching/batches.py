@@ -13,7 +13,6 @@ TYPES = ((0, "f32 f32"), (8, "f16 int8 f16"), (4, "f32 int4 f16"))
 
 
 def cases() -> Iterator[StaticCase]:
-    """Everything of this module."""
     for (quant_bit, types), cache_layout in product(TYPES, STATIC_LAYOUTS):
         label = f"layout{cache_layout}-{types.replace(' ', '-')}"
         yield from edges(label, types, dict(quant_bit=quant_bit, cache_layout=cache_layout))

@@ -38,11 +38,9 @@ class StaticCase(Case):
         return replace(inputs, **changes)
 
     def broken(self, inputs: StaticInputs) -> list[str]:
-        """The rules that a call breaks."""
         return broken_static_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
 
     def run(self, inputs: StaticInputs) -> dict[str, np.ndarray]:
-        """The outputs of a legal call, which changes the state."""
         key, value = static_key_value_cache(inputs, self.cache, self.scale, self.set_attributes, self.types)
         return dict(key=key, value=value)
 

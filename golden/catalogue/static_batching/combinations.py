@@ -15,7 +15,6 @@ from .case import StaticCase, begin
 
 
 def cases() -> Iterator[StaticCase]:
-    """Everything of this module."""
     for number, (cache_layout, types, num_repeat) in enumerate(product(STATIC_LAYOUTS, TYPES, REPEATS)):
         yield combination(number, cache_layout, types, num_repeat, TYPES[types])
 

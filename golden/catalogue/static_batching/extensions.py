@@ -10,6 +10,5 @@ from .combinations import combination
 
 
 def cases() -> Iterator[StaticCase]:
-    """Everything of this module."""
     for number, (types, quant_bit) in enumerate(TYPES.items()):
         yield combination(number, number % 2, types, (1, 4)[number // 2 % 2], quant_bit)

@@ -18,7 +18,6 @@ from .case import StaticCase, begin
 
 
 def cases() -> Iterator[StaticCase]:
-    """Everything of this module."""
     for (T1, T3), quant_bit, cache_layout in product((("f32", "f32"), ("f16", "f32")), (8, 4), STATIC_LAYOUTS):
         if (T1 == "f32") == (cache_layout == 0):
             yield rounding(T1, T3, quant_bit, cache_layout)
