@@ -43,6 +43,28 @@ pub(crate) fn read_folders<C>(
     folders.iter().map(|folder| case(folder).map_err(|cause| cause.at(folder))).collect()
 }
 
+/// The functions that give the cases of a suite: this crate's in `folder`, or a caller's.
+macro_rules! readers {
+    ($folder:literal, $read:ident) => {
+        /// The cases of this suite, by name.
+        ///
+        /// # Errors
+        /// If there is none, or one cannot be read.
+        pub fn cases() -> Result<Vec<Case>, $crate::ReadError> {
+            $crate::files::committed($folder, $read)
+        }
+
+        /// The cases in the subfolders of `folder`, by name.
+        ///
+        /// # Errors
+        /// If there is none, or one cannot be read.
+        pub fn read_cases(folder: &std::path::Path) -> Result<Vec<Case>, $crate::ReadError> {
+            $crate::files::read_folders(folder, $read)
+        }
+    };
+}
+pub(crate) use readers;
+
 /// The folder of a case where other programs can read it.
 #[cfg(feature = "program")]
 pub(crate) struct OnDisk {

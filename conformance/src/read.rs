@@ -1,15 +1,14 @@
 //! Reads cases from their files.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use kvcache_schema::{Attributes, ElementType, static_key_value_cache};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use crate::case::{After, Case, Expected, NanRule, Step, StepInputs, Types};
-use crate::case_files::{CaseFiles, Cause, ReadError};
-use crate::files::{committed, read_folders};
+use crate::case_files::{CaseFiles, Cause};
+use crate::files::readers;
 use crate::rules::{OperatorPage, rule};
 use crate::tensor::Tensor;
 
@@ -97,21 +96,7 @@ impl CaseFile {
     }
 }
 
-/// The cases of this suite, by name.
-///
-/// # Errors
-/// If there is none, or one cannot be read.
-pub fn cases() -> Result<Vec<Case>, ReadError> {
-    committed("cases", read)
-}
-
-/// The cases in the subfolders of `folder`, by name.
-///
-/// # Errors
-/// If there is none, or one cannot be read.
-pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
-    read_folders(folder, read)
-}
+readers!("cases", read);
 
 fn read(files: &CaseFiles<'_>) -> Result<Case, Cause> {
     read_case(files, OperatorPage::KeyValueCache, Attributes::set, |tensor| StepInputs::of(tensor))

@@ -1,14 +1,12 @@
 //! The cases of `KeyValueCache` of static batching. They are like those of dynamic batching but for their attributes
 //! and inputs, and [`run`](crate::run) runs them, too.
 
-use std::path::Path;
-
 use kvcache_schema::StaticAttributes;
 
 use crate::case::step_inputs;
-use crate::case_files::{CaseFiles, Cause, ReadError};
+use crate::case_files::{CaseFiles, Cause};
 use crate::difference::{Location, Slot, output, static_cache, static_owner};
-use crate::files::{committed, read_folders};
+use crate::files::readers;
 use crate::key_value_cache::CaseInputs;
 use crate::read::read_case;
 use crate::rules::OperatorPage;
@@ -58,21 +56,7 @@ impl CaseInputs<StaticAttributes> for StepInputs {
     }
 }
 
-/// The cases of this suite, by name.
-///
-/// # Errors
-/// If there is none, or one cannot be read.
-pub fn cases() -> Result<Vec<Case>, ReadError> {
-    committed("static_cases", read)
-}
-
-/// The cases in the subfolders of `folder`, by name.
-///
-/// # Errors
-/// If there is none, or one cannot be read.
-pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
-    read_folders(folder, read)
-}
+readers!("static_cases", read);
 
 fn read(files: &CaseFiles<'_>) -> Result<Case, Cause> {
     read_case(files, OperatorPage::StaticKeyValueCache, StaticAttributes::set, |tensor| StepInputs::of(tensor))

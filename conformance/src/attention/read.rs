@@ -1,31 +1,16 @@
 //! Reads cases from their folders.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use kvcache_schema::CacheAttentionAttributes;
 
 use super::case::{Case, Operator};
 use crate::case::{After, Expected, Step};
-use crate::case_files::{CaseFiles, Cause, ReadError};
-use crate::files::{committed, read_folders};
+use crate::case_files::{CaseFiles, Cause};
+use crate::files::readers;
 use crate::read::{CaseFile, TypeName};
 
-/// The cases of this suite, by name.
-///
-/// # Errors
-/// If there is none, or one cannot be read.
-pub fn cases() -> Result<Vec<Case>, ReadError> {
-    committed("attention_cases", read_case)
-}
-
-/// The cases in the folders of `folder`, by name.
-///
-/// # Errors
-/// If there is none, or one cannot be read.
-pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
-    read_folders(folder, read_case)
-}
+readers!("attention_cases", read_case);
 
 fn read_case(files: &CaseFiles<'_>) -> Result<Case, Cause> {
     let (file, tensors) = CaseFile::read(files)?;
