@@ -14,7 +14,6 @@ use kvcache_op::{
     AttentionAttributes, AttentionBackend, Backend, CacheAttentionAttributes, CacheAttentionInputs, ElementType,
     IndexInputs, KeyValueCache, MultiHeadCacheAttention, Serial,
 };
-use kvcache_testing::attention_model::int64s as tensor_of;
 use kvcache_testing::random::{After, RandomCall, calls};
 use proptest::prelude::*;
 
@@ -168,25 +167,17 @@ fn write<'a>(tensor: &'a mut Tensor, stream: &'a Stream) -> DeviceMut<'a, Host> 
     unsafe { DeviceMut::of_slice(tensor.element(), tensor.shape(), slice, stream) }
 }
 
-/// The index inputs of a call in memory of the device.
-fn indices(call: &RandomCall) -> [Tensor; 2] {
-    [&call.seqstarts, &call.start_pos].map(|values| tensor_of(vec![values.len()], values))
-}
-
 /// The inputs of a call as slices that are used by `stream`.
-fn inputs<'a>(
-    call: &'a RandomCall,
-    [seqstarts, start_pos]: &'a [Tensor; 2],
-    stream: &'a Stream,
-) -> DeviceInputs<'a, Host> {
+fn inputs<'a>(call: &'a RandomCall, stream: &'a Stream) -> DeviceInputs<'a, Host> {
+    let inputs = &call.inputs;
     DeviceInputs {
-        current_key: read(&call.current[0], stream),
-        current_value: read(&call.current[1], stream),
+        current_key: read(&inputs.current_key, stream),
+        current_value: read(&inputs.current_value, stream),
         indices: IndexInputs {
-            seqstarts: read(seqstarts, stream),
-            kvstarts: OutputRows::Kvstarts((&call.kvstarts).into()),
-            cachestarts: read(&call.cachestarts, stream),
-            start_pos: read(start_pos, stream),
+            seqstarts: read(&inputs.seqstarts, stream),
+            kvstarts: OutputRows::Kvstarts(backends::read(&inputs.kvstarts)),
+            cachestarts: read(&inputs.cachestarts, stream),
+            start_pos: read(&inputs.start_pos, stream),
             max_seqlen: (&100_000).into(),
             max_kvlen: (&100_000).into(),
         },
@@ -196,10 +187,10 @@ fn inputs<'a>(
 /// The call on the device, launched on `stream` with slices that are used by another one or by it.
 fn launch(call: &RandomCall, used_by: &Stream, stream: &Stream) -> Result<After, Error<Host>> {
     let op = KeyValueCache::new(call.attributes.clone())?;
-    let (mut cache, mut scale, indices) = (call.cache.clone(), call.scale.clone(), indices(call));
+    let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
     let scale_tensor = scale.as_mut().map(|scale| write(scale, used_by));
-    let checked = op.check_device(inputs(call, &indices, used_by), write(&mut cache, used_by), scale_tensor)?;
-    let output = || Tensor::zeros(call.t1, checked.output_shape().to_vec()).unwrap();
+    let checked = op.check_device(inputs(call, used_by), write(&mut cache, used_by), scale_tensor)?;
+    let output = || Tensor::zeros(call.types.t1, checked.output_shape().to_vec()).unwrap();
     let (mut key, mut value) = (output(), output());
     checked.launch(DeviceOutputs { key: write(&mut key, used_by), value: write(&mut value, used_by) }, &0, stream)?;
     Ok(After { key, value, cache, scale })
@@ -207,26 +198,31 @@ fn launch(call: &RandomCall, used_by: &Stream, stream: &Stream) -> Result<After,
 
 /// Attention of the current keys over the cache: on the host, and on the device.
 fn attend(call: &RandomCall, stream: &Stream) -> [(Tensor, Tensor, Option<Tensor>); 2] {
-    let [_, heads, head_dim] = call.current[0].shape().try_into().unwrap();
+    let [_, heads, head_dim] = call.inputs.current_key.shape().try_into().unwrap();
     let attention =
         AttentionAttributes { num_heads: heads as i64, head_dim: head_dim as i64, ..AttentionAttributes::default() };
     let attributes = CacheAttentionAttributes { attention, cache: call.attributes.clone() };
     let op = MultiHeadCacheAttention::new(attributes).unwrap();
     let op = op.with_backends(AttentionBackend::Reference, Backend::Reference);
     let mut results = [(); 2].map(|()| {
-        (Tensor::zeros(call.t1, call.current[0].shape().to_vec()).unwrap(), call.cache.clone(), call.scale.clone())
+        (
+            Tensor::zeros(call.types.t1, call.inputs.current_key.shape().to_vec()).unwrap(),
+            call.cache.clone(),
+            call.scale.clone(),
+        )
     });
-    let ([host, device], indices) = (results.each_mut(), indices(call));
+    let [host, device] = results.each_mut();
 
-    let stored = call.inputs();
+    let stored = backends::inputs_of(&call.inputs);
     let query = stored.current_key.clone();
     let inputs_on_host = CacheAttentionInputs { query, stored, decoding_batches: (&0).into(), attn_mask: None };
     let scale = host.2.as_mut().map(backends::write);
     let checked = op.check(&inputs_on_host, backends::write(&mut host.1), scale).unwrap();
     checked.run(backends::write(&mut host.0), &Serial).unwrap();
 
-    op.prepare_device::<Host>(call.t1, call.cache.element(), call.scale.as_ref().map(Tensor::element), stream).unwrap();
-    let (query, stored) = (read(&call.current[0], stream), inputs(call, &indices, stream));
+    op.prepare_device::<Host>(call.types.t1, call.cache.element(), call.scale.as_ref().map(Tensor::element), stream)
+        .unwrap();
+    let (query, stored) = (read(&call.inputs.current_key, stream), inputs(call, stream));
     let inputs = CacheAttentionInputs { query, stored, decoding_batches: (&0).into(), attn_mask: None };
     let scale = device.2.as_mut().map(|scale| write(scale, stream));
     let checked = op.check_device(inputs, write(&mut device.1, stream), scale).unwrap();
@@ -246,8 +242,8 @@ proptest! {
         prop_assert_eq!(stream.0.take(), ["run"]);
         let other = Stream::default();
         prop_assert_eq!(launch(&call, &stream, &other), Err(Error::OtherStream { input: "current_key" }));
-        let has_heads = call.current[0].shape()[1..].iter().all(|&len| len > 0);
-        if has_heads && call.t1 != ElementType::Int8 {
+        let has_heads = call.inputs.current_key.shape()[1..].iter().all(|&len| len > 0);
+        if has_heads && call.types.t1 != ElementType::Int8 {
             let [expected, got] = attend(&call, &stream);
             prop_assert!(got == expected);
             prop_assert_eq!(stream.0.take(), ["prepare_attention", "prepare", "with_scratch", "attend"]);

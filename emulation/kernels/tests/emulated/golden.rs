@@ -56,7 +56,7 @@ impl Implementation<attention::Case> for Emulated {
         Ok(run_attention(case, reference, |call, output| {
             let (mut problem, attn_output) = call.bind(write(output))?;
             problem.store(&Reference, &Serial);
-            self.0.attend(&problem, attn_output, &Serial);
+            self.0.attend(&problem, attn_output, None, &Serial);
             Ok(())
         }))
     }
