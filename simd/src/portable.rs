@@ -91,12 +91,12 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn i8_of_four(lanes: [f32; LANES], i: usize) -> [f32; LANES] {
-        each!(|lane| ((lanes[lane].to_bits() << (24 - 8 * i)) as i32 >> 24) as f32)
+        each!(|lane| ((u32::from_le(lanes[lane].to_bits()) << (24 - 8 * i)) as i32 >> 24) as f32)
     }
 
     #[inline(always)]
     unsafe fn i4_of_eight(lanes: [f32; LANES], i: usize) -> [f32; LANES] {
-        each!(|lane| ((lanes[lane].to_bits() << (28 - 4 * i)) as i32 >> 28) as f32)
+        each!(|lane| ((u32::from_le(lanes[lane].to_bits()) << (28 - 4 * i)) as i32 >> 28) as f32)
     }
 
     #[inline(always)]

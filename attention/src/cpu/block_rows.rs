@@ -209,7 +209,9 @@ impl<'a> BlockRows<'a> {
                 let rows = self.codes(call, kv, 0..tokens, next, memory);
                 rows.next.prefetch_scales(0..tokens);
                 let from = rows.scale.cast();
-                (integers.functions.transpose_scales)(&Transpose { from, rows: tokens, len: integers.groups, to });
+                // A sum times an infinite scale would be infinite, and hide a key, where a product of code and scale is NaN.
+                let (rows, len, finite) = (tokens, integers.groups, kv == KEY);
+                (integers.functions.transpose_scales)(&Transpose { from, rows, len, finite, to });
             }
         }
         to
@@ -222,6 +224,9 @@ impl<'a> BlockRows<'a> {
     where
         'a: 'b,
     {
+        if std::ptr::eq(self.offsets, next.offsets) && self.head == next.head {
+            return Next::NONE;
+        }
         let [len, scale_len] = call.source.head_len();
         let (kv_ahead, ahead) = match (call.prefetch_to_l1, kv) {
             (true, KEY) => (VALUE, self),

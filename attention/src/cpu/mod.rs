@@ -8,7 +8,8 @@
 //!    mask or ALiBi a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and
 //!    the mask's number. Integer codes of a quantized cache are summed by groups: fused multiply-adds of query and code
 //!    from the first element of a group to its last; that sum times the group's scale is added to those of the groups
-//!    before by a fused multiply-add.
+//!    before by a fused multiply-add. A scale that is infinite makes the score NaN; so may queries so large (above
+//!    10^35) that the sum of a group is beyond float32 before it is scaled.
 //! 2. Keys are taken by blocks of [`BLOCK`](generic::rows::BLOCK), the first of which begins at key 0 of the sequence.
 //!    A block raises the running maximum to that of its scores; what has been summed before is multiplied with
 //!    `exp(old maximum - new maximum)`. The weight of a key is `exp(score - maximum)`.

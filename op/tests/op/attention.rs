@@ -2,9 +2,9 @@
 
 use half::f16;
 use kvcache_op::{
-    AttentionAttributes, AttentionBackend, AttentionInputs, Attributes, CacheAttentionAttributes, CacheAttentionInputs,
-    Dim, ElementType, Error, IndexInputs, Inputs, MultiHeadAttention, MultiHeadCacheAttention, Serial, TensorMut,
-    TensorRef,
+    AttentionAttributes, AttentionBackend, AttentionInputs, Attributes, Backend, CacheAttentionAttributes,
+    CacheAttentionInputs, Dim, ElementType, Error, IndexInputs, Inputs, MultiHeadAttention, MultiHeadCacheAttention,
+    Serial, TensorMut, TensorRef,
 };
 use ndarray::{Array2, Array3, Array5, s};
 
@@ -253,5 +253,37 @@ fn heads_of_any_number_and_size_are_legal_where_there_are_no_queries() {
         let op = MultiHeadAttention::new(attributes).unwrap().with_backend(backend);
         let output = op.check(&inputs).unwrap().run_alloc::<f32>(&Serial).unwrap();
         assert_eq!(output.dim(), (0, heads, head_dim), "{}", backend.name());
+    }
+}
+
+/// A float32 scale that is infinite in float16, of codes that are 0 but one: products of code and scale are NaN.
+#[test]
+fn a_key_with_an_infinite_scale_is_not_hidden() {
+    let cache = Attributes { quant_bit: 8, quant_group: 8, ..Attributes::default() };
+    let attention = AttentionAttributes { num_heads: 1, head_dim: 8, is_causal: 0, ..Default::default() };
+    let indices = IndexInputs {
+        seqstarts: (&[0, 2]).into(),
+        kvstarts: (&[0, 2]).into(),
+        cachestarts: (&[0]).into(),
+        start_pos: (&[0]).into(),
+        max_seqlen: (&2).into(),
+        max_kvlen: (&2).into(),
+    };
+    let one = |x: f32| move |(t, _, d)| if (t, d) == (0, 0) { x } else { 0.25 * d as f32 };
+    let query = Array3::from_shape_fn((2, 1, 8), |(_, _, d)| if d == 0 { -1.0 } else { 0.0 });
+    let (key, value) = (Array3::from_shape_fn((2, 1, 8), one(1e8)), Array3::from_shape_fn((2, 1, 8), one(1.0)));
+    let op = MultiHeadCacheAttention::new(CacheAttentionAttributes { attention, cache }).unwrap();
+    for backend in AttentionBackend::all() {
+        let op = op.clone().with_backends(backend, Backend::default());
+        let (mut codes, mut scale) = (Array5::<i8>::zeros((2, 1, 2, 1, 8)), Array5::<f16>::zeros((2, 1, 2, 1, 1)));
+        let inputs = CacheAttentionInputs {
+            query: (&query).into(),
+            stored: Inputs { current_key: (&key).into(), current_value: (&value).into(), indices: indices.clone() },
+            decoding_batches: (&0).into(),
+            attn_mask: None,
+        };
+        let call = op.check(&inputs, (&mut codes).into(), Some((&mut scale).into())).unwrap();
+        let output: Array3<f32> = call.run_alloc(&Serial).unwrap();
+        assert!(scale[(0, 0, 0, 0, 0)].is_infinite() && output.iter().all(|x| x.is_nan()), "{backend:?}: {output}");
     }
 }

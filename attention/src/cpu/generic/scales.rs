@@ -12,6 +12,8 @@ pub(crate) struct Transpose {
     pub(crate) from: *const f32,
     pub(crate) rows: usize,
     pub(crate) len: usize,
+    /// Whether infinities become NaN.
+    pub(crate) finite: bool,
     /// `len` rows of as many, one each [`BLOCK`] elements.
     pub(crate) to: *mut f32,
 }
@@ -24,7 +26,7 @@ impl<S: Tiles> Function<S> for TransposeScales {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(&Transpose { from, rows, len, to }: &Transpose) {
+    unsafe fn run(&Transpose { from, rows, len, finite, to }: &Transpose) {
         let mut offsets = [0; MOST_LANES];
         for (r, offset) in offsets.iter_mut().enumerate() {
             *offset = r * len * size_of::<f32>();
@@ -34,7 +36,8 @@ impl<S: Tiles> Function<S> for TransposeScales {
                 // SAFETY: these rows are there, and three numbers more; those behind a row's end are not written.
                 unsafe {
                     let columns = S::read_columns(from.add(first * len + group).cast(), offsets.as_ptr());
-                    for (i, &column) in columns.iter().enumerate().take(len - group) {
+                    for (i, &scales) in columns.iter().enumerate().take(len - group) {
+                        let column = if finite { S::add(scales, S::sub(scales, scales)) } else { scales };
                         S::write_f32(to.add((group + i) * BLOCK + first), column);
                     }
                 }

@@ -64,7 +64,7 @@ impl<'a> Tensors<'a> for DeviceTensors<'a> {
         let (element, value) = self.tensors.output(index, shape)?;
         Place::Device.check(self.signature.output(index), value)?;
         let data = address(value)?;
-        // SAFETY: the runtime has made this output of T1 and this shape, in the device's memory, checked above. It
+        // SAFETY: the runtime has made this output of its type and this shape, in the device's memory, checked above. It
         // stays until the stream of the call is done with it.
         Ok(unsafe { DeviceMut::from_raw_parts(element, shape, data.addr() as u64) })
     }
