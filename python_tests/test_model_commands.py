@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -151,14 +152,22 @@ def test_status_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 20, 0, 0))
     monkeypatch.setenv("TERM", "xterm")
+
+    def is_shown(pattern: str) -> bool:
+        """Whether this comes next, in one piece or in several."""
+        shown = ""
+        while not (found := re.search(pattern + "$", shown, re.DOTALL)) and select.select([ours], [], [], 10)[0]:
+            shown += os.read(ours, 1000).decode()
+        return found is not None
+
     with os.fdopen(terminal, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         with StatusLine() as status:
             status.show("7 tokens")
-            assert re.search(r"\x1b\[1;23r.*\x1b\[24;1H\x1b\[2K7 tokens\x1b8$", os.read(ours, 1000).decode())
+            assert is_shown(r"\x1b\[1;23r.*\x1b\[24;1H\x1b\[2K7 tokens\x1b8")
             status.show("a line that is longer than the terminal")
-            assert "a line that is long\x1b8" in os.read(ours, 1000).decode()
-        assert re.search(r"\x1b\[r\x1b\[24;1H\x1b\[2K\x1b8$", os.read(ours, 1000).decode())
+            assert is_shown(r"a line that is long\x1b8")
+        assert is_shown(r"\x1b\[r\x1b\[24;1H\x1b\[2K\x1b8")
     os.close(ours)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with StatusLine() as status:
