@@ -139,7 +139,8 @@ impl BlockMemory {
     }
 
     fn scaled_len(call: &Call<'_>, queries: usize) -> usize {
-        if queries < MANY_ROWS { queries * Self::group_scales_len(call) } else { 0 }
+        let scales_weights = call.integers.is_some_and(|integers| integers.scales_weights);
+        if scales_weights && queries < MANY_ROWS { queries * Self::group_scales_len(call) } else { 0 }
     }
 }
 
@@ -209,9 +210,9 @@ impl<'a> BlockRows<'a> {
                 let rows = self.codes(call, kv, 0..tokens, next, memory);
                 rows.next.prefetch_scales(0..tokens);
                 let from = rows.scale.cast();
-                // A sum times an infinite scale would be infinite, and hide a key, where a product of code and scale is NaN.
-                let (rows, len, finite) = (tokens, integers.groups, kv == KEY);
-                (integers.functions.transpose_scales)(&Transpose { from, rows, len, finite, to });
+                // A sum times an infinite scale could be -inf, which hides a key; a product of 0 and that scale is NaN.
+                let (rows, len, nan_for_infinity) = (tokens, integers.groups, kv == KEY);
+                (integers.functions.transpose_scales)(&Transpose { from, rows, len, nan_for_infinity, to });
             }
         }
         to

@@ -21,8 +21,8 @@
 //!    multiplied with `exp(own maximum - larger maximum)` and added.
 //! 5. In the end the partial sums of weights are added by halves, and each sum of weighted values is divided by that. A
 //!    zero is +0, NaN is one NaN.
-//! 6. The mass of a key, where it is asked for, is a sum over the queries of its sequence, in order, of the key's weight
-//!    with the final maximum, divided by that sum of weights.
+//! 6. The mass of a key, where it is asked for, is a sum over the queries of its sequence, in order, of the key's
+//!    weight with the final maximum, divided by that sum of weights.
 //!
 //! A key that the query does not see enters nothing, whatever its numbers: its score is -inf, its weight is 0 and its
 //! value is not added. So the result depends on the rows that the query sees, in the order of the sequence, and on
@@ -47,10 +47,11 @@
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `mass` (of
-//! keys, once weights are final) and `task` (a thread's work: query rows over pieces); `schedule` (queries and pieces to
-//! tasks); `prompt` (many query rows of one key head over one block of keys); `block` (a few rows); `integers` (a block
-//! of integer codes); `block_rows` (a block's rows and memory); `operands` (of a call) and `source` (rows to addresses);
-//! `dispatch` (which functions); `x86_64`, `aarch64` and `portable`; `generic` (the functions over any vector registers).
+//! keys, once weights are final) and `task` (a thread's work: query rows over pieces); `schedule` (queries and pieces
+//! to tasks); `prompt` (many query rows of one key head over one block of keys); `block` (a few rows); `integers` (a
+//! block of integer codes); `block_rows` (a block's rows and memory); `operands` (of a call) and `source` (rows to
+//! addresses); `dispatch` (which functions); `x86_64`, `aarch64` and `portable`; `generic` (the functions over any
+//! vector registers).
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

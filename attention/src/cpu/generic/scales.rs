@@ -13,7 +13,7 @@ pub(crate) struct Transpose {
     pub(crate) rows: usize,
     pub(crate) len: usize,
     /// Whether infinities become NaN.
-    pub(crate) finite: bool,
+    pub(crate) nan_for_infinity: bool,
     /// `len` rows of as many, one each [`BLOCK`] elements.
     pub(crate) to: *mut f32,
 }
@@ -26,7 +26,7 @@ impl<S: Tiles> Function<S> for TransposeScales {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(&Transpose { from, rows, len, finite, to }: &Transpose) {
+    unsafe fn run(&Transpose { from, rows, len, nan_for_infinity, to }: &Transpose) {
         let mut offsets = [0; MOST_LANES];
         for (r, offset) in offsets.iter_mut().enumerate() {
             *offset = r * len * size_of::<f32>();
@@ -37,7 +37,7 @@ impl<S: Tiles> Function<S> for TransposeScales {
                 unsafe {
                     let columns = S::read_columns(from.add(first * len + group).cast(), offsets.as_ptr());
                     for (i, &scales) in columns.iter().enumerate().take(len - group) {
-                        let column = if finite { S::add(scales, S::sub(scales, scales)) } else { scales };
+                        let column = if nan_for_infinity { S::add(scales, S::sub(scales, scales)) } else { scales };
                         S::write_f32(to.add((group + i) * BLOCK + first), column);
                     }
                 }
