@@ -1,4 +1,7 @@
 //! AVX2 with FMA and F16C: registers of 8 float32.
+// SAFETY of all that is unsafe here: the instructions are enabled, and pointers are valid for what is read or written
+// (see Simd).
+#![expect(unsafe_op_in_unsafe_fn, reason = "one reason for all, above")]
 
 use std::arch::x86_64::*;
 
@@ -14,7 +17,7 @@ pub struct Avx2;
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn outlined<F: Function<Avx2>>(arguments: &F::Arguments<'_>) -> F::Output {
     // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
-    unsafe { F::run(arguments) }
+    F::run(arguments)
 }
 
 /// Rounds to nearest, ties to even.
@@ -24,35 +27,27 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 #[inline(always)]
 unsafe fn first(n: usize) -> __m256i {
     const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
-    // SAFETY: AVX2 is enabled (see Simd); n <= 8 leaves a register's lanes.
-    unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast()) }
+    // SAFETY: n <= 8 leaves a register's lanes.
+    _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast())
 }
 
 /// The high halves of eight float32.
 #[inline(always)]
 unsafe fn high_halves(x: __m256) -> __m128i {
-    // SAFETY: AVX2 is enabled (see Simd).
-    unsafe {
-        let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(x));
-        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256::<1>(high))
-    }
+    let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(x));
+    _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256::<1>(high))
 }
 
 /// Eight float8e4m3fn as float16 of 1/256 of their values; a NaN is 0x7e00 with its sign.
 #[inline(always)]
 unsafe fn e4m3_as_halves(codes: __m128i) -> __m128i {
-    // SAFETY: AVX2 is enabled (see Simd).
-    unsafe {
-        // The sign is at the top, and the exponent where that of float16 is.
-        let halves = _mm_and_si128(_mm_slli_epi16::<7>(_mm_cvtepi8_epi16(codes)), _mm_set1_epi16(0xbf80u16 as i16));
-        let all = _mm_set1_epi16(0x3f80);
-        let is_nan = _mm_cmpeq_epi16(_mm_and_si128(halves, all), all);
-        _mm_xor_si128(halves, _mm_and_si128(is_nan, _mm_set1_epi16(0x3f80 ^ 0x7e00)))
-    }
+    // The sign is at the top, and the exponent where that of float16 is.
+    let halves = _mm_and_si128(_mm_slli_epi16::<7>(_mm_cvtepi8_epi16(codes)), _mm_set1_epi16(0xbf80u16 as i16));
+    let all = _mm_set1_epi16(0x3f80);
+    let is_nan = _mm_cmpeq_epi16(_mm_and_si128(halves, all), all);
+    _mm_xor_si128(halves, _mm_and_si128(is_nan, _mm_set1_epi16(0x3f80 ^ 0x7e00)))
 }
 
-// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
-#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Simd for Avx2 {
     const LANES: usize = 8;
     const STREAMS: bool = true;
@@ -63,155 +58,146 @@ impl Simd for Avx2 {
     }
 
     fn fence() {
+        // SAFETY: the instruction belongs to SSE, which every x86-64 has.
         unsafe { _mm_sfence() }
     }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
-        unsafe { _mm256_set1_ps(x) }
+        _mm256_set1_ps(x)
     }
 
     #[inline(always)]
     unsafe fn read_f32(from: *const f32) -> __m256 {
-        unsafe { _mm256_loadu_ps(from) }
+        _mm256_loadu_ps(from)
     }
 
     #[inline(always)]
     unsafe fn write_f32(to: *mut f32, x: __m256) {
-        unsafe { _mm256_storeu_ps(to, x) }
+        _mm256_storeu_ps(to, x)
     }
 
     #[inline(always)]
     unsafe fn stream_f32(to: *mut f32, x: __m256) {
-        unsafe { _mm256_stream_ps(to, x) }
+        _mm256_stream_ps(to, x)
     }
 
     #[inline(always)]
     unsafe fn read_f16(from: *const f16) -> __m256 {
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+        _mm256_cvtph_ps(_mm_loadu_si128(from.cast()))
     }
 
     #[inline(always)]
     unsafe fn write_f16(to: *mut f16, x: __m256) {
-        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x)) }
+        _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x))
     }
 
     #[inline(always)]
     unsafe fn stream_f16(to: *mut f16, x: __m256) {
-        unsafe { _mm_stream_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x)) }
+        _mm_stream_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x))
     }
 
     #[inline(always)]
     unsafe fn round_f16(x: __m256) -> __m256 {
-        unsafe { _mm256_cvtph_ps(_mm256_cvtps_ph::<NEAREST>(x)) }
+        _mm256_cvtph_ps(_mm256_cvtps_ph::<NEAREST>(x))
     }
 
     #[inline(always)]
     unsafe fn read_bf16(from: *const bf16) -> __m256 {
-        unsafe {
-            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))
-        }
+        let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))
     }
 
     #[inline(always)]
     unsafe fn write_bf16(to: *mut bf16, x: __m256) {
-        unsafe { _mm_storeu_si128(to.cast(), high_halves(Self::round_bf16(x))) }
+        _mm_storeu_si128(to.cast(), high_halves(Self::round_bf16(x)))
     }
 
     #[inline(always)]
     unsafe fn stream_bf16(to: *mut bf16, x: __m256) {
-        unsafe { _mm_stream_si128(to.cast(), high_halves(Self::round_bf16(x))) }
+        _mm_stream_si128(to.cast(), high_halves(Self::round_bf16(x)))
     }
 
     #[inline(always)]
     unsafe fn round_bf16(x: __m256) -> __m256 {
-        unsafe {
-            let bits = _mm256_castps_si256(x);
-            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-            let nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-            let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
-            let rounded = _mm256_blendv_epi8(nearest, quiet, is_nan);
-            _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(-0x1_0000)))
-        }
+        let bits = _mm256_castps_si256(x);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+        let rounded = _mm256_blendv_epi8(nearest, quiet, is_nan);
+        _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(-0x1_0000)))
     }
 
     #[inline(always)]
     unsafe fn read_e4m3(from: *const u8) -> __m256 {
-        unsafe { _mm256_mul_ps(_mm256_cvtph_ps(e4m3_as_halves(_mm_loadl_epi64(from.cast()))), _mm256_set1_ps(256.0)) }
+        _mm256_mul_ps(_mm256_cvtph_ps(e4m3_as_halves(_mm_loadl_epi64(from.cast()))), _mm256_set1_ps(256.0))
     }
 
     #[inline(always)]
     unsafe fn read_i8(from: *const u8) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())))
     }
 
     #[inline(always)]
     unsafe fn read_i4(from: *const u8) -> __m256 {
-        unsafe {
-            let bytes = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
-            // Each byte for its two codes, of which the right one is moved to the top and back, with its sign.
-            let twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
-            let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
-        }
+        let bytes = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
+        // Each byte for its two codes, of which the right one is moved to the top and back, with its sign.
+        let twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
+        let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
+        _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
     }
 
     #[inline(always)]
     unsafe fn i8_of_four(lanes: __m256, i: usize) -> __m256 {
-        unsafe {
-            let top = _mm256_sllv_epi32(_mm256_castps_si256(lanes), _mm256_set1_epi32(24 - 8 * i as i32));
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
-        }
+        let top = _mm256_sllv_epi32(_mm256_castps_si256(lanes), _mm256_set1_epi32(24 - 8 * i as i32));
+        _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
     }
 
     #[inline(always)]
     unsafe fn i4_of_eight(lanes: __m256, i: usize) -> __m256 {
-        unsafe {
-            let top = _mm256_sllv_epi32(_mm256_castps_si256(lanes), _mm256_set1_epi32(28 - 4 * i as i32));
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
-        }
+        let top = _mm256_sllv_epi32(_mm256_castps_si256(lanes), _mm256_set1_epi32(28 - 4 * i as i32));
+        _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
     }
 
     #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_add_ps(a, b) }
+        _mm256_add_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn sub(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_sub_ps(a, b) }
+        _mm256_sub_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_mul_ps(a, b) }
+        _mm256_mul_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn div(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_div_ps(a, b) }
+        _mm256_div_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
+        _mm256_fmadd_ps(a, b, c)
     }
 
     #[inline(always)]
     unsafe fn max(a: __m256, b: __m256) -> __m256 {
         // The instruction gives its second operand where one is NaN.
-        unsafe { _mm256_max_ps(a, b) }
+        _mm256_max_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn if_equal(a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
-        unsafe { _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b)) }
+        _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b))
     }
 
     #[inline(always)]
     unsafe fn read_some_f32(from: *const f32, n: usize) -> __m256 {
-        unsafe { _mm256_maskload_ps(from, first(n)) }
+        _mm256_maskload_ps(from, first(n))
     }
 }

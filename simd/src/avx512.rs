@@ -1,4 +1,7 @@
 //! AVX-512: registers of 16 float32.
+// SAFETY of all that is unsafe here: the instructions are enabled, and pointers are valid for what is read or written
+// (see Simd).
+#![expect(unsafe_op_in_unsafe_fn, reason = "one reason for all, above")]
 
 use std::arch::x86_64::*;
 
@@ -15,7 +18,7 @@ pub struct Avx512<const NATIVE_F16: bool>;
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn outlined<const NATIVE_F16: bool, F: Function<Avx512<NATIVE_F16>>>(arguments: &F::Arguments<'_>) -> F::Output {
     // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
-    unsafe { F::run(arguments) }
+    F::run(arguments)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx2,fma,f16c")]
@@ -23,7 +26,7 @@ unsafe fn outlined_native_f16<const NATIVE_F16: bool, F: Function<Avx512<NATIVE_
     arguments: &F::Arguments<'_>,
 ) -> F::Output {
     // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
-    unsafe { F::run(arguments) }
+    F::run(arguments)
 }
 
 /// Rounds to nearest, ties to even, without exceptions.
@@ -51,10 +54,8 @@ const TWICE: [u32; 16] = {
 #[inline(always)]
 pub unsafe fn nibbles(bytes: __m128i) -> __m512i {
     // SAFETY: the instructions are enabled: see `# Safety`.
-    unsafe {
-        let twice = _mm512_shuffle_epi8(_mm512_broadcastq_epi64(bytes), _mm512_loadu_si512(TWICE.as_ptr().cast()));
-        _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32))
-    }
+    let twice = _mm512_shuffle_epi8(_mm512_broadcastq_epi64(bytes), _mm512_loadu_si512(TWICE.as_ptr().cast()));
+    _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32))
 }
 
 /// A mask of the first `n <= 16` lanes.
@@ -67,11 +68,9 @@ fn first(n: usize) -> __mmask16 {
 #[inline(always)]
 unsafe fn high_halves(x: __m512) -> __m256i {
     // SAFETY: AVX-512 F is enabled (see Simd).
-    unsafe { _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(x))) }
+    _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(x)))
 }
 
-// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
-#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     const LANES: usize = 16;
     const STREAMS: bool = true;
@@ -82,6 +81,7 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     }
 
     fn fence() {
+        // SAFETY: the instruction belongs to SSE, which every x86-64 has.
         unsafe { _mm_sfence() }
     }
 
@@ -94,161 +94,149 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
-        unsafe { _mm512_set1_ps(x) }
+        _mm512_set1_ps(x)
     }
 
     #[inline(always)]
     unsafe fn read_f32(from: *const f32) -> __m512 {
-        unsafe { _mm512_loadu_ps(from) }
+        _mm512_loadu_ps(from)
     }
 
     #[inline(always)]
     unsafe fn write_f32(to: *mut f32, x: __m512) {
-        unsafe { _mm512_storeu_ps(to, x) }
+        _mm512_storeu_ps(to, x)
     }
 
     #[inline(always)]
     unsafe fn stream_f32(to: *mut f32, x: __m512) {
-        unsafe { _mm512_stream_ps(to, x) }
+        _mm512_stream_ps(to, x)
     }
 
     #[inline(always)]
     unsafe fn read_f16(from: *const f16) -> __m512 {
         // Where no exceptions are suppressed, the load is part of the instruction: one micro-operation less.
-        unsafe { _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(_mm256_loadu_si256(from.cast())) }
+        _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(_mm256_loadu_si256(from.cast()))
     }
 
     #[inline(always)]
     unsafe fn write_f16(to: *mut f16, x: __m512) {
-        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x)) }
+        _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x))
     }
 
     #[inline(always)]
     unsafe fn stream_f16(to: *mut f16, x: __m512) {
-        unsafe { _mm256_stream_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x)) }
+        _mm256_stream_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x))
     }
 
     #[inline(always)]
     unsafe fn round_f16(x: __m512) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm512_cvtps_ph::<NEAREST>(x)) }
+        _mm512_cvtph_ps(_mm512_cvtps_ph::<NEAREST>(x))
     }
 
     #[inline(always)]
     unsafe fn read_bf16(from: *const bf16) -> __m512 {
-        unsafe {
-            let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high))
-        }
+        let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high))
     }
 
     #[inline(always)]
     unsafe fn write_bf16(to: *mut bf16, x: __m512) {
-        unsafe { _mm256_storeu_si256(to.cast(), high_halves(Self::round_bf16(x))) }
+        _mm256_storeu_si256(to.cast(), high_halves(Self::round_bf16(x)))
     }
 
     #[inline(always)]
     unsafe fn stream_bf16(to: *mut bf16, x: __m512) {
-        unsafe { _mm256_stream_si256(to.cast(), high_halves(Self::round_bf16(x))) }
+        _mm256_stream_si256(to.cast(), high_halves(Self::round_bf16(x)))
     }
 
     #[inline(always)]
     unsafe fn round_bf16(x: __m512) -> __m512 {
-        unsafe {
-            let bits = _mm512_castps_si512(x);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
-            let rounded = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
-            _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(-0x1_0000)))
-        }
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        let rounded = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
+        _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(-0x1_0000)))
     }
 
     #[inline(always)]
     unsafe fn read_e4m3(from: *const u8) -> __m512 {
-        unsafe {
-            // As float16 of 1/256 of the values: see Avx2.
-            let codes = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
-            let halves = _mm256_and_si256(codes, _mm256_set1_epi16(0xbf80u16 as i16));
-            let all = _mm256_set1_epi16(0x3f80);
-            let is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(halves, all), all);
-            let halves = _mm256_xor_si256(halves, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x3f80 ^ 0x7e00)));
-            _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
-        }
+        // As float16 of 1/256 of the values: see Avx2.
+        let codes = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
+        let halves = _mm256_and_si256(codes, _mm256_set1_epi16(0xbf80u16 as i16));
+        let all = _mm256_set1_epi16(0x3f80);
+        let is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(halves, all), all);
+        let halves = _mm256_xor_si256(halves, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x3f80 ^ 0x7e00)));
+        _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
     }
 
     #[inline(always)]
     unsafe fn read_i8(from: *const u8) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))
     }
 
     #[inline(always)]
     unsafe fn read_i4(from: *const u8) -> __m512 {
-        unsafe {
-            let bytes = _mm_loadl_epi64(from.cast());
-            _mm512_permutexvar_ps(nibbles(bytes), _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
-        }
+        let bytes = _mm_loadl_epi64(from.cast());
+        _mm512_permutexvar_ps(nibbles(bytes), _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
     }
 
     #[inline(always)]
     unsafe fn i8_of_four(lanes: __m512, i: usize) -> __m512 {
-        unsafe {
-            let top = _mm512_sllv_epi32(_mm512_castps_si512(lanes), _mm512_set1_epi32(24 - 8 * i as i32));
-            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
-        }
+        let top = _mm512_sllv_epi32(_mm512_castps_si512(lanes), _mm512_set1_epi32(24 - 8 * i as i32));
+        _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
     }
 
     #[inline(always)]
     unsafe fn i4_of_eight(lanes: __m512, i: usize) -> __m512 {
-        unsafe {
-            // A permutation looks at the low four bits of its lanes.
-            let lowest = _mm512_srlv_epi32(_mm512_castps_si512(lanes), _mm512_set1_epi32(4 * i as i32));
-            _mm512_permutexvar_ps(lowest, _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
-        }
+        // A permutation looks at the low four bits of its lanes.
+        let lowest = _mm512_srlv_epi32(_mm512_castps_si512(lanes), _mm512_set1_epi32(4 * i as i32));
+        _mm512_permutexvar_ps(lowest, _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
     }
 
     #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_add_ps(a, b) }
+        _mm512_add_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_sub_ps(a, b) }
+        _mm512_sub_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_mul_ps(a, b) }
+        _mm512_mul_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn div(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_div_ps(a, b) }
+        _mm512_div_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
-        unsafe { _mm512_fmadd_ps(a, b, c) }
+        _mm512_fmadd_ps(a, b, c)
     }
 
     #[inline(always)]
     unsafe fn max(a: __m512, b: __m512) -> __m512 {
         // The instruction gives its second operand where one is NaN.
-        unsafe { _mm512_max_ps(a, b) }
+        _mm512_max_ps(a, b)
     }
 
     #[inline(always)]
     unsafe fn if_equal(a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
-        unsafe { _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b), then) }
+        _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b), then)
     }
 
     #[inline(always)]
     unsafe fn read_some_f32(from: *const f32, n: usize) -> __m512 {
-        unsafe { _mm512_maskz_loadu_ps(first(n), from) }
+        _mm512_maskz_loadu_ps(first(n), from)
     }
 
     #[inline(always)]
     unsafe fn read_some_f16(from: *const f16, n: usize) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), from.cast())) }
+        _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), from.cast()))
     }
 }

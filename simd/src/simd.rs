@@ -9,6 +9,17 @@ use crate::prefetch::prefetch_l1;
 /// Lanes of the widest register.
 pub const MOST_LANES: usize = 16;
 
+/// A register of the first `n` lanes, each an expression of its number; the others are those of `rest`.
+macro_rules! lanes {
+    ($n:expr, $rest:expr, |$i:ident| $lane:expr, $read:ident) => {{
+        let mut lanes = [$rest; MOST_LANES];
+        for ($i, lane) in lanes.iter_mut().enumerate().take($n) {
+            *lane = $lane;
+        }
+        Self::$read(lanes.as_ptr())
+    }};
+}
+
 /// An instruction set with registers of [`LANES`](Self::LANES) float32.
 ///
 /// # Safety
@@ -79,38 +90,22 @@ pub trait Simd: Sized {
     /// Reads a register of float8e4m3fn, exactly; a NaN is quiet and has its sign.
     #[inline(always)]
     unsafe fn read_e4m3(from: *const u8) -> Self::F32 {
-        let mut lanes = [0.0; MOST_LANES];
-        // SAFETY: a register of elements can be read; the array has a register's lanes.
-        unsafe {
-            for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
-                *lane = e4m3_to_f32(from.add(i).read());
-            }
-            Self::read_f32(lanes.as_ptr())
-        }
+        // SAFETY: a register of elements can be read.
+        unsafe { lanes!(Self::LANES, 0.0, |i| e4m3_to_f32(from.add(i).read()), read_f32) }
     }
 
     /// Reads a register of int8.
     #[inline(always)]
     unsafe fn read_i8(from: *const u8) -> Self::F32 {
-        let mut lanes = [0.0; MOST_LANES];
-        // SAFETY: a register of elements can be read; the array has a register's lanes.
-        unsafe {
-            for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
-                *lane = f32::from(from.add(i).cast::<i8>().read());
-            }
-            Self::read_f32(lanes.as_ptr())
-        }
+        // SAFETY: a register of elements can be read.
+        unsafe { lanes!(Self::LANES, 0.0, |i| f32::from(from.add(i).cast::<i8>().read()), read_f32) }
     }
     /// Reads a register of int4, two a byte.
     #[inline(always)]
     unsafe fn read_i4(from: *const u8) -> Self::F32 {
-        let mut lanes = [0.0; MOST_LANES];
-        // SAFETY: a register of elements can be read; the array has a register's lanes.
+        // SAFETY: a register of elements can be read.
         unsafe {
-            for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
-                *lane = f32::from((from.add(i / 2).read() << (4 - i % 2 * 4)) as i8 >> 4);
-            }
-            Self::read_f32(lanes.as_ptr())
+            lanes!(Self::LANES, 0.0, |i| f32::from((from.add(i / 2).read() << (4 - i % 2 * 4)) as i8 >> 4), read_f32)
         }
     }
     /// The `i`-th int8 of four in each lane's bits.
@@ -136,32 +131,24 @@ pub trait Simd: Sized {
     /// Reads the first `n <= LANES` float32; the other lanes are 0.
     #[inline(always)]
     unsafe fn read_some_f32(from: *const f32, n: usize) -> Self::F32 {
-        // SAFETY: n elements can be read, LANES or fewer; the array has a register's.
+        // SAFETY: n elements can be read, LANES or fewer.
         unsafe {
             if n == Self::LANES {
                 return Self::read_f32(from);
             }
-            let mut some = [0.0; MOST_LANES];
-            for (i, some) in some.iter_mut().enumerate().take(n) {
-                *some = from.add(i).read();
-            }
-            Self::read_f32(some.as_ptr())
+            lanes!(n, 0.0, |i| from.add(i).read(), read_f32)
         }
     }
 
     /// Reads the first `n <= LANES` float16; the other lanes are 0.
     #[inline(always)]
     unsafe fn read_some_f16(from: *const f16, n: usize) -> Self::F32 {
-        // SAFETY: n elements can be read, LANES or fewer; the array has a register's.
+        // SAFETY: n elements can be read, LANES or fewer.
         unsafe {
             if n == Self::LANES {
                 return Self::read_f16(from);
             }
-            let mut some = [f16::ZERO; MOST_LANES];
-            for (i, some) in some.iter_mut().enumerate().take(n) {
-                *some = from.add(i).read();
-            }
-            Self::read_f16(some.as_ptr())
+            lanes!(n, f16::ZERO, |i| from.add(i).read(), read_f16)
         }
     }
 }

@@ -25,66 +25,41 @@ pub(crate) trait CodeLanes: CodeType {
     unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]);
 }
 
-// SAFETY of every block: the function's own conditions are those of the one that it calls.
-#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl CodeLanes for Int8 {
-    #[inline(always)]
-    unsafe fn read<S: Codes>(from: *const u8) -> S::F32 {
-        unsafe { S::read_i8(from) }
-    }
+/// Codes of an instruction set's functions: to read and to write them, and to make them if not by `codes`.
+macro_rules! code_lanes {
+    ($($codes:ty: $read:ident, $write:ident, $write_two:ident $(, $from_quotient:ident)?;)*) => { $(
+        // SAFETY of all that is unsafe here: the function's own conditions are those of the one that it calls.
+        #[expect(unsafe_op_in_unsafe_fn, reason = "one reason for all, above")]
+        impl CodeLanes for $codes {
+            #[inline(always)]
+            unsafe fn read<S: Codes>(from: *const u8) -> S::F32 {
+                S::$read(from)
+            }
 
-    #[inline(always)]
-    unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code) {
-        unsafe { S::write_i8(to, codes) }
-    }
+            $(
+                #[inline(always)]
+                unsafe fn codes<S: Codes>(quotient: S::F32, x: S::F32) -> S::Code {
+                    S::$from_quotient(quotient, x)
+                }
+            )?
 
-    #[inline(always)]
-    unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]) {
-        unsafe { S::write_two_i8(to, codes) }
-    }
+            #[inline(always)]
+            unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code) {
+                S::$write(to, codes)
+            }
+
+            #[inline(always)]
+            unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]) {
+                S::$write_two(to, codes)
+            }
+        }
+    )* };
 }
 
-// SAFETY of every block: the function's own conditions are those of the one that it calls.
-#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl CodeLanes for Float8 {
-    #[inline(always)]
-    unsafe fn read<S: Codes>(from: *const u8) -> S::F32 {
-        unsafe { S::read_e4m3(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn codes<S: Codes>(quotient: S::F32, x: S::F32) -> S::Code {
-        unsafe { S::e4m3_codes(quotient, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code) {
-        unsafe { S::write_i8(to, codes) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]) {
-        unsafe { S::write_two_i8(to, codes) }
-    }
-}
-
-// SAFETY of every block: the function's own conditions are those of the one that it calls.
-#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
-impl CodeLanes for Int4 {
-    #[inline(always)]
-    unsafe fn read<S: Codes>(from: *const u8) -> S::F32 {
-        unsafe { S::read_i4(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code) {
-        unsafe { S::write_i4(to, codes) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]) {
-        unsafe { S::write_two_i4(to, codes) }
-    }
+code_lanes! {
+    Int8: read_i8, write_i8, write_two_i8;
+    Float8: read_e4m3, write_i8, write_two_i8, e4m3_codes;
+    Int4: read_i4, write_i4, write_two_i4;
 }
 
 /// Dequantizes a group of `len >= LANES`, where `s` is its scale in every lane.

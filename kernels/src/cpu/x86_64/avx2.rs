@@ -1,4 +1,7 @@
 //! AVX2: codes and groups in registers of 8 float32.
+// SAFETY of all that is unsafe here: the instructions are enabled, and pointers are valid for what is read or written
+// (see Simd).
+#![expect(unsafe_op_in_unsafe_fn, reason = "one reason for all, above")]
 
 use std::arch::x86_64::*;
 
@@ -10,131 +13,110 @@ use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_l
 /// Sixteen codes, one a byte. That of NaN is the smallest int32, whose low byte is 0.
 #[inline(always)]
 unsafe fn bytes(codes: [__m256i; 2]) -> __m128i {
-    // SAFETY: the instructions are enabled (see Simd).
-    unsafe {
-        let low = _mm256_set1_epi32(0xff);
-        // Of each half of a register its four codes, in turns of the registers.
-        let words = _mm256_packus_epi32(_mm256_and_si256(codes[0], low), _mm256_and_si256(codes[1], low));
-        let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
-        _mm_shuffle_epi32::<0b11_01_10_00>(bytes)
-    }
+    let low = _mm256_set1_epi32(0xff);
+    // Of each half of a register its four codes, in turns of the registers.
+    let words = _mm256_packus_epi32(_mm256_and_si256(codes[0], low), _mm256_and_si256(codes[1], low));
+    let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+    _mm_shuffle_epi32::<0b11_01_10_00>(bytes)
 }
 
 /// Their low four bits, two a byte, in the low half.
 #[inline(always)]
 unsafe fn nibbles(bytes: __m128i) -> __m128i {
-    // SAFETY: the instructions are enabled (see Simd).
-    unsafe {
-        let pairs = _mm_maddubs_epi16(_mm_and_si128(bytes, _mm_set1_epi8(0x0f)), _mm_set1_epi16(0x1001));
-        _mm_packus_epi16(pairs, pairs)
-    }
+    let pairs = _mm_maddubs_epi16(_mm_and_si128(bytes, _mm_set1_epi8(0x0f)), _mm_set1_epi16(0x1001));
+    _mm_packus_epi16(pairs, pairs)
 }
 
-// SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
-#[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Codes for Avx2 {
     type Code = __m256i;
 
     #[inline(always)]
     unsafe fn abs(x: __m256) -> __m256 {
-        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), x) }
+        _mm256_andnot_ps(_mm256_set1_ps(-0.0), x)
     }
 
     #[inline(always)]
     unsafe fn max_magnitude(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))) }
+        _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
     }
 
     #[inline(always)]
     unsafe fn max_pairs(a: __m256, b: __m256) -> __m256 {
-        unsafe {
-            let (firsts, seconds) =
-                (_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b));
-            Self::max_magnitude(firsts, seconds)
-        }
+        let (firsts, seconds) = (_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+        Self::max_magnitude(firsts, seconds)
     }
 
     #[inline(always)]
     unsafe fn max_fours(a: __m256, b: __m256) -> __m256 {
-        unsafe {
-            let (firsts, seconds) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
-            Self::max_magnitude(firsts, seconds)
-        }
+        let (firsts, seconds) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+        Self::max_magnitude(firsts, seconds)
     }
 
     #[inline(always)]
     unsafe fn mul_sub_from(a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fnmadd_ps(a, b, c) }
+        _mm256_fnmadd_ps(a, b, c)
     }
 
     #[inline(always)]
     unsafe fn codes(x: __m256) -> __m256i {
-        unsafe { _mm256_cvtps_epi32(x) }
+        _mm256_cvtps_epi32(x)
     }
 
     #[inline(always)]
     unsafe fn e4m3_codes(number: __m256, x: __m256) -> __m256i {
-        unsafe {
-            let magnitude = _mm256_castps_si256(Self::abs(number));
-            let least = _mm256_set1_epi32(E4M3_LEAST_NORMAL as i32);
-            let exponent = _mm256_max_epi32(_mm256_and_si256(magnitude, _mm256_set1_epi32(0x7f80_0000)), least);
-            let rounder = _mm256_add_epi32(exponent, _mm256_set1_epi32(E4M3_ROUNDER as i32));
-            let sum = _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(rounder));
-            let places = _mm256_sub_epi32(_mm256_castps_si256(sum), rounder);
-            let code = _mm256_add_epi32(places, _mm256_srli_epi32::<20>(_mm256_sub_epi32(exponent, least)));
-            let sign = _mm256_and_si256(_mm256_srli_epi32::<24>(_mm256_castps_si256(x)), _mm256_set1_epi32(0x80));
-            let is_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(number, number));
-            _mm256_and_si256(_mm256_or_si256(code, sign), is_number)
-        }
+        let magnitude = _mm256_castps_si256(Self::abs(number));
+        let least = _mm256_set1_epi32(E4M3_LEAST_NORMAL as i32);
+        let exponent = _mm256_max_epi32(_mm256_and_si256(magnitude, _mm256_set1_epi32(0x7f80_0000)), least);
+        let rounder = _mm256_add_epi32(exponent, _mm256_set1_epi32(E4M3_ROUNDER as i32));
+        let sum = _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(rounder));
+        let places = _mm256_sub_epi32(_mm256_castps_si256(sum), rounder);
+        let code = _mm256_add_epi32(places, _mm256_srli_epi32::<20>(_mm256_sub_epi32(exponent, least)));
+        let sign = _mm256_and_si256(_mm256_srli_epi32::<24>(_mm256_castps_si256(x)), _mm256_set1_epi32(0x80));
+        let is_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(number, number));
+        _mm256_and_si256(_mm256_or_si256(code, sign), is_number)
     }
 
     #[inline(always)]
     unsafe fn write_i8(to: *mut u8, codes: __m256i) {
-        unsafe { _mm_storel_epi64(to.cast(), bytes([codes; 2])) }
+        _mm_storel_epi64(to.cast(), bytes([codes; 2]))
     }
 
     #[inline(always)]
     unsafe fn write_i4(to: *mut u8, codes: __m256i) {
-        unsafe { to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(nibbles(bytes([codes; 2])))) }
+        to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(nibbles(bytes([codes; 2]))))
     }
 
     #[inline(always)]
     unsafe fn write_two_i8(to: *mut u8, codes: [__m256i; 2]) {
-        unsafe { _mm_storeu_si128(to.cast(), bytes(codes)) }
+        _mm_storeu_si128(to.cast(), bytes(codes))
     }
 
     #[inline(always)]
     unsafe fn write_two_i4(to: *mut u8, codes: [__m256i; 2]) {
-        unsafe { _mm_storel_epi64(to.cast(), nibbles(bytes(codes))) }
+        _mm_storel_epi64(to.cast(), nibbles(bytes(codes)))
     }
 
     #[inline(always)]
     unsafe fn permute_maxima<const GROUP: usize>(maxima: __m256) -> __m256 {
-        unsafe {
-            let lanes = const { maximum_lanes::<8>(GROUP) };
-            _mm256_permutevar8x32_ps(maxima, _mm256_loadu_si256(lanes.as_ptr().cast()))
-        }
+        let lanes = const { maximum_lanes::<8>(GROUP) };
+        _mm256_permutevar8x32_ps(maxima, _mm256_loadu_si256(lanes.as_ptr().cast()))
     }
 
     #[inline(always)]
     unsafe fn broadcast_scales<const GROUP: usize>(scales: __m256, k: usize) -> __m256 {
-        unsafe {
-            let lanes = &const { all_scale_lanes::<8>(GROUP) }[k];
-            _mm256_permutevar8x32_ps(scales, _mm256_loadu_si256(lanes.as_ptr().cast()))
-        }
+        let lanes = &const { all_scale_lanes::<8>(GROUP) }[k];
+        _mm256_permutevar8x32_ps(scales, _mm256_loadu_si256(lanes.as_ptr().cast()))
     }
 
     #[inline(always)]
     unsafe fn broadcast_numbers<const GROUP: usize>(numbers: *const f32) -> __m256 {
-        unsafe {
-            let numbers = match Self::LANES / GROUP {
-                1 => return _mm256_set1_ps(numbers.read()),
-                2 => _mm256_castpd_ps(_mm256_set1_pd(numbers.cast::<f64>().read_unaligned())),
-                4 => _mm256_castps128_ps256(_mm_loadu_ps(numbers)),
-                _ => return _mm256_loadu_ps(numbers),
-            };
-            let groups = const { scale_lanes::<8>(GROUP, 0) };
-            _mm256_permutevar8x32_ps(numbers, _mm256_loadu_si256(groups.as_ptr().cast()))
-        }
+        let numbers = match Self::LANES / GROUP {
+            1 => return _mm256_set1_ps(numbers.read()),
+            2 => _mm256_castpd_ps(_mm256_set1_pd(numbers.cast::<f64>().read_unaligned())),
+            4 => _mm256_castps128_ps256(_mm_loadu_ps(numbers)),
+            _ => return _mm256_loadu_ps(numbers),
+        };
+        let groups = const { scale_lanes::<8>(GROUP, 0) };
+        _mm256_permutevar8x32_ps(numbers, _mm256_loadu_si256(groups.as_ptr().cast()))
     }
 }

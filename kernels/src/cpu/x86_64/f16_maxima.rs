@@ -1,4 +1,7 @@
 //! The largest magnitudes of float16 groups by AVX-512: their bits, compared as integers.
+// SAFETY of all that is unsafe here: the instructions are enabled, and pointers are valid for what is read or written
+// (see Simd).
+#![expect(unsafe_op_in_unsafe_fn, reason = "one reason for all, above")]
 
 use std::arch::x86_64::*;
 
@@ -12,13 +15,11 @@ use half::f16;
 #[inline(always)]
 pub(crate) unsafe fn maxima<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> __m256i {
     // SAFETY: see `# Safety`.
-    unsafe {
-        let halves = maxima_of_bits::<GROUP, false>(values, count, unit);
-        if _mm256_cmpgt_epu16_mask(halves, _mm256_set1_epi16(INFINITY)) == 0 {
-            return halves;
-        }
-        maxima_of_bits::<GROUP, true>(values, count, unit)
+    let halves = maxima_of_bits::<GROUP, false>(values, count, unit);
+    if _mm256_cmpgt_epu16_mask(halves, _mm256_set1_epi16(INFINITY)) == 0 {
+        return halves;
     }
+    maxima_of_bits::<GROUP, true>(values, count, unit)
 }
 
 /// The bit that tells a quiet NaN from a signalling one, which every conversion sets.
@@ -30,15 +31,12 @@ const INFINITY: i16 = 0x7c00;
 /// The magnitudes of 32 halves; NaNs among them are made quiet if `NAN`, as every conversion does.
 #[inline(always)]
 unsafe fn magnitudes<const NAN: bool>(x: __m512i) -> __m512i {
-    // SAFETY: the instructions are enabled.
-    unsafe {
-        let x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-        if NAN {
-            let nan = _mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(INFINITY));
-            _mm512_or_si512(x, _mm512_maskz_set1_epi16(nan, QUIET))
-        } else {
-            x
-        }
+    let x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    if NAN {
+        let nan = _mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(INFINITY));
+        _mm512_or_si512(x, _mm512_maskz_set1_epi16(nan, QUIET))
+    } else {
+        x
     }
 }
 
@@ -57,19 +55,15 @@ const EIGHTS: [i16; 32] = {
 #[inline(always)]
 unsafe fn sixteen(halves: *const f16) -> __m256i {
     // SAFETY: the instructions are enabled, and the pointer is valid for the halves.
-    unsafe { _mm256_loadu_si256(halves.cast()) }
+    _mm256_loadu_si256(halves.cast())
 }
 
 /// The larger of each pair of neighboring fours of 32 bits, half by half, in the order of
 /// [`Codes::max_fours`](super::super::generic::codes::Codes::max_fours).
 #[inline(always)]
 unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
-    // SAFETY: the instructions are enabled.
-    unsafe {
-        let (firsts, seconds) =
-            (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b));
-        _mm512_max_epu16(firsts, seconds)
-    }
+    let (firsts, seconds) = (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b));
+    _mm512_max_epu16(firsts, seconds)
 }
 
 /// The [`maxima`] of the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is
@@ -81,54 +75,52 @@ unsafe fn maxima_of_bits<const GROUP: usize, const NAN: bool>(
     unit: usize,
 ) -> __m256i {
     // SAFETY: k < count, and every register lies inside its unit (i < unit), or in two of them.
-    unsafe {
-        let mut registers = [_mm512_setzero_si512(); 16];
-        let mut left = if GROUP < 16 { 4 } else { 16 };
-        for (k, register) in registers.iter_mut().enumerate().take(if GROUP < 16 { count.div_ceil(2) } else { count }) {
-            if GROUP < 16 {
-                // Two units in each register.
-                let values = values.add(2 * k * unit);
-                let both = 2 * k + 1 < count;
-                let x = if both { _mm512_loadu_si512(values.cast()) } else { _mm512_zextsi256_si512(sixteen(values)) };
-                *register = magnitudes::<NAN>(x);
-                continue;
-            }
-            let values = values.add(k * unit);
-            if unit >= 32 {
-                let mut i = 0;
-                while i < unit {
-                    let x = _mm512_loadu_si512(values.add(i.min(unit - 32)).cast());
-                    *register = _mm512_max_epu16(*register, magnitudes::<NAN>(x));
-                    i += 32;
-                }
-            } else {
-                let (low, high) = (sixteen(values), sixteen(values.add(unit - 16)));
-                *register = magnitudes::<NAN>(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
-            }
-        }
-        // Neighbors become one: pairs of halves, then of fours, then of eights, of both registers.
-        left /= 2;
-        for i in 0..left {
-            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-            registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
-        }
-        left /= 2;
-        for i in 0..left {
-            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-            registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-        }
+    let mut registers = [_mm512_setzero_si512(); 16];
+    let mut left = if GROUP < 16 { 4 } else { 16 };
+    for (k, register) in registers.iter_mut().enumerate().take(if GROUP < 16 { count.div_ceil(2) } else { count }) {
         if GROUP < 16 {
-            let x = registers[0];
-            let x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
-            let lanes = _mm512_loadu_si512(EIGHTS.as_ptr().cast());
-            return _mm512_castsi512_si256(_mm512_permutexvar_epi16(lanes, x));
+            // Two units in each register.
+            let values = values.add(2 * k * unit);
+            let both = 2 * k + 1 < count;
+            let x = if both { _mm512_loadu_si512(values.cast()) } else { _mm512_zextsi256_si512(sixteen(values)) };
+            *register = magnitudes::<NAN>(x);
+            continue;
         }
-        left /= 2;
-        for i in 0..left {
-            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-            registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        let values = values.add(k * unit);
+        if unit >= 32 {
+            let mut i = 0;
+            while i < unit {
+                let x = _mm512_loadu_si512(values.add(i.min(unit - 32)).cast());
+                *register = _mm512_max_epu16(*register, magnitudes::<NAN>(x));
+                i += 32;
+            }
+        } else {
+            let (low, high) = (sixteen(values), sixteen(values.add(unit - 16)));
+            *register = magnitudes::<NAN>(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
         }
-        let x = larger_fours(registers[0], registers[1]);
-        _mm512_castsi512_si256(larger_fours(x, x))
     }
+    // Neighbors become one: pairs of halves, then of fours, then of eights, of both registers.
+    left /= 2;
+    for i in 0..left {
+        let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+        registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
+    }
+    left /= 2;
+    for i in 0..left {
+        let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+        registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    }
+    if GROUP < 16 {
+        let x = registers[0];
+        let x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
+        let lanes = _mm512_loadu_si512(EIGHTS.as_ptr().cast());
+        return _mm512_castsi512_si256(_mm512_permutexvar_epi16(lanes, x));
+    }
+    left /= 2;
+    for i in 0..left {
+        let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+        registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    }
+    let x = larger_fours(registers[0], registers[1]);
+    _mm512_castsi512_si256(larger_fours(x, x))
 }

@@ -1,4 +1,7 @@
 //! Quantization and dequantization by native float16 arithmetic (AVX512-FP16): 32 values in a register.
+// SAFETY of all that is unsafe here: the instructions are enabled, and pointers are valid for what is read or written
+// (see Simd).
+#![expect(unsafe_op_in_unsafe_fn, reason = "one reason for all, above")]
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -55,67 +58,63 @@ pub(crate) unsafe fn dequantize<Q: CodeType, V: Float, const GROUP: usize, const
 ) -> bool {
     let group = if GROUP == LONG { group } else { GROUP };
     // SAFETY: i < len and at <= len - 32 in the first loop; i < group and at <= group - 32 in the second.
-    unsafe {
-        if GROUP < LANES {
-            if len < LANES {
-                return false;
-            }
-            let mut i = 0;
-            if len.is_multiple_of(LANES) {
-                // Unrolled: what a loop takes for itself is much beside so few instructions.
-                while i + 4 * LANES <= len {
-                    let mut at = i;
-                    while at < i + 4 * LANES {
-                        let s = broadcast::<GROUP>(scales.add(at / GROUP));
-                        write::<V, STREAM>(values.add(at), _mm512_mul_ph(codes::<Q>(cache.add(Q::bytes(at))), s));
-                        at += LANES;
-                    }
-                    i += 4 * LANES;
-                }
-            }
-            while i < len {
-                // The last register may overlap the one before it; it begins with a group, as 32 and len are whole
-                // groups.
-                let at = i.min(len - LANES);
-                let s = broadcast::<GROUP>(scales.add(at / GROUP));
-                write::<V, STREAM>(values.add(at), _mm512_mul_ph(codes::<Q>(cache.add(Q::bytes(at))), s));
-                i += LANES;
-            }
-            return true;
-        }
-        if group < LANES {
+    if GROUP < LANES {
+        if len < LANES {
             return false;
         }
-        for g in 0..len / group {
-            let s = _mm512_castsi512_ph(_mm512_set1_epi16(scales.add(g).cast::<i16>().read()));
-            let (cache, values) = (cache.add(Q::bytes(g * group)), values.add(g * group));
-            let mut i = 0;
-            while i < group {
-                let at = i.min(group - LANES);
-                write::<V, STREAM>(values.add(at), _mm512_mul_ph(codes::<Q>(cache.add(Q::bytes(at))), s));
-                i += LANES;
+        let mut i = 0;
+        if len.is_multiple_of(LANES) {
+            // Unrolled: what a loop takes for itself is much beside so few instructions.
+            while i + 4 * LANES <= len {
+                let mut at = i;
+                while at < i + 4 * LANES {
+                    let s = broadcast::<GROUP>(scales.add(at / GROUP));
+                    write::<V, STREAM>(values.add(at), _mm512_mul_ph(codes::<Q>(cache.add(Q::bytes(at))), s));
+                    at += LANES;
+                }
+                i += 4 * LANES;
             }
         }
-        true
+        while i < len {
+            // The last register may overlap the one before it; it begins with a group, as 32 and len are whole
+            // groups.
+            let at = i.min(len - LANES);
+            let s = broadcast::<GROUP>(scales.add(at / GROUP));
+            write::<V, STREAM>(values.add(at), _mm512_mul_ph(codes::<Q>(cache.add(Q::bytes(at))), s));
+            i += LANES;
+        }
+        return true;
     }
+    if group < LANES {
+        return false;
+    }
+    for g in 0..len / group {
+        let s = _mm512_castsi512_ph(_mm512_set1_epi16(scales.add(g).cast::<i16>().read()));
+        let (cache, values) = (cache.add(Q::bytes(g * group)), values.add(g * group));
+        let mut i = 0;
+        while i < group {
+            let at = i.min(group - LANES);
+            write::<V, STREAM>(values.add(at), _mm512_mul_ph(codes::<Q>(cache.add(Q::bytes(at))), s));
+            i += LANES;
+        }
+    }
+    true
 }
 
 /// A register of codes.
 #[inline(always)]
 unsafe fn codes<Q: CodeType>(cache: *const u8) -> __m512h {
     // SAFETY: the instructions are enabled, and 32 codes are there.
-    unsafe {
-        match Q::BITS {
-            QuantBit::Float8 => unreachable!("no native arithmetic makes numbers of float8"),
-            QuantBit::Eight => _mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(_mm256_loadu_si256(cache.cast()))),
-            QuantBit::Four => {
-                // Each byte's nibbles become the low bits of two lanes, by a product with 1 and 2^12: a permutation
-                // looks at five, and the table has each value twice.
-                let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(cache.cast()));
-                let nibbles = _mm512_madd_epi16(bytes, _mm512_set1_epi32(0x1001));
-                let table = _mm512_loadu_si512(VALUE_OF_NIBBLE.as_ptr().cast());
-                _mm512_castsi512_ph(_mm512_permutexvar_epi16(nibbles, table))
-            }
+    match Q::BITS {
+        QuantBit::Float8 => unreachable!("no native arithmetic makes numbers of float8"),
+        QuantBit::Eight => _mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(_mm256_loadu_si256(cache.cast()))),
+        QuantBit::Four => {
+            // Each byte's nibbles become the low bits of two lanes, by a product with 1 and 2^12: a permutation
+            // looks at five, and the table has each value twice.
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(cache.cast()));
+            let nibbles = _mm512_madd_epi16(bytes, _mm512_set1_epi32(0x1001));
+            let table = _mm512_loadu_si512(VALUE_OF_NIBBLE.as_ptr().cast());
+            _mm512_castsi512_ph(_mm512_permutexvar_epi16(nibbles, table))
         }
     }
 }
@@ -124,37 +123,33 @@ unsafe fn codes<Q: CodeType>(cache: *const u8) -> __m512h {
 #[inline(always)]
 unsafe fn broadcast<const GROUP: usize>(scales: *const f16) -> __m512h {
     // SAFETY: the instructions are enabled, and 32 / GROUP scales are there.
-    unsafe {
-        let some = match LANES / GROUP {
-            32 => return _mm512_castsi512_ph(_mm512_loadu_si512(scales.cast())),
-            16 => _mm512_castsi256_si512(_mm256_loadu_si256(scales.cast())),
-            8 => _mm512_castsi128_si512(_mm_loadu_si128(scales.cast())),
-            4 => _mm512_castsi128_si512(_mm_loadl_epi64(scales.cast())),
-            _ => _mm512_castsi128_si512(_mm_cvtsi32_si128(scales.cast::<i32>().read_unaligned())),
-        };
-        let groups = const { group_of_lane(GROUP) };
-        _mm512_castsi512_ph(_mm512_permutexvar_epi16(_mm512_loadu_si512(groups.as_ptr().cast()), some))
-    }
+    let some = match LANES / GROUP {
+        32 => return _mm512_castsi512_ph(_mm512_loadu_si512(scales.cast())),
+        16 => _mm512_castsi256_si512(_mm256_loadu_si256(scales.cast())),
+        8 => _mm512_castsi128_si512(_mm_loadu_si128(scales.cast())),
+        4 => _mm512_castsi128_si512(_mm_loadl_epi64(scales.cast())),
+        _ => _mm512_castsi128_si512(_mm_cvtsi32_si128(scales.cast::<i32>().read_unaligned())),
+    };
+    let groups = const { group_of_lane(GROUP) };
+    _mm512_castsi512_ph(_mm512_permutexvar_epi16(_mm512_loadu_si512(groups.as_ptr().cast()), some))
 }
 
 /// Writes a register of values.
 #[inline(always)]
 unsafe fn write<V: Float, const STREAM: bool>(to: *mut V, x: __m512h) {
     // SAFETY: the instructions are enabled, and 32 values are there, in whole lines with STREAM.
-    unsafe {
-        if V::IS_F16 {
-            let (to, x) = (to.cast::<__m512i>(), _mm512_castph_si512(x));
-            if STREAM {
-                _mm512_stream_si512(to, x)
-            } else {
-                _mm512_storeu_si512(to, x)
-            }
-            return;
+    if V::IS_F16 {
+        let (to, x) = (to.cast::<__m512i>(), _mm512_castph_si512(x));
+        if STREAM {
+            _mm512_stream_si512(to, x)
+        } else {
+            _mm512_storeu_si512(to, x)
         }
-        let (low, high) = (_mm512_castph512_ph256(x), _mm512_extracti64x4_epi64::<1>(_mm512_castph_si512(x)));
-        for (i, half) in [low, _mm256_castsi256_ph(high)].into_iter().enumerate() {
-            V::write::<Avx512<true>, STREAM>(to.add(i * LANES / 2), _mm512_cvtxph_ps(half));
-        }
+        return;
+    }
+    let (low, high) = (_mm512_castph512_ph256(x), _mm512_extracti64x4_epi64::<1>(_mm512_castph_si512(x)));
+    for (i, half) in [low, _mm256_castsi256_ph(high)].into_iter().enumerate() {
+        V::write::<Avx512<true>, STREAM>(to.add(i * LANES / 2), _mm512_cvtxph_ps(half));
     }
 }
 
@@ -189,31 +184,28 @@ pub(crate) unsafe fn encode<Q: CodeType, const GROUP: usize>(
     let [a, b, c] = [a.as_mut_ptr().cast::<f16>(), b.as_mut_ptr().cast::<f16>(), c.as_mut_ptr().cast::<f16>()];
     // SAFETY: g < groups <= MOST_GROUPS, and each array has a register more; i < len and at <= len - 32 in the second
     // loop; i < group and at <= group - 32 in the third.
-    unsafe {
-        for g in (0..groups).step_by(16) {
-            make_factors(_mm512_loadu_ps(scales.add(g)), [a.add(g), b.add(g), c.add(g)]);
+    for g in (0..groups).step_by(16) {
+        make_factors(_mm512_loadu_ps(scales.add(g)), [a.add(g), b.add(g), c.add(g)]);
+    }
+    if GROUP < LANES {
+        let len = group * groups;
+        let mut i = 0;
+        while i < len {
+            let at = i.min(len - LANES);
+            let g = at / GROUP;
+            let factors = [broadcast::<GROUP>(a.add(g)), broadcast::<GROUP>(b.add(g)), broadcast::<GROUP>(c.add(g))];
+            encode_register::<Q>(values, factors, cache, at, ahead);
+            i += LANES;
         }
-        if GROUP < LANES {
-            let len = group * groups;
-            let mut i = 0;
-            while i < len {
-                let at = i.min(len - LANES);
-                let g = at / GROUP;
-                let factors =
-                    [broadcast::<GROUP>(a.add(g)), broadcast::<GROUP>(b.add(g)), broadcast::<GROUP>(c.add(g))];
-                encode_register::<Q>(values, factors, cache, at, ahead);
-                i += LANES;
-            }
-            return;
-        }
-        for g in 0..groups {
-            let splat = |factors: *mut f16| _mm512_castsi512_ph(_mm512_set1_epi16(factors.add(g).cast::<i16>().read()));
-            let factors = [splat(a), splat(b), splat(c)];
-            let mut i = 0;
-            while i < group {
-                encode_register::<Q>(values, factors, cache, g * group + i.min(group - LANES), ahead);
-                i += LANES;
-            }
+        return;
+    }
+    for g in 0..groups {
+        let splat = |factors: *mut f16| _mm512_castsi512_ph(_mm512_set1_epi16(factors.add(g).cast::<i16>().read()));
+        let factors = [splat(a), splat(b), splat(c)];
+        let mut i = 0;
+        while i < group {
+            encode_register::<Q>(values, factors, cache, g * group + i.min(group - LANES), ahead);
+            i += LANES;
         }
     }
 }
@@ -222,16 +214,14 @@ pub(crate) unsafe fn encode<Q: CodeType, const GROUP: usize>(
 #[inline(always)]
 unsafe fn make_factors(s: __m512, to: [*mut f16; 3]) {
     // SAFETY: the instructions are enabled, and the caller has room for 16 factors of each kind.
-    unsafe {
-        // The power is a float16 too: the smallest scale, 168 * 2^-24, stays below 1.
-        let exponent = _mm512_max_ps(_mm512_getexp_ps(s), _mm512_set1_ps(-15.0));
-        let power = _mm512_scalef_ps(_mm512_set1_ps(1.0), _mm512_sub_ps(_mm512_setzero_ps(), exponent));
-        let near = _mm512_mul_ps(s, power);
-        let reciprocal = _mm512_div_ps(_mm512_set1_ps(1.0), near);
-        for (i, x) in [power, near, reciprocal].into_iter().enumerate() {
-            let x = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
-            _mm256_storeu_si256(to[i].cast(), x);
-        }
+    // The power is a float16 too: the smallest scale, 168 * 2^-24, stays below 1.
+    let exponent = _mm512_max_ps(_mm512_getexp_ps(s), _mm512_set1_ps(-15.0));
+    let power = _mm512_scalef_ps(_mm512_set1_ps(1.0), _mm512_sub_ps(_mm512_setzero_ps(), exponent));
+    let near = _mm512_mul_ps(s, power);
+    let reciprocal = _mm512_div_ps(_mm512_set1_ps(1.0), near);
+    for (i, x) in [power, near, reciprocal].into_iter().enumerate() {
+        let x = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+        _mm256_storeu_si256(to[i].cast(), x);
     }
 }
 
@@ -245,25 +235,23 @@ unsafe fn encode_register<Q: CodeType>(
     ahead: Option<*const f16>,
 ) {
     // SAFETY: the instructions are enabled, and 32 values, and their codes, are there from `at` on.
-    unsafe {
-        if let Some(ahead) = ahead {
-            prefetch_l2(ahead.wrapping_add(at).cast::<u8>().wrapping_add(L2_PREFETCH_DISTANCE));
-        }
-        let x = _mm512_mul_ph(_mm512_castsi512_ph(_mm512_loadu_si512(values.add(at).cast())), power);
-        let quotient = _mm512_mul_ph(x, reciprocal);
-        let remainder = _mm512_fnmadd_ph(quotient, s, x);
-        let codes = _mm512_cvtph_epi16(_mm512_fmadd_ph(remainder, reciprocal, quotient));
-        let cache = cache.add(Q::bytes(at));
-        match Q::BITS {
-            QuantBit::Float8 => unreachable!("no native arithmetic makes codes of float8"),
-            // NaN is the smallest int16, whose low byte is 0.
-            QuantBit::Eight => _mm256_storeu_si256(cache.cast(), _mm512_cvtepi16_epi8(codes)),
-            QuantBit::Four => {
-                // Of each pair of lanes the low four bits of the first and those of the second, in the low byte.
-                let seconds = _mm512_srli_epi32::<12>(codes);
-                let pairs = _mm512_ternarylogic_epi32::<CHOOSE>(_mm512_set1_epi32(0x0f), codes, seconds);
-                _mm_storeu_si128(cache.cast(), _mm512_cvtepi32_epi8(pairs));
-            }
+    if let Some(ahead) = ahead {
+        prefetch_l2(ahead.wrapping_add(at).cast::<u8>().wrapping_add(L2_PREFETCH_DISTANCE));
+    }
+    let x = _mm512_mul_ph(_mm512_castsi512_ph(_mm512_loadu_si512(values.add(at).cast())), power);
+    let quotient = _mm512_mul_ph(x, reciprocal);
+    let remainder = _mm512_fnmadd_ph(quotient, s, x);
+    let codes = _mm512_cvtph_epi16(_mm512_fmadd_ph(remainder, reciprocal, quotient));
+    let cache = cache.add(Q::bytes(at));
+    match Q::BITS {
+        QuantBit::Float8 => unreachable!("no native arithmetic makes codes of float8"),
+        // NaN is the smallest int16, whose low byte is 0.
+        QuantBit::Eight => _mm256_storeu_si256(cache.cast(), _mm512_cvtepi16_epi8(codes)),
+        QuantBit::Four => {
+            // Of each pair of lanes the low four bits of the first and those of the second, in the low byte.
+            let seconds = _mm512_srli_epi32::<12>(codes);
+            let pairs = _mm512_ternarylogic_epi32::<CHOOSE>(_mm512_set1_epi32(0x0f), codes, seconds);
+            _mm_storeu_si128(cache.cast(), _mm512_cvtepi32_epi8(pairs));
         }
     }
 }
