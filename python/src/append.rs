@@ -5,12 +5,12 @@ use kvcache_manager::Detail;
 use numpy::{Element, PyArray1, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyList, PyString};
+use pyo3::types::{PyDict, PyInt, PyList, PyString};
 use smallvec::{SmallVec, smallvec};
 
 use crate::id::Id;
 use crate::numbers::{count, integer, not_of_type, type_error};
-use crate::refusal::Refusal;
+use crate::refusal::refusal;
 
 type Tokens = SmallVec<[u32; 4]>;
 
@@ -164,9 +164,7 @@ fn of_array<T: Element + Copy + Into<i64>>(tokens: &Bound<'_, PyAny>) -> Option<
 fn out_of_range(got: Detail, i: usize) -> PyErr {
     let number = if let Detail::Int(number) = got { number.to_string() } else { "of more than 128 bits".to_owned() };
     let message = format!("tokens: token {i} is {number}, expected 0 to {}", u32::MAX);
-    let details =
-        vec![("name", "tokens".into()), ("got", got), ("min", Detail::Int(0)), ("max", Detail::Int(u32::MAX.into()))];
-    Refusal::new("range", message, details).into()
+    refusal!("range", message, name = "tokens", got = got, min = 0u32, max = u32::MAX).into()
 }
 
 /// One of the appends of a step.
@@ -183,4 +181,12 @@ pub(crate) fn appends_of<'py>(appends: &Bound<'py, PyAny>) -> PyResult<Vec<Bound
         Ok(list) => list.iter().map(append).collect(),
         Err(_) => appends.try_iter()?.map(|item| append(item?)).collect(),
     }
+}
+
+/// Numbers of tokens by sequence, of a dict {s: n}.
+///
+/// # Errors
+/// As for [`Id`] and [`count`].
+pub(crate) fn counts_of(appends: &Bound<'_, PyDict>) -> PyResult<Vec<(core::SeqId, usize)>> {
+    appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, count("range", "n", &n)?))).collect()
 }

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use slotmap::{Key, KeyData};
 
 use crate::numbers::not_of_type;
-use crate::refusal::Refusal;
+use crate::refusal::refusal;
 
 /// A sequence's id.
 #[derive(Debug, Clone, Copy)]
@@ -41,5 +41,5 @@ impl FromPyObject<'_, '_> for Id {
 }
 
 fn unknown(number: &str, seq: Detail) -> PyErr {
-    Refusal::new("unknown_seq", format!("no sequence has the id {number}"), vec![("seq", seq)]).into()
+    refusal!("unknown_seq", format!("no sequence has the id {number}"), seq = seq).into()
 }

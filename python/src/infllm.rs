@@ -1,83 +1,27 @@
 //! `InfLlm`: attention over the first tokens, the last tokens, and blocks that queries select.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use kvcache_manager as core;
-use kvcache_manager::{
-    BlockScore, CacheSpec, CacheSpecBuilder, Eviction, FarPositions, InfLlmConfig, InfLlmStep as CoreStep, Mode,
-};
+use kvcache_manager::{BlockScore, CacheSpecBuilder, Eviction, FarPositions, InfLlmConfig, Mode};
 use numpy::ndarray::Dimension;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray, PyReadonlyArray2, PyReadonlyArray3};
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use pyo3::types::PyDict;
 
+use crate::append::counts_of;
 use crate::arguments::{self, ShiftLimit};
 use crate::id::Id;
 use crate::infllm_step::InfLlmStep;
-use crate::memory::{Detaching, HostMemory};
+use crate::memory::HostMemory;
 use crate::numbers::{choice, count, type_error};
 use crate::refusal::Refusal;
 use crate::rope::Rope;
+use crate::shared::{InfLlmParts, SharedInfLlm};
 use crate::spec::{self, given};
 use crate::tiers::tiers_of;
-
-/// An `InfLlm` and what its steps have of it. One thread at a time has it; meanwhile it runs no Python code.
-#[derive(Debug)]
-pub struct SharedInfLlm {
-    spec: CacheSpec,
-    infllm: Mutex<core::InfLlm>,
-    /// The number of the open step, or of the last one.
-    latest: AtomicU64,
-    /// The number of a step that Python has no longer: if it is open, it is rolled back before anything else is done.
-    abandoned: AtomicU64,
-    /// Of the last step.
-    loads: AtomicUsize,
-}
-
-impl SharedInfLlm {
-    /// Has `used` use it, while no other thread does.
-    pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut core::InfLlm) -> Result<R, Refusal>) -> PyResult<R> {
-        let locked = || {
-            let Ok(mut infllm) = self.infllm.lock_py_attached(py) else {
-                let message = "the InfLlm cannot be used any more: an earlier call of it panicked".to_owned();
-                return Err(Refusal::new("broken", message, Vec::new()));
-            };
-            let abandoned = self.abandoned.swap(0, Ordering::Relaxed);
-            if abandoned != 0
-                && abandoned == self.latest.load(Ordering::Relaxed)
-                && let Some(step) = infllm.open_step()
-            {
-                step.rollback();
-            }
-            used(&mut infllm)
-        };
-        Ok(locked()?)
-    }
-
-    /// As [`with`](Self::with), for what moves bytes of the cache.
-    pub fn with_memory<R>(
-        &self,
-        py: Python<'_>,
-        memory: &Bound<'_, HostMemory>,
-        used: impl FnOnce(&mut core::InfLlm, &mut Detaching<'_, '_>) -> Result<R, Refusal>,
-    ) -> PyResult<R> {
-        let arrays = memory.get().arrays(py, &self.spec)?;
-        self.with(py, |infllm| arrays.using(py, |memory| used(infllm, memory)))
-    }
-
-    /// The open step, if it is this one.
-    pub fn step<'m>(&self, infllm: &'m mut core::InfLlm, number: u64) -> Option<CoreStep<'m>> {
-        if number == self.latest.load(Ordering::Relaxed) { infllm.open_step() } else { None }
-    }
-
-    /// Python has this step no longer.
-    pub fn abandon(&self, number: u64) {
-        self.abandoned.fetch_max(number, Ordering::Relaxed);
-    }
-}
 
 /// Attention over the first tokens of a sequence, its last ones, and a few blocks in between, which queries select
 /// (InfLLM, Quest; without blocks StreamingLLM). What a sequence has in the cache does not grow with it: the rows of
@@ -198,14 +142,8 @@ impl InfLlm {
         builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
         builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
         let cache = builder.build().map_err(Refusal::from)?;
-        let infllm = core::InfLlm::new(cache.clone(), config, tiers_of(tiers)?);
-        let shared = SharedInfLlm {
-            spec: cache,
-            infllm: Mutex::new(infllm.map_err(Refusal::from)?),
-            latest: AtomicU64::new(0),
-            abandoned: AtomicU64::new(0),
-            loads: AtomicUsize::new(0),
-        };
+        let infllm = core::InfLlm::new(cache, config, tiers_of(tiers)?);
+        let shared = SharedInfLlm::new(infllm.map_err(Refusal::from)?, InfLlmParts::default());
         Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
     }
 
@@ -249,16 +187,14 @@ impl InfLlm {
         appends: &Bound<'_, PyDict>,
         memory: &Bound<'_, HostMemory>,
     ) -> PyResult<InfLlmStep> {
-        let appends = appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, count("range", "n", &n)?)));
-        let appends = appends.collect::<PyResult<Vec<_>>>()?;
+        let appends = counts_of(appends)?;
         self.shared.with_memory(py, memory, |infllm, bytes| {
             // Without the GIL: tiers may be Python's.
             let step = bytes.detached(|bytes| infllm.begin_step(&appends, bytes))?;
-            self.shared.loads.store(step.loads(), Ordering::Relaxed);
-            let number = 1 + self.shared.latest.fetch_add(1, Ordering::Relaxed);
-            let step_of = InfLlmStep::new(Arc::clone(&self.shared), number, memory.clone().unbind(), &step);
+            self.shared.parts.loads.store(step.loads(), Ordering::Relaxed);
+            let opened = InfLlmStep::new(&self.shared, memory.clone().unbind(), &step)?;
             step.detach();
-            Ok(step_of)
+            Ok::<_, core::Error>(opened)
         })
     }
 
@@ -271,7 +207,7 @@ impl InfLlm {
         let layer = count("range", "layer", layer)?;
         let scores: PyReadonlyArray2<'_, f32> = floats("scores", scores)?;
         self.shared.with(py, |infllm| {
-            let mut step = infllm.open_step().ok_or_else(crate::infllm_step::closed)?;
+            let mut step = infllm.open_step().ok_or_else(Refusal::step_closed)?;
             let observed = step.observe(layer, scores.as_array());
             step.detach();
             Ok(observed?)
@@ -339,9 +275,8 @@ impl InfLlm {
     ///
     /// Raises ManagerError: unknown_seq, lost, block_lost, memory, step_open, io.
     fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
-        self.shared.with_memory(py, memory, |infllm, memory| {
-            Ok(memory.detached(|memory| infllm.save_seq(&path, memory, s.0))?)
-        })
+        self.shared
+            .with_memory(py, memory, |infllm, memory| memory.detached(|memory| infllm.save_seq(&path, memory, s.0)))
     }
 
     /// Adds the sequence of a file, saved with the same configuration of blocks, in the same types; its id: `s`, or a
@@ -353,14 +288,14 @@ impl InfLlm {
     fn load_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Option<Id>) -> PyResult<u64> {
         self.shared.with_memory(py, memory, |infllm, memory| {
             let loaded = memory.detached(|memory| infllm.load_seq(&path, memory, s.map(|s| s.0)));
-            Ok(Id(loaded?).number())
+            loaded.map(|s| Id(s).number())
         })
     }
 
     /// The blocks that were loaded for the last step: those that it sees and that were not in the cache.
     #[getter]
     fn loads(&self) -> usize {
-        self.shared.loads.load(Ordering::Relaxed)
+        self.shared.parts.loads.load(Ordering::Relaxed)
     }
 
     /// Verifies the invariants.

@@ -8,29 +8,26 @@ use numpy::{IntoPyArray, PyArray0, PyArray1, PyArray2, ToPyArray};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use crate::infllm::SharedInfLlm;
 use crate::memory::HostMemory;
 use crate::numbers::count;
 use crate::refusal::Refusal;
+use crate::shared::SharedInfLlm;
+use crate::step::{Indices, common_step};
 
 /// An open step of an `InfLlm`: the inputs of the operator and of the model, as int64 arrays, for B batch entries with
 /// s new rows and k rows in all.
 ///
 /// As a context manager it commits at the end, and rolls back on an exception. A step that is dropped while it is open
 /// is rolled back. While it is open every change but `observe` is refused.
+///
+/// An array is valid for as long as it is kept: later steps take its memory only when no array and no view is left on it.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct InfLlmStep {
     shared: Arc<SharedInfLlm>,
     number: u64,
     memory: Py<HostMemory>,
-    seqstarts: Vec<i64>,
-    kvstarts: Vec<i64>,
-    start_pos: Vec<i64>,
-    positions: Vec<i64>,
-    order: Vec<i64>,
-    /// max_seqlen, max_kvlen, decoding_batches.
-    scalars: [i64; 3],
+    indices: Indices<8>,
     /// By layer.
     layers: Vec<Layer>,
     loads: usize,
@@ -42,11 +39,6 @@ struct Layer {
     key_positions: Vec<i64>,
 }
 
-pub fn closed() -> Refusal {
-    let message = "the step is no longer open: it was committed or rolled back".to_owned();
-    Refusal::new("step_closed", message, Vec::new())
-}
-
 impl Drop for InfLlmStep {
     fn drop(&mut self) {
         self.shared.abandon(self.number);
@@ -54,26 +46,38 @@ impl Drop for InfLlmStep {
 }
 
 impl InfLlmStep {
-    /// The tensors of the open step.
-    pub fn new(shared: Arc<SharedInfLlm>, number: u64, memory: Py<HostMemory>, step: &core::InfLlmStep<'_>) -> Self {
+    /// The open step and its tensors.
+    ///
+    /// # Errors
+    /// [`core::Error::OutOfMemory`].
+    pub fn new(
+        shared: &Arc<SharedInfLlm>,
+        memory: Py<HostMemory>,
+        step: &core::InfLlmStep<'_>,
+    ) -> Result<Self, core::Error> {
         let layer = |layer| {
             let mut key_positions = Vec::new();
             step.key_positions_into(layer, &mut key_positions).ok()?;
             Some(Layer { cachestarts: step.cachestarts(layer).ok()?.to_owned(), key_positions })
         };
-        Self {
-            shared,
-            number,
+        let indices = [
+            step.seqstarts(),
+            step.kvstarts(),
+            step.start_pos(),
+            step.positions(),
+            step.order(),
+            &[step.max_seqlen()],
+            &[step.max_kvlen()],
+            &[step.decoding_batches()],
+        ];
+        Ok(Self {
+            indices: Indices::copy(&shared.parts.indices, indices)?,
             memory,
-            seqstarts: step.seqstarts().to_vec(),
-            kvstarts: step.kvstarts().to_vec(),
-            start_pos: step.start_pos().to_vec(),
-            positions: step.positions().to_vec(),
-            order: step.order().to_vec(),
-            scalars: [step.max_seqlen(), step.max_kvlen(), step.decoding_batches()],
             layers: (0..).map_while(layer).collect(),
             loads: step.loads(),
-        }
+            number: shared.opened(),
+            shared: Arc::clone(shared),
+        })
     }
 
     fn layer(&self, layer: Option<&Bound<'_, PyAny>>) -> PyResult<&Layer> {
@@ -86,66 +90,28 @@ impl InfLlmStep {
     fn end(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
         if !commit {
             return self.shared.with(py, |infllm| {
-                self.shared.step(infllm, self.number).ok_or_else(closed)?.rollback();
+                self.shared.step(infllm, self.number).ok_or_else(Refusal::step_closed)?.rollback();
                 Ok(())
             });
         }
         self.shared.with_memory(py, self.memory.bind(py), |infllm, memory| {
-            Ok(self.shared.step(infllm, self.number).ok_or_else(closed)?.commit(memory)?)
+            let step = self.shared.step(infllm, self.number).ok_or_else(Refusal::step_closed)?;
+            step.commit(memory).map_err(Refusal::from)
         })
+    }
+
+    fn end_open(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
+        let open = self
+            .shared
+            .with(py, |infllm| Ok(self.shared.step(infllm, self.number).map(core::InfLlmStep::detach).is_some()))?;
+        if open { self.end(py, commit) } else { Ok(()) }
     }
 }
 
+common_step!(InfLlmStep);
+
 #[pymethods]
 impl InfLlmStep {
-    /// Shape (B + 1): where the new rows of each entry begin.
-    #[getter]
-    fn seqstarts<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
-        self.seqstarts.to_pyarray(py)
-    }
-
-    /// Shape (B + 1): where the rows of each entry begin in the operator's outputs.
-    #[getter]
-    fn kvstarts<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
-        self.kvstarts.to_pyarray(py)
-    }
-
-    /// Shape (B): the rows that each entry sees already.
-    #[getter]
-    fn start_pos<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
-        self.start_pos.to_pyarray(py)
-    }
-
-    /// Shape (): the most new rows of an entry.
-    #[getter]
-    fn max_seqlen<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray0<i64>> {
-        PyArray0::from_owned_array(py, numpy::ndarray::arr0(self.scalars[0]))
-    }
-
-    /// Shape (): the most rows of an entry.
-    #[getter]
-    fn max_kvlen<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray0<i64>> {
-        PyArray0::from_owned_array(py, numpy::ndarray::arr0(self.scalars[1]))
-    }
-
-    /// Shape (): the entries of one new row, which come first.
-    #[getter]
-    fn decoding_batches<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray0<i64>> {
-        PyArray0::from_owned_array(py, numpy::ndarray::arr0(self.scalars[2]))
-    }
-
-    /// Shape (s): the positions of the new rows.
-    #[getter]
-    fn positions<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
-        self.positions.to_pyarray(py)
-    }
-
-    /// Shape (B): by entry, the index of its append. Entries of one new row come first, else in order.
-    #[getter]
-    fn order<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
-        self.order.to_pyarray(py)
-    }
-
     /// The blocks that were loaded for this step.
     #[getter]
     fn loads(&self) -> usize {
@@ -188,25 +154,5 @@ impl InfLlmStep {
     /// Raises ManagerError of kind step_closed, if it has ended.
     fn rollback(&self, py: Python<'_>) -> PyResult<()> {
         self.end(py, false)
-    }
-
-    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
-    }
-
-    /// Ends a step that is still open.
-    #[pyo3(signature = (exc_type, exc_value, traceback, /))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        exc_type: Option<&Bound<'_, PyType>>,
-        exc_value: Option<&Bound<'_, PyAny>>,
-        traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let _ = (exc_value, traceback);
-        let open = self
-            .shared
-            .with(py, |infllm| Ok(self.shared.step(infllm, self.number).map(core::InfLlmStep::detach).is_some()))?;
-        if open { self.end(py, exc_type.is_none()) } else { Ok(()) }
     }
 }

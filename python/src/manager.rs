@@ -14,9 +14,9 @@ use crate::id::Id;
 use crate::memory::HostMemory;
 use crate::refusal::Refusal;
 use crate::rope::Rope;
-use crate::shared::Shared;
+use crate::shared::{Parts, Pools, SharedManager};
 use crate::spec::given;
-use crate::step::{Step, Tensors};
+use crate::step::Step;
 use crate::tiers::tiers_of;
 use crate::{arguments, spec, stats};
 
@@ -45,7 +45,7 @@ use crate::{arguments, spec, stats};
 #[derive(Debug)]
 pub struct Manager {
     spec: Py<PyAny>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedManager>,
 }
 
 impl Manager {
@@ -114,7 +114,7 @@ impl Manager {
             None => core::Manager::new(core_spec),
             Some(tiers) => core::Manager::with_store(core_spec, Arc::clone(tiers) as Arc<dyn core::BlockStore>),
         };
-        let shared = Shared::new(manager.map_err(Refusal::from)?, tiers);
+        let shared = SharedManager::new(manager.map_err(Refusal::from)?, Parts { pools: Pools::default(), tiers });
         Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
     }
 
@@ -339,15 +339,14 @@ impl Manager {
     fn begin_step(&self, appends: &Bound<'_, PyAny>, memory: &Bound<'_, HostMemory>) -> PyResult<Step> {
         let py = memory.py();
         let appends = appends_of(appends)?;
-        let (number, tensors) = self.shared.with_memory(py, memory, |manager, memory| {
+        self.shared.with_memory(py, memory, |manager, memory| {
             let appends: Vec<_> = appends.iter().map(|append| append.get().borrow()).collect();
             // Without the GIL: tiers may be Python's.
             let step = memory.detached(|memory| manager.begin_step(&appends)?.apply(memory))?;
-            let tensors = Tensors::copy(&step, &self.shared.pools)?;
+            let opened = Step::new(&self.shared, &step)?;
             step.detach();
-            Ok((self.shared.opened(), tensors))
-        })?;
-        Ok(Step::new(Arc::clone(&self.shared), number, tensors))
+            Ok::<_, core::Error>(opened)
+        })
     }
 
     /// Verifies every invariant of the manager.

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use kvcache_manager::{Detail, Error, MaskElement, MaskSpec, MaskWindow, Step};
+use kvcache_manager::{Error, MaskElement, MaskSpec, MaskWindow, Step};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, dtype};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::buffers::{Buffer, Pool};
 use crate::numbers::{choice, within};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, refusal};
 
 /// Argument `window`.
 pub fn window(value: &Bound<'_, PyAny>) -> PyResult<MaskWindow> {
@@ -34,17 +34,15 @@ pub fn is_float16(py: Python<'_>, wanted: Option<&Bound<'_, PyAny>>) -> PyResult
     }
     let got = wanted.to_string();
     let message = format!("dtype is {got}, expected float32 or float16");
-    let details = vec![("name", "dtype".into()), ("got", got.into()), ("expected", "float32, float16".into())];
-    Err(Refusal::new("spec_name", message, details).into())
+    Err(refusal!("spec_name", message, name = "dtype", got = got, expected = "float32, float16").into())
 }
 
 /// Checks argument `alibi`.
 pub fn check_slopes(slopes: Option<&[f32]>) -> Result<(), Refusal> {
     match slopes.unwrap_or_default().iter().enumerate().find(|(_, slope)| !slope.is_finite()) {
         Some((index, &slope)) => {
-            let got = Detail::Float(slope.into());
-            let details = vec![("name", "alibi".into()), ("index", index.into()), ("got", got)];
-            Err(Refusal::new("range", format!("slope {index} of alibi is {slope}, expected a finite number"), details))
+            let message = format!("slope {index} of alibi is {slope}, expected a finite number");
+            Err(refusal!("range", message, name = "alibi", index = index, got = f64::from(slope)))
         }
         None => Ok(()),
     }

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::numbers::type_error;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, refusal};
 use crate::spec;
 use crate::threads::Threads;
 
@@ -75,8 +75,7 @@ impl Operand {
         let (array, expected_type) = (self.array.bind(py), self.numpy_type.bind(py));
         let refuse = |kind, what: &str, expected: Detail, got: Detail| {
             let message = format!("{}: {what}", self.name);
-            Err(Refusal::new(kind, message, vec![("name", self.name.into()), ("expected", expected), ("got", got)])
-                .into())
+            Err(refusal!(kind, message, name = self.name, expected = expected, got = got).into())
         };
         if !array.dtype().is_equiv_to(expected_type) {
             let (expected, got) = (expected_type.to_string(), array.dtype().to_string());
@@ -127,16 +126,11 @@ impl HostMemory {
     /// `ManagerError` of kind `memory_spec`, if this is memory of another kind of cache, or those of the constructor.
     pub fn arrays<'m>(&'m self, py: Python<'_>, spec: &CacheSpec) -> PyResult<Arrays<'m>> {
         if self.spec.rows() != spec.rows() {
-            let shape = |spec: &CacheSpec| Detail::from(spec.cache_shape());
-            let message = format!(
-                "the memory is that of a cache {:?} of {}, expected {:?} of {}",
-                self.spec.cache_shape(),
-                self.spec.cache_type(),
-                spec.cache_shape(),
-                spec.cache_type()
-            );
-            let details = vec![("expected", shape(spec)), ("got", shape(&self.spec))];
-            return Err(Refusal::new("memory_spec", message, details).into());
+            let (expected, got) = (spec.cache_shape(), self.spec.cache_shape());
+            let (cache_type, of) = (spec.cache_type(), self.spec.cache_type());
+            let message =
+                format!("the memory is that of a cache {got:?} of {of}, expected {expected:?} of {cache_type}");
+            return Err(refusal!("memory_spec", message, expected = expected, got = got).into());
         }
         let scale = self.scale.as_ref().map_or(Ok(std::ptr::null_mut()), |scale| scale.address(py))?;
         Ok(Arrays { memory: self, cache: self.cache.address(py)?, scale })
@@ -181,30 +175,23 @@ impl<'a> Detaching<'a, '_> {
     }
 }
 
+/// Functions of [`CacheMemory`] without the GIL.
+macro_rules! detached {
+    ($(fn $name:ident [$($mutable:ident)?] ($($argument:ident: $type:ty),*);)*) => { $(
+        fn $name(&$($mutable)? self, $($argument: $type),*) -> Result<(), MemoryError> {
+            let memory = &$($mutable)? self.memory;
+            self.py.detach(|| memory.$name($($argument),*))
+        }
+    )* };
+}
+
 impl CacheMemory for Detaching<'_, '_> {
-    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
-        let memory = &mut self.memory;
-        self.py.detach(|| memory.copy_rows(copies))
-    }
-
-    fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError> {
-        let memory = &mut self.memory;
-        self.py.detach(|| memory.rotate_keys(rotations, rope))
-    }
-
-    fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError> {
-        let memory = &self.memory;
-        self.py.detach(|| memory.read_rows(slots, rows))
-    }
-
-    fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
-        let memory = &mut self.memory;
-        self.py.detach(|| memory.write_rows(slots, rows))
-    }
-
-    fn write_layer_rows(&mut self, layer: usize, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError> {
-        let memory = &mut self.memory;
-        self.py.detach(|| memory.write_layer_rows(layer, slots, rows))
+    detached! {
+        fn copy_rows [mut] (copies: &[RowCopy]);
+        fn rotate_keys [mut] (rotations: &[Rotation], rope: &Rope);
+        fn read_rows [] (slots: &[usize], rows: &mut [u8]);
+        fn write_rows [mut] (slots: &[usize], rows: &[u8]);
+        fn write_layer_rows [mut] (layer: usize, slots: &[usize], rows: &[u8]);
     }
 }
 
@@ -222,14 +209,16 @@ impl HostMemory {
             }
             (None, None, _) => None,
             (None, Some((_, _, expected)), _) => {
-                let details = vec![("name", "scale".into()), ("expected", expected.into()), ("got", Detail::None)];
                 let message = format!("scale: expected an array of {expected}, got None");
-                return Err(Refusal::new("scale_missing", message, details).into());
+                let got = Detail::None;
+                return Err(refusal!("scale_missing", message, name = "scale", expected = expected, got = got).into());
             }
             (Some(_), _, _) => {
-                let details = vec![("name", "scale".into()), ("expected", Detail::None), ("got", "an array".into())];
-                let message = "scale: expected None for a cache without quantization, got an array".to_owned();
-                return Err(Refusal::new("scale_unexpected", message, details).into());
+                let message = "scale: expected None for a cache without quantization, got an array";
+                let (expected, got) = (Detail::None, "an array");
+                return Err(
+                    refusal!("scale_unexpected", message, name = "scale", expected = expected, got = got).into()
+                );
             }
         };
         Ok(Self { spec, cache, scale, busy: Mutex::new(()) })

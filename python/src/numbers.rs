@@ -1,10 +1,9 @@
 //! Numbers from Python: any object with `__index__`, in its range.
 
-use kvcache_manager::Detail;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 
-use crate::refusal::Refusal;
+use crate::refusal::refusal;
 
 /// A number of 64 bits.
 ///
@@ -15,8 +14,7 @@ pub fn integer(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>)
     value.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(value.py()) {
             let message = format!("{name} has more than 64 bits, expected {} to {}", i64::MIN, i64::MAX);
-            let details = vec![("name", name.into()), ("min", i64::MIN.into()), ("max", i64::MAX.into())];
-            Refusal::new(kind, message, details).into()
+            refusal!(kind, message, name = name, min = i64::MIN, max = i64::MAX).into()
         } else {
             not_of_type(error, name, "an int", value)
         }
@@ -32,8 +30,8 @@ pub fn within(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>, 
     if (min..=max).contains(&got) {
         return Ok(got);
     }
-    let details = vec![("name", name.into()), ("got", got.into()), ("min", min.into()), ("max", max.into())];
-    Err(Refusal::new(kind, format!("{name} is {got}, expected {min} to {max}"), details).into())
+    let message = format!("{name} is {got}, expected {min} to {max}");
+    Err(refusal!(kind, message, name = name, got = got, min = min, max = max).into())
 }
 
 /// A number that counts something.
@@ -55,9 +53,7 @@ pub fn choice<T: Copy>(name: &'static str, got: &str, choices: &[(&'static str, 
     }
     let expected = choices.iter().map(|(choice, _)| *choice).collect::<Vec<_>>().join(", ");
     let message = format!("{name} is {got:?}, expected one of {expected}");
-    let details: Vec<(_, Detail)> =
-        vec![("name", name.into()), ("got", got.to_owned().into()), ("expected", expected.into())];
-    Err(Refusal::new("spec_name", message, details).into())
+    Err(refusal!("spec_name", message, name = name, got = got.to_owned(), expected = expected).into())
 }
 
 /// Why an argument could not be converted: it is of another type, or its own conversion raised something else.

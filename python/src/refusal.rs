@@ -19,7 +19,24 @@ impl Refusal {
     pub fn new(kind: &'static str, message: String, details: Vec<(&'static str, Detail)>) -> Self {
         Self { capacity: false, kind, message, details }
     }
+
+    /// A step that has ended.
+    pub fn step_closed() -> Self {
+        refusal!("step_closed", "the step is no longer open: it was committed or rolled back")
+    }
 }
+
+/// A refusal of this binding's own: its kind, its message and its details by name.
+macro_rules! refusal {
+    ($kind:expr, $message:expr $(, $name:ident = $value:expr)* $(,)?) => {
+        $crate::refusal::Refusal::new(
+            $kind,
+            $message.into(),
+            vec![$((stringify!($name), ::kvcache_manager::Detail::from($value))),*],
+        )
+    };
+}
+pub(crate) use refusal;
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {

@@ -5,7 +5,7 @@ use kvcache_manager::RopeStyle;
 use pyo3::prelude::*;
 
 use crate::numbers::{choice, within};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, refusal};
 
 const STYLES: [(&str, RopeStyle); 2] = [("neox", RopeStyle::Neox), ("gptj", RopeStyle::Gptj)];
 
@@ -47,8 +47,7 @@ impl Rope {
             (Some(frequencies), _) if 2 * frequencies.len() != n_rot => {
                 let (expected, got) = (n_rot / 2, frequencies.len());
                 let message = format!("inv_freq has {got} numbers, expected n_rot / 2 = {expected}");
-                let details = vec![("name", "inv_freq".into()), ("expected", expected.into()), ("got", got.into())];
-                return Err(Refusal::new("spec_range", message, details).into());
+                return Err(refusal!("spec_range", message, name = "inv_freq", expected = expected, got = got).into());
             }
             (Some(frequencies), style) => core::Rope::with_frequencies(style, frequencies),
             (None, RopeStyle::Neox) => core::Rope::neox(n_rot, base),

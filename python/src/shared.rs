@@ -1,32 +1,87 @@
 //! What a manager and its steps have in common.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvcache_manager::{CacheSpec, Error, Manager};
+use kvcache_manager::{CacheSpec, InfLlm, InfLlmStep, Manager, Step};
 use kvcache_tiers::Tiers;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::buffers::Pool;
 use crate::memory::{Detaching, HostMemory};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, refusal};
+
+/// What has a cache, and steps that are opened one at a time.
+pub trait Managed {
+    const NAME: &str;
+    type Step<'m>
+    where
+        Self: 'm;
+
+    fn spec(&self) -> &CacheSpec;
+    fn open_step(&mut self) -> Option<Self::Step<'_>>;
+    fn rollback(step: Self::Step<'_>);
+}
+
+macro_rules! managed {
+    ($($name:literal: $managed:ty, $step:ident;)*) => { $(
+        impl Managed for $managed {
+            const NAME: &str = $name;
+            type Step<'m> = $step<'m>;
+
+            fn spec(&self) -> &CacheSpec {
+                self.spec()
+            }
+
+            fn open_step(&mut self) -> Option<$step<'_>> {
+                self.open_step()
+            }
+
+            fn rollback(step: $step<'_>) {
+                step.rollback();
+            }
+        }
+    )* };
+}
+
+managed! {
+    "manager": Manager, Step;
+    "InfLlm": InfLlm, InfLlmStep;
+}
 
 /// A manager and what its steps have of it. One thread at a time has it; meanwhile it may run no Python code, which
 /// could want it too.
 #[derive(Debug)]
-pub struct Shared {
+pub struct Shared<M, P> {
     spec: CacheSpec,
-    manager: Mutex<Manager>,
+    manager: Mutex<M>,
     /// The number of the open step, or of the last one.
     latest: AtomicU64,
     /// The number of a step that Python has no longer. If it is open it is rolled back before anything else is done,
     /// and not when it is collected: that may be while the manager is locked.
     abandoned: AtomicU64,
+    /// What is used without the lock.
+    pub parts: P,
+}
+
+/// Beside a `Manager`.
+#[derive(Debug)]
+pub struct Parts {
     pub pools: Pools,
     pub tiers: Option<Arc<Tiers>>,
 }
+
+/// Beside an `InfLlm`: the blocks that were loaded for the last step, and the arrays of steps.
+#[derive(Debug, Default)]
+pub struct InfLlmParts {
+    pub loads: AtomicUsize,
+    pub indices: Pool,
+}
+
+pub type SharedManager = Shared<Manager, Parts>;
+pub type SharedInfLlm = Shared<InfLlm, InfLlmParts>;
 
 /// Memory of the arrays of steps.
 #[derive(Debug, Default)]
@@ -37,15 +92,14 @@ pub struct Pools {
     pub masks: Pool,
 }
 
-impl Shared {
-    pub fn new(manager: Manager, tiers: Option<Arc<Tiers>>) -> Self {
+impl<M: Managed, P> Shared<M, P> {
+    pub fn new(manager: M, parts: P) -> Self {
         Self {
             spec: manager.spec().clone(),
             manager: Mutex::new(manager),
             latest: AtomicU64::new(0),
             abandoned: AtomicU64::new(0),
-            pools: Pools::default(),
-            tiers,
+            parts,
         }
     }
 
@@ -53,7 +107,7 @@ impl Shared {
     ///
     /// # Errors
     /// What `used` says; a refusal of kind `broken` after a panic.
-    pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut Manager) -> Result<R, Refusal>) -> PyResult<R> {
+    pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut M) -> Result<R, Refusal>) -> PyResult<R> {
         // Made into an exception, which is Python code, when the lock is free again.
         Ok(self.locked(py, used)?)
     }
@@ -62,27 +116,26 @@ impl Shared {
     ///
     /// # Errors
     /// Those of `with` and of [`HostMemory::arrays`].
-    pub fn with_memory<R>(
+    pub fn with_memory<R, E: Into<Refusal>>(
         &self,
         py: Python<'_>,
         memory: &Bound<'_, HostMemory>,
-        used: impl FnOnce(&mut Manager, &mut Detaching<'_, '_>) -> Result<R, Error>,
+        used: impl FnOnce(&mut M, &mut Detaching<'_, '_>) -> Result<R, E>,
     ) -> PyResult<R> {
         let arrays = memory.get().arrays(py, &self.spec)?;
-        self.with(py, |manager| arrays.using(py, |memory| Ok(used(manager, memory)?)))
+        self.with(py, |manager| arrays.using(py, |memory| used(manager, memory).map_err(Into::into)))
     }
 
-    fn locked<R>(&self, py: Python<'_>, used: impl FnOnce(&mut Manager) -> Result<R, Refusal>) -> Result<R, Refusal> {
+    fn locked<R>(&self, py: Python<'_>, used: impl FnOnce(&mut M) -> Result<R, Refusal>) -> Result<R, Refusal> {
         let Ok(mut manager) = self.manager.lock_py_attached(py) else {
-            let message = "the manager cannot be used any more: an earlier call of it panicked".to_owned();
-            return Err(Refusal::new("broken", message, Vec::new()));
+            let message = format!("the {} cannot be used any more: an earlier call of it panicked", M::NAME);
+            return Err(refusal!("broken", message));
         };
         let abandoned = self.abandoned.swap(0, Ordering::Relaxed);
         if abandoned != 0
-            && self.is_latest(abandoned)
-            && let Some(step) = manager.open_step()
+            && let Some(step) = self.step(&mut manager, abandoned)
         {
-            step.rollback();
+            M::rollback(step);
         }
         used(&mut manager)
     }
@@ -92,9 +145,9 @@ impl Shared {
         1 + self.latest.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Whether this is the open step, if one is open. To be called while the manager is locked.
-    pub fn is_latest(&self, step: u64) -> bool {
-        step == self.latest.load(Ordering::Relaxed)
+    /// The open step, if it is this one. To be called while the manager is locked.
+    pub fn step<'m>(&self, manager: &'m mut M, number: u64) -> Option<M::Step<'m>> {
+        if number == self.latest.load(Ordering::Relaxed) { manager.open_step() } else { None }
     }
 
     /// Python has this step no longer.
@@ -105,7 +158,7 @@ impl Shared {
 }
 
 /// Waits for what is to be written, without the GIL, which tiers of Python need.
-impl Drop for Shared {
+impl Drop for Parts {
     fn drop(&mut self) {
         if let Some(tiers) = self.tiers.take() {
             let _ = Python::try_attach(|py| py.detach(|| tiers.flush(Duration::from_secs(5))));

@@ -9,6 +9,7 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyType};
 
+use crate::append::counts_of;
 use crate::arguments;
 use crate::id::Id;
 use crate::numbers::count;
@@ -152,8 +153,7 @@ impl StateCache {
     ///
     /// Raises ManagerError: unknown_seq, lost, empty_append, position_overflow, step_open.
     fn begin_step(&self, appends: &Bound<'_, PyDict>) -> PyResult<StateStep> {
-        let appends = appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, count("range", "n", &n)?)));
-        let appends = appends.collect::<PyResult<Vec<_>>>()?;
+        let appends = counts_of(appends)?;
         self.0.with(|states| {
             let step = states.begin_step(&appends)?;
             let splits = step.splits().to_vec();
@@ -190,11 +190,7 @@ impl Drop for StateStep {
 
 impl StateStep {
     fn end(&self, end: impl FnOnce(core::StateStep<'_>)) -> PyResult<()> {
-        if self.shared.end(self.number, end) {
-            return Ok(());
-        }
-        let message = "the step is no longer open: it was committed or rolled back".to_owned();
-        Err(Refusal::new("step_closed", message, Vec::new()).into())
+        if self.shared.end(self.number, end) { Ok(()) } else { Err(Refusal::step_closed().into()) }
     }
 }
 

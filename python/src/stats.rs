@@ -4,22 +4,20 @@ use kvcache_manager::{RowCopy, Stats};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+/// A dict of these fields of a struct.
+macro_rules! dict {
+    ($py:expr, $of:expr; $($field:ident),*) => {{
+        let dict = pyo3::types::PyDict::new($py);
+        $(dict.set_item(stringify!($field), $of.$field)?;)*
+        dict
+    }};
+}
+pub(crate) use dict;
+
 /// The figures by name.
 pub(crate) fn as_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("slots", stats.slots)?;
-    dict.set_item("used", stats.used)?;
-    dict.set_item("free", stats.free)?;
-    dict.set_item("cached", stats.cached)?;
-    dict.set_item("shared", stats.shared)?;
-    dict.set_item("largest_free_run", stats.largest_free_run)?;
-    dict.set_item("fragmentation", stats.fragmentation)?;
-    dict.set_item("head", stats.head)?;
-    dict.set_item("n_kv", stats.n_kv)?;
-    dict.set_item("sequences", stats.sequences)?;
-    dict.set_item("swapped", stats.swapped)?;
-    dict.set_item("prefix_hits", stats.prefix_hits)?;
-    Ok(dict)
+    Ok(dict!(py, stats; slots, used, free, cached, shared, largest_free_run, fragmentation, head, n_kv, sequences,
+        swapped, prefix_hits))
 }
 
 /// Copies as (src, dst, len), in slots.

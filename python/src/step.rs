@@ -10,94 +10,111 @@ use numpy::{PyArray0, PyArray1, PyArrayDyn};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use crate::buffers::{Buffer, array};
+use crate::buffers::{Buffer, Pool, array};
 use crate::mask;
-
 use crate::refusal::Refusal;
-use crate::shared::{Pools, Shared};
+use crate::shared::SharedManager;
 
-/// An array in the buffer of a step's index tensors.
-#[derive(Debug, Clone, Copy, Default)]
-struct Span {
-    at: usize,
-    len: usize,
-}
-
-/// The index tensors of a step, copied out of the manager.
+/// Tensors of numbers in one buffer.
 #[derive(Debug)]
-pub struct Tensors {
-    indices: Arc<Buffer>,
-    seqstarts: Span,
-    kvstarts: Span,
-    start_pos: Span,
-    positions: Span,
-    token_ids: Span,
-    cached: Span,
-    order: Span,
-    max_seqlen: Span,
-    max_kvlen: Span,
-    decoding_batches: Span,
-    cachestarts: Arc<Buffer>,
-    cachestarts_shape: Vec<usize>,
-    /// `kvstarts[B]`.
-    rows: usize,
+pub struct Indices<const N: usize> {
+    buffer: Arc<Buffer>,
+    /// Where each ends.
+    ends: [usize; N],
 }
 
-impl Tensors {
-    /// The tensors of a step.
+impl<const N: usize> Indices<N> {
+    /// Copies of these tensors.
     ///
     /// # Errors
     /// [`core::Error::OutOfMemory`].
-    pub fn copy(step: &core::Step<'_>, pools: &Pools) -> Result<Self, core::Error> {
-        let scalars = [step.max_seqlen(), step.max_kvlen(), step.decoding_batches()];
-        let tensors = [
-            step.seqstarts(),
-            step.kvstarts(),
-            step.start_pos(),
-            step.positions(),
-            step.token_ids(),
-            step.cached(),
-            step.order(),
-            &scalars[0..1],
-            &scalars[1..2],
-            &scalars[2..3],
-        ];
-        let mut spans = [Span::default(); 10];
+    pub fn copy(pool: &Pool, tensors: [&[i64]; N]) -> Result<Self, core::Error> {
+        let mut ends = [0; N];
         let len = tensors.iter().map(|tensor| tensor.len()).sum();
-        let indices = pools.indices.take(len, |numbers| {
+        let buffer = pool.take(len, |numbers| {
             numbers.clear();
-            for (span, tensor) in spans.iter_mut().zip(tensors) {
-                *span = Span { at: numbers.len(), len: tensor.len() };
+            for (end, tensor) in ends.iter_mut().zip(tensors) {
                 numbers.extend_from_slice(tensor);
+                *end = numbers.len();
             }
             Ok(())
         })?;
-        let [seqstarts, kvstarts, start_pos, positions, token_ids, cached, order, max_seqlen, max_kvlen, decoding] =
-            spans;
-        let starts = step.cachestarts();
-        let cachestarts = pools.cachestarts.take(starts.len(), |numbers| {
-            numbers.clear();
-            numbers.extend_from_slice(starts.as_slice().unwrap_or_else(|| unreachable!("in row-major order")));
-            Ok(())
-        })?;
-        Ok(Self {
-            indices,
-            seqstarts,
-            kvstarts,
-            start_pos,
-            positions,
-            token_ids,
-            cached,
-            order,
-            max_seqlen,
-            max_kvlen,
-            decoding_batches: decoding,
-            cachestarts,
-            cachestarts_shape: starts.shape().to_vec(),
-            rows: step.kvstarts().last().map_or(0, |&rows| rows as usize),
-        })
+        Ok(Self { buffer, ends })
+    }
+
+    pub fn vector<'py>(&self, py: Python<'py>, tensor: usize) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let at = if tensor == 0 { 0 } else { self.ends[tensor - 1] };
+        array(py, &self.buffer, at, Ix1(self.ends[tensor] - at))
+    }
+
+    pub fn scalar<'py>(&self, py: Python<'py>, tensor: usize) -> PyResult<Bound<'py, PyArray0<i64>>> {
+        array(py, &self.buffer, self.ends[tensor] - 1, Ix0())
     }
 }
+
+/// Getters of a step's tensors: the number of each in `indices`.
+macro_rules! tensors {
+    ($step:ty { $($(#[$doc:meta])* $name:ident: $read:ident $array:ident $tensor:literal;)* }) => {
+        #[pymethods]
+        impl $step {
+            $(
+                $(#[$doc])*
+                #[getter]
+                fn $name<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, $array<i64>>> {
+                    self.indices.$read(py, $tensor)
+                }
+            )*
+        }
+    };
+}
+
+/// The tensors that steps of a `Manager` and of an `InfLlm` have, and both as context managers, by `end_open`.
+macro_rules! common_step {
+    ($step:ty) => {
+        $crate::step::tensors! {
+            $step {
+                /// Shape (B + 1): where the new rows of each entry begin.
+                seqstarts: vector PyArray1 0;
+                /// Shape (B + 1): where the rows of each entry begin in the operator's outputs.
+                kvstarts: vector PyArray1 1;
+                /// Shape (B): the rows that each entry has already; of an `InfLlm`, those that it sees.
+                start_pos: vector PyArray1 2;
+                /// Shape (s): the positions of the new rows.
+                positions: vector PyArray1 3;
+                /// Shape (B): by entry, the index of its append. Entries of one new row come first, else in order.
+                order: vector PyArray1 4;
+                /// Shape (): the most new rows of an entry.
+                max_seqlen: scalar PyArray0 5;
+                /// Shape (): the most rows of an entry.
+                max_kvlen: scalar PyArray0 6;
+                /// Shape (): the entries of one new row, which come first.
+                decoding_batches: scalar PyArray0 7;
+            }
+        }
+
+        #[pymethods]
+        impl $step {
+            fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+                slf
+            }
+
+            /// Ends a step that is still open.
+            #[pyo3(signature = (exc_type, exc_value, traceback, /))]
+            fn __exit__(
+                &self,
+                py: Python<'_>,
+                exc_type: Option<&Bound<'_, PyType>>,
+                exc_value: Option<&Bound<'_, PyAny>>,
+                traceback: Option<&Bound<'_, PyAny>>,
+            ) -> PyResult<()> {
+                let _ = (exc_value, traceback);
+                self.end_open(py, exc_type.is_none())
+            }
+        }
+    };
+}
+
+pub(crate) use {common_step, tensors};
 
 /// An open step: the inputs of the operator and of the model, as int64 arrays in row-major order, for B batch entries
 /// with s new rows and k rows in all.
@@ -110,9 +127,13 @@ impl Tensors {
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct Step {
-    shared: Arc<Shared>,
+    shared: Arc<SharedManager>,
     number: u64,
-    tensors: Tensors,
+    indices: Indices<10>,
+    cachestarts: Arc<Buffer>,
+    cachestarts_shape: Vec<usize>,
+    /// `kvstarts[B]`.
+    rows: usize,
     key_positions: Mutex<Option<Arc<Buffer>>>,
 }
 
@@ -123,98 +144,75 @@ impl Drop for Step {
 }
 
 impl Step {
-    /// The manager's open step.
-    pub fn new(shared: Arc<Shared>, number: u64, tensors: Tensors) -> Self {
-        Self { shared, number, tensors, key_positions: Mutex::new(None) }
-    }
-
-    fn vector<'py>(&self, py: Python<'py>, Span { at, len }: Span) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        array(py, &self.tensors.indices, at, Ix1(len))
-    }
-
-    fn scalar<'py>(&self, py: Python<'py>, span: Span) -> PyResult<Bound<'py, PyArray0<i64>>> {
-        array(py, &self.tensors.indices, span.at, Ix0())
+    /// The manager's open step and its tensors, copied out of the manager.
+    ///
+    /// # Errors
+    /// [`core::Error::OutOfMemory`].
+    pub fn new(shared: &Arc<SharedManager>, step: &core::Step<'_>) -> Result<Self, core::Error> {
+        let pools = &shared.parts.pools;
+        let starts = step.cachestarts();
+        let cachestarts = pools.cachestarts.take(starts.len(), |numbers| {
+            numbers.clear();
+            numbers.extend_from_slice(starts.as_slice().unwrap_or_else(|| unreachable!("in row-major order")));
+            Ok(())
+        })?;
+        let indices = [
+            step.seqstarts(),
+            step.kvstarts(),
+            step.start_pos(),
+            step.positions(),
+            step.order(),
+            &[step.max_seqlen()],
+            &[step.max_kvlen()],
+            &[step.decoding_batches()],
+            step.token_ids(),
+            step.cached(),
+        ];
+        Ok(Self {
+            indices: Indices::copy(&pools.indices, indices)?,
+            cachestarts,
+            cachestarts_shape: starts.shape().to_vec(),
+            rows: step.kvstarts().last().map_or(0, |&rows| rows as usize),
+            key_positions: Mutex::new(None),
+            number: shared.opened(),
+            shared: Arc::clone(shared),
+        })
     }
 
     /// Has `use_it` use the open step.
     fn with_open<R>(&self, py: Python<'_>, use_it: impl FnOnce(core::Step<'_>) -> Result<R, Refusal>) -> PyResult<R> {
+        self.shared.with(py, |manager| use_it(self.shared.step(manager, self.number).ok_or_else(Refusal::step_closed)?))
+    }
+
+    fn end_open(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
         self.shared.with(py, |manager| {
-            let open = self.shared.is_latest(self.number).then(|| manager.open_step()).flatten();
-            use_it(open.ok_or_else(closed)?)
+            match self.shared.step(manager, self.number) {
+                Some(step) if commit => step.commit(),
+                Some(step) => step.rollback(),
+                None => {}
+            }
+            Ok(())
         })
     }
 }
 
-fn closed() -> Refusal {
-    Refusal::new("step_closed", "the step is no longer open: it was committed or rolled back".to_owned(), Vec::new())
+common_step!(Step);
+
+tensors! {
+    Step {
+        /// Shape (s): the tokens to compute; -1 where they are not known.
+        token_ids: vector PyArray1 8;
+        /// Shape (B): by entry, the rows of its append that were found in the prefix index, and are not new rows.
+        cached: vector PyArray1 9;
+    }
 }
 
 #[pymethods]
 impl Step {
-    /// Shape (B + 1): where the new rows of each entry begin.
-    #[getter]
-    fn seqstarts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        self.vector(py, self.tensors.seqstarts)
-    }
-
-    /// Shape (B + 1): where the rows of each entry begin in the operator's outputs.
-    #[getter]
-    fn kvstarts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        self.vector(py, self.tensors.kvstarts)
-    }
-
     /// Slots. Mode "paged": shape (B, pages), the first slot of each page, -1 behind the last page; else shape (B).
     #[getter]
     fn cachestarts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<i64>>> {
-        array(py, &self.tensors.cachestarts, 0, IxDyn(&self.tensors.cachestarts_shape))
-    }
-
-    /// Shape (B): the rows that each entry has already.
-    #[getter]
-    fn start_pos<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        self.vector(py, self.tensors.start_pos)
-    }
-
-    /// Shape (): the most new rows of an entry.
-    #[getter]
-    fn max_seqlen<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray0<i64>>> {
-        self.scalar(py, self.tensors.max_seqlen)
-    }
-
-    /// Shape (): the most rows of an entry.
-    #[getter]
-    fn max_kvlen<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray0<i64>>> {
-        self.scalar(py, self.tensors.max_kvlen)
-    }
-
-    /// Shape (): the entries of one new row, which come first.
-    #[getter]
-    fn decoding_batches<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray0<i64>>> {
-        self.scalar(py, self.tensors.decoding_batches)
-    }
-
-    /// Shape (s): the tokens to compute; -1 where they are not known.
-    #[getter]
-    fn token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        self.vector(py, self.tensors.token_ids)
-    }
-
-    /// Shape (s): the positions of the new rows.
-    #[getter]
-    fn positions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        self.vector(py, self.tensors.positions)
-    }
-
-    /// Shape (B): by entry, the index of its append. Entries of one new row come first, else in order.
-    #[getter]
-    fn order<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        self.vector(py, self.tensors.order)
-    }
-
-    /// Shape (B): by entry, the rows of its append that were found in the prefix index, and are not new rows.
-    #[getter]
-    fn cached<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        self.vector(py, self.tensors.cached)
+        array(py, &self.cachestarts, 0, IxDyn(&self.cachestarts_shape))
     }
 
     /// Shape (k): the positions of all rows, in the order of the operator's outputs; -1 for an empty cell.
@@ -227,7 +225,7 @@ impl Step {
             Some(made) => made,
             None => {
                 let made = self.with_open(py, |step| {
-                    let made = self.shared.pools.key_positions.take(self.tensors.rows, |positions| {
+                    let made = self.shared.parts.pools.key_positions.take(self.rows, |positions| {
                         step.key_positions_into(positions);
                         Ok(())
                     });
@@ -238,7 +236,7 @@ impl Step {
                 made
             }
         };
-        array(py, &made, 0, Ix1(self.tensors.rows))
+        array(py, &made, 0, Ix1(self.rows))
     }
 
     /// The attention mask, for keys in the order of the operator's outputs: 0 where a new row sees a key, else -inf.
@@ -268,7 +266,7 @@ impl Step {
         let (buffer, shape) = self.with_open(py, |step| {
             let shape = step.mask_shape(&spec);
             let fill = if half { mask::fill::<f16> } else { mask::fill::<f32> };
-            let made = fill(&step, &spec, &shape, &self.shared.pools.masks);
+            let made = fill(&step, &spec, &shape, &self.shared.parts.pools.masks);
             step.detach();
             Ok((made?, shape))
         })?;
@@ -296,30 +294,6 @@ impl Step {
     fn rollback(&self, py: Python<'_>) -> PyResult<()> {
         self.with_open(py, |step| {
             step.rollback();
-            Ok(())
-        })
-    }
-
-    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
-    }
-
-    /// Ends a step that is still open.
-    #[pyo3(signature = (exc_type, exc_value, traceback, /))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        exc_type: Option<&Bound<'_, PyType>>,
-        exc_value: Option<&Bound<'_, PyAny>>,
-        traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let _ = (exc_value, traceback);
-        self.shared.with(py, |manager| {
-            match self.shared.is_latest(self.number).then(|| manager.open_step()).flatten() {
-                Some(step) if exc_type.is_none() => step.commit(),
-                Some(step) => step.rollback(),
-                None => {}
-            }
             Ok(())
         })
     }

@@ -17,7 +17,8 @@ use crate::id::Id;
 use crate::manager::Manager;
 use crate::memory::HostMemory;
 use crate::numbers::type_error;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, refusal};
+use crate::stats::dict;
 
 /// The seconds that a tier has for an answer, unless it is given others.
 const DEADLINE: f64 = 2.0;
@@ -147,14 +148,14 @@ fn seconds(name: &'static str, got: f64) -> PyResult<Duration> {
     match Duration::try_from_secs_f64(got) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
         _ => {
-            let details = vec![("name", name.into()), ("got", got.into())];
-            Err(Refusal::new("range", format!("{name} is {got}, expected seconds above 0"), details).into())
+            let message = format!("{name} is {got}, expected seconds above 0");
+            Err(refusal!("range", message, name = name, got = got).into())
         }
     }
 }
 
 fn unusable(message: String) -> PyErr {
-    Refusal::new("tier", message, Vec::new()).into()
+    refusal!("tier", message).into()
 }
 
 /// A tier that is an object of Python's.
@@ -297,9 +298,8 @@ impl Manager {
     /// Raises ManagerError: no_tiers, range.
     fn set_compute_rate(&self, py: Python<'_>, tokens_per_second: f64) -> PyResult<()> {
         if !(tokens_per_second.is_finite() && tokens_per_second > 0.0) {
-            let details = vec![("name", "tokens_per_second".into()), ("got", tokens_per_second.into())];
             let message = format!("tokens_per_second is {tokens_per_second}, expected a number above 0");
-            return Err(Refusal::new("range", message, details).into());
+            return Err(refusal!("range", message, name = "tokens_per_second", got = tokens_per_second).into());
         }
         let row_len = self.with(py, |manager| Ok(manager.spec().bytes_per_token()))?;
         self.all_tiers()?.set_compute_rate(tokens_per_second * row_len as f64);
@@ -310,24 +310,16 @@ impl Manager {
     /// failed, slower, length, format, checksum, key), bytes_read, bytes_written, puts, writes_dropped, evicted, blocks,
     /// nbytes and read_rate (bytes a second), the last three None where they are not known. Without tiers an empty list.
     fn tiers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let Some(tiers) = &self.shared.tiers else { return Ok(Vec::new()) };
+        let Some(tiers) = &self.shared.parts.tiers else { return Ok(Vec::new()) };
         let stats = py.detach(|| tiers.stats());
         let dict = |tier: core::TierStats| {
-            let (dict, misses) = (PyDict::new(py), PyDict::new(py));
+            let misses = PyDict::new(py);
             for (reason, count) in tier.misses.by_reason() {
                 misses.set_item(reason, count)?;
             }
-            dict.set_item("name", tier.name)?;
-            dict.set_item("hits", tier.hits)?;
+            let dict = dict!(py, tier; name, hits, bytes_read, bytes_written, puts, writes_dropped, evicted, blocks, nbytes,
+                read_rate);
             dict.set_item("misses", misses)?;
-            dict.set_item("bytes_read", tier.bytes_read)?;
-            dict.set_item("bytes_written", tier.bytes_written)?;
-            dict.set_item("puts", tier.puts)?;
-            dict.set_item("writes_dropped", tier.writes_dropped)?;
-            dict.set_item("evicted", tier.evicted)?;
-            dict.set_item("blocks", tier.blocks)?;
-            dict.set_item("nbytes", tier.nbytes)?;
-            dict.set_item("read_rate", tier.read_rate)?;
             Ok(dict)
         };
         stats.into_iter().map(dict).collect()
@@ -336,6 +328,6 @@ impl Manager {
 
 impl Manager {
     fn all_tiers(&self) -> PyResult<&Arc<Tiers>> {
-        self.shared.tiers.as_ref().ok_or_else(|| Refusal::from(kvcache_manager::Error::NoTiers).into())
+        self.shared.parts.tiers.as_ref().ok_or_else(|| Refusal::from(kvcache_manager::Error::NoTiers).into())
     }
 }
