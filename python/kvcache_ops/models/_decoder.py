@@ -9,21 +9,14 @@ from onnx import TensorProto
 
 from kvcache_ops import _native
 from kvcache_ops._cache import ONNX_TYPES, CacheSpec
+from kvcache_ops._indices import AttentionIndices
 from kvcache_ops._nodes import make_node
 from kvcache_ops._operators import node_attributes
 from kvcache_ops.models._config import Config
 from kvcache_ops.models._graph import MICROSOFT, Graph
 from kvcache_ops.models._weights import Dense, Weight
 
-INDICES = (
-    "seqstarts",
-    "kvstarts",
-    "cachestarts",
-    "start_pos",
-    "decoding_batches",
-    "max_seqlen",
-    "max_kvlen",
-)
+INDICES = tuple(AttentionIndices.__annotations__)
 """The operators' index inputs, as a step of the manager has them."""
 
 
