@@ -30,23 +30,69 @@ pub(crate) trait Tensors<'a> {
     type Ref;
     type Mut;
 
-    /// The input at `index`, to be read.
-    fn read(&self, index: usize) -> Result<Self::Ref, Error>;
+    /// The runtime's tensors.
+    fn call(&self) -> &CallTensors<'a>;
+
+    /// Checks that the tensor `value`, of this name, lies where an operator of the provider uses it.
+    fn check_place(name: &'static str, value: NonNull<OrtValue>) -> Result<(), Error>;
+
+    /// A tensor to be read.
+    ///
+    /// # Safety
+    /// It is one of the runtime's, of this type, shape and address: contiguous, initialized, and there for 'a.
+    unsafe fn reference(element: ElementType, shape: Shape, data: *mut u8) -> Self::Ref;
+
+    /// A tensor to be written.
+    ///
+    /// # Safety
+    /// As for [`reference`](Self::reference); nobody else uses what the operator writes of it.
+    unsafe fn mutable(element: ElementType, shape: Shape, data: *mut u8) -> Self::Mut;
 
     /// The input at `index`, to be read by the host on every provider.
     fn read_on_host(&self, index: usize) -> Result<TensorRef<'a>, Error>;
+
+    /// The input at `index`, to be read.
+    fn read(&self, index: usize) -> Result<Self::Ref, Error> {
+        let (element, shape, data) = self.input(index)?;
+        // SAFETY: type, shape and address are those that the runtime has just said.
+        Ok(unsafe { Self::reference(element, shape, data) })
+    }
 
     /// The input at `index`, which may be of any type, to be read as one of T1; `None` if it has no elements.
     ///
     /// # Errors
     /// If it has elements of a type that no operator knows. The operator refuses other wrong types.
-    fn read_elements(&self, index: usize) -> Result<Option<Self::Ref>, Error>;
+    fn read_elements(&self, index: usize) -> Result<Option<Self::Ref>, Error> {
+        let Some((element, shape, value)) = self.call().elements(index)? else { return Ok(None) };
+        Self::check_place(self.call().signature.inputs[index], value)?;
+        // SAFETY: type, shape and address are those that the runtime has just said.
+        Ok(Some(unsafe { Self::reference(element, shape, address(value)?) }))
+    }
 
     /// The input at `index`, to be modified.
-    fn modify(&self, index: usize) -> Result<Self::Mut, Error>;
+    fn modify(&self, index: usize) -> Result<Self::Mut, Error> {
+        let (element, shape, data) = self.input(index)?;
+        // SAFETY: as in `read`. By the operator's definition the caller lets it write `cache` and `scale`, and nobody
+        // else uses what of them this node's layer owns during the call.
+        Ok(unsafe { Self::mutable(element, shape, data) })
+    }
 
     /// The output at `index`, which the runtime makes with this shape.
-    fn write(&self, index: usize, shape: &[usize]) -> Result<Self::Mut, Error>;
+    fn write(&self, index: usize, shape: &[usize]) -> Result<Self::Mut, Error> {
+        let (element, value) = self.call().output(index, shape)?;
+        Self::check_place(self.call().signature.output(index), value)?;
+        // SAFETY: the runtime has made this output of its type and this shape, for the operator to write.
+        Ok(unsafe { Self::mutable(element, shape.into(), address(value)?) })
+    }
+
+    /// Type, shape and address of the input at `index`.
+    fn input(&self, index: usize) -> Result<(ElementType, Shape, *mut u8), Error> {
+        let call = self.call();
+        let element = call.types.input(index).expect("an input that the node has, of a type that was read");
+        let (name, value) = call.named(index)?;
+        Self::check_place(name, value)?;
+        Ok((element, call.type_and_shape(value)?.1, address(value)?))
+    }
 }
 
 /// The tensors of one call on the CPU provider.
@@ -68,11 +114,11 @@ impl<'a> CallTensors<'a> {
         Self { context, signature, types, type_and_shape_reference: tensor_type_and_shape_reference() }
     }
 
-    /// Type, shape and address of the input at `index`, which may be of any type; `None` if it has no elements.
+    /// Type, shape and handle of the input at `index`, which may be of any type; `None` if it has no elements.
     ///
     /// # Errors
     /// If it has elements of a type that no operator knows.
-    pub(crate) fn elements(&self, index: usize) -> Result<Option<(ElementType, Shape, *mut u8)>, Error> {
+    fn elements(&self, index: usize) -> Result<Option<(ElementType, Shape, NonNull<OrtValue>)>, Error> {
         let value = self.value(index)?;
         let (got, shape) = self.type_and_shape(value)?;
         if shape.contains(&0) {
@@ -80,17 +126,16 @@ impl<'a> CallTensors<'a> {
         }
         let (name, expected) = (self.signature.inputs[index], Role::Mask.types());
         let element = element_type(got).ok_or(Error::ElementType { name, got, expected })?;
-        Ok(Some((element, shape, address(value)?)))
+        Ok(Some((element, shape, value)))
     }
 
-    /// The type and handle of the input at `index`, which the node has.
-    pub(crate) fn input(&self, index: usize) -> Result<(ElementType, NonNull<OrtValue>), Error> {
-        let element = self.types.input(index).expect("an input that the node has, of a type that was read");
-        Ok((element, self.value(index)?))
+    /// The name and handle of the input at `index`, which the node has.
+    pub(crate) fn named(&self, index: usize) -> Result<(&'static str, NonNull<OrtValue>), Error> {
+        Ok((self.signature.inputs[index], self.value(index)?))
     }
 
     /// The type and handle of the output at `index`, which the runtime makes with this shape.
-    pub(crate) fn output(&self, index: usize, shape: &[usize]) -> Result<(ElementType, NonNull<OrtValue>), Error> {
+    fn output(&self, index: usize, shape: &[usize]) -> Result<(ElementType, NonNull<OrtValue>), Error> {
         let dims: SmallVec<[i64; 4]> = shape.iter().map(|&dim| dim as i64).collect();
         let mut value = ptr::null_mut();
         ortsys![unsafe KernelContext_GetOutput(
@@ -103,11 +148,6 @@ impl<'a> CallTensors<'a> {
         let value = NonNull::new(value).ok_or(Error::Missing { name: self.signature.output(index) })?;
         let element = if index < self.signature.outputs.len() { self.types.t1() } else { ElementType::Float32 };
         Ok((element, value))
-    }
-
-    /// The shape of a tensor that the runtime has given in this call.
-    pub(crate) fn shape(&self, value: NonNull<OrtValue>) -> Result<Shape, Error> {
-        Ok(self.type_and_shape(value)?.1)
     }
 
     /// The type and shape of a tensor that the runtime has given in this call.
@@ -137,44 +177,32 @@ impl<'a> Tensors<'a> for CallTensors<'a> {
     type Ref = TensorRef<'a>;
     type Mut = TensorMut<'a>;
 
-    fn read(&self, index: usize) -> Result<TensorRef<'a>, Error> {
-        let (element, value) = self.input(index)?;
-        let (shape, data) = (self.shape(value)?, address(value)?);
-        // SAFETY: the runtime's tensor has the node's type, and this shape and address, as it has just said. It is
-        // contiguous, initialized, and stays for 'a.
-        Ok(unsafe { TensorRef::from_raw_parts(element, shape, data) })
+    fn call(&self) -> &Self {
+        self
+    }
+
+    /// The runtime copies what lies elsewhere.
+    fn check_place(_: &'static str, _: NonNull<OrtValue>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    unsafe fn reference(element: ElementType, shape: Shape, data: *mut u8) -> TensorRef<'a> {
+        // SAFETY: the conditions are the same.
+        unsafe { TensorRef::from_raw_parts(element, shape, data) }
+    }
+
+    unsafe fn mutable(element: ElementType, shape: Shape, data: *mut u8) -> TensorMut<'a> {
+        // SAFETY: the conditions are the same.
+        unsafe { TensorMut::from_raw_parts(element, shape, data) }
     }
 
     fn read_on_host(&self, index: usize) -> Result<TensorRef<'a>, Error> {
         self.read(index)
     }
-
-    fn read_elements(&self, index: usize) -> Result<Option<TensorRef<'a>>, Error> {
-        let Some((element, shape, data)) = self.elements(index)? else { return Ok(None) };
-        // SAFETY: the runtime's tensor has this type, shape and address, as it has just said. It is contiguous,
-        // initialized, and stays for 'a.
-        Ok(Some(unsafe { TensorRef::from_raw_parts(element, shape, data) }))
-    }
-
-    fn modify(&self, index: usize) -> Result<TensorMut<'a>, Error> {
-        let (element, value) = self.input(index)?;
-        let (shape, data) = (self.shape(value)?, address(value)?);
-        // SAFETY: type, shape and address as in `read`. By the operator's definition the caller lets it write `cache`
-        // and `scale`, and nobody else uses what of them this node's layer owns during the call.
-        Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
-    }
-
-    fn write(&self, index: usize, shape: &[usize]) -> Result<TensorMut<'a>, Error> {
-        let (element, value) = self.output(index, shape)?;
-        let data = address(value)?;
-        // SAFETY: the runtime has made this output of its type and this shape, for the operator to write, and it stays
-        // for 'a.
-        Ok(unsafe { TensorMut::from_raw_parts(element, shape, data) })
-    }
 }
 
 /// The address of a tensor that the runtime has given in this call; it may be null if there are no elements.
-pub(crate) fn address(value: NonNull<OrtValue>) -> Result<*mut u8, Error> {
+fn address(value: NonNull<OrtValue>) -> Result<*mut u8, Error> {
     let mut data = ptr::null_mut();
     ortsys![unsafe GetTensorMutableData(value.as_ptr(), &mut data)?];
     Ok(data.cast())

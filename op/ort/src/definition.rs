@@ -110,6 +110,24 @@ pub(crate) const fn position(names: &[&str], name: &str) -> usize {
     panic!("the operator has no input or output of this name")
 }
 
+/// A struct of the positions of these names, as [`position`] gives each.
+macro_rules! positions {
+    ($(#[$doc:meta])* $positions:ident { $($name:ident),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub(crate) struct $positions {
+            $(pub(crate) $name: usize,)*
+        }
+
+        impl $positions {
+            pub(crate) const fn of(names: &[&str]) -> Self {
+                Self { $($name: $crate::definition::position(names, stringify!($name)),)* }
+            }
+        }
+    };
+}
+pub(crate) use positions;
+
 const fn equal(a: &[u8], b: &[u8]) -> bool {
     let mut index = 0;
     while index < a.len() && index < b.len() && a[index] == b[index] {

@@ -19,44 +19,26 @@ pub(crate) trait NodeAttributes: Default {
     fn set(&mut self, name: &str, value: i64) -> bool;
 }
 
-impl NodeAttributes for Attributes {
-    fn names() -> impl Iterator<Item = &'static str> {
-        Self::NAMES.into_iter()
-    }
+macro_rules! node_attributes {
+    ($($attributes:ty: $names:expr;)*) => { $(
+        impl NodeAttributes for $attributes {
+            fn names() -> impl Iterator<Item = &'static str> {
+                $names
+            }
 
-    fn set(&mut self, name: &str, value: i64) -> bool {
-        self.set(name, value)
-    }
+            fn set(&mut self, name: &str, value: i64) -> bool {
+                self.set(name, value)
+            }
+        }
+    )* };
 }
 
-impl NodeAttributes for StaticAttributes {
-    fn names() -> impl Iterator<Item = &'static str> {
-        Self::SPEC.iter().map(|spec| spec.name)
-    }
-
-    fn set(&mut self, name: &str, value: i64) -> bool {
-        self.set(name, value)
-    }
-}
-
-impl NodeAttributes for AttentionAttributes {
-    fn names() -> impl Iterator<Item = &'static str> {
-        Self::SPEC.iter().map(|spec| spec.name)
-    }
-
-    fn set(&mut self, name: &str, value: i64) -> bool {
-        self.set(name, value)
-    }
-}
-
-impl NodeAttributes for CacheAttentionAttributes {
-    fn names() -> impl Iterator<Item = &'static str> {
-        AttentionAttributes::names().chain(Attributes::names().filter(|&name| name != Self::NOT_AN_ATTRIBUTE))
-    }
-
-    fn set(&mut self, name: &str, value: i64) -> bool {
-        self.set(name, value)
-    }
+node_attributes! {
+    Attributes: Self::NAMES.into_iter();
+    StaticAttributes: Self::SPEC.iter().map(|spec| spec.name);
+    AttentionAttributes: Self::SPEC.iter().map(|spec| spec.name);
+    CacheAttentionAttributes:
+        AttentionAttributes::names().chain(Attributes::names().filter(|&name| name != Self::NOT_AN_ATTRIBUTE));
 }
 
 /// The attributes of the node that a kernel is made for.

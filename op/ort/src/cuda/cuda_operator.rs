@@ -12,6 +12,7 @@ use ort::operator::{
 use super::device_tensors::DeviceTensors;
 use super::nodes::{DeviceCompute, OnDevice, is_on_host, on_device};
 use super::place::is_emulated;
+use crate::call_tensors::CallTensors;
 use crate::cpu::TypedOperator;
 use crate::definition::Definition;
 use crate::error::Error;
@@ -117,7 +118,7 @@ impl CudaKernel {
         if let Some(status) = self.status.take() {
             return Err(Error::EarlierCall(status));
         }
-        let tensors = DeviceTensors::new(context, &self.definition.signature, &self.types);
+        let tensors = DeviceTensors(CallTensors::new(context, &self.definition.signature, &self.types));
         let stream = context.stream()?.map_or(ptr::null_mut(), |stream| stream.as_ptr().cast());
         // SAFETY: `stream` is the runtime's for this call, on the device of `new`, and the runtime keeps it. The status
         // word lives as long as this kernel, and waits for the device before it is freed.

@@ -93,20 +93,20 @@ impl DeviceCompute for StaticKeyValueCacheNode {
 
 impl DeviceCompute for MultiHeadAttentionNode {
     fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
-        Ok(self.operator.prepare_device::<Cuda>(node.element(packed::QUERY), stream)?)
+        Ok(self.operator.prepare_device::<Cuda>(node.element(packed::AT.query), stream)?)
     }
 
     unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
         let inputs = DeviceAttentionInputs {
-            query: tensors.read(packed::QUERY)?,
-            key: tensors.read(packed::KEY)?,
-            value: tensors.read(packed::VALUE)?,
-            seqstarts: tensors.read(packed::SEQSTARTS)?,
-            kvstarts: tensors.read(packed::KVSTARTS)?,
-            decoding_batches: tensors.read_on_host(packed::DECODING_BATCHES)?,
-            max_seqlen: tensors.read_on_host(packed::MAX_SEQLEN)?,
-            max_kvlen: tensors.read_on_host(packed::MAX_KVLEN)?,
-            attn_mask: if self.has_mask { tensors.read_elements(packed::ATTN_MASK)? } else { None },
+            query: tensors.read(packed::AT.query)?,
+            key: tensors.read(packed::AT.key)?,
+            value: tensors.read(packed::AT.value)?,
+            seqstarts: tensors.read(packed::AT.seqstarts)?,
+            kvstarts: tensors.read(packed::AT.kvstarts)?,
+            decoding_batches: tensors.read_on_host(packed::AT.decoding_batches)?,
+            max_seqlen: tensors.read_on_host(packed::AT.max_seqlen)?,
+            max_kvlen: tensors.read_on_host(packed::AT.max_kvlen)?,
+            attn_mask: if self.has_mask { tensors.read_elements(packed::AT.attn_mask)? } else { None },
             exact_rows: true,
         };
         let call = self.operator.check_device(inputs)?;

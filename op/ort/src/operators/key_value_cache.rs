@@ -4,7 +4,7 @@ use kvcache_op::{Dim, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, Te
 use kvcache_schema::{Attributes, DOMAINS, INPUTS, NAME, OUTPUTS};
 
 use crate::call_tensors::{CallTensors, Tensors};
-use crate::definition::{Compute, Definition, Signature, position};
+use crate::definition::{Compute, Definition, Signature, position, positions};
 use crate::error::Error;
 use crate::node::Node;
 use crate::shape_inference::Inference;
@@ -61,37 +61,14 @@ fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
     Ok(operator.infer_shape(&known).into())
 }
 
-/// The positions of the inputs that an operator has in common with `KeyValueCache`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct StorePositions {
-    pub(crate) current_key: usize,
-    pub(crate) current_value: usize,
-    pub(crate) seqstarts: usize,
-    pub(crate) kvstarts: usize,
-    pub(crate) cachestarts: usize,
-    pub(crate) start_pos: usize,
-    pub(crate) max_seqlen: usize,
-    pub(crate) max_kvlen: usize,
-    pub(crate) cache: usize,
-    pub(crate) scale: usize,
+positions! {
+    /// The positions of the inputs that an operator has in common with `KeyValueCache`.
+    StorePositions {
+        current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, cache, scale,
+    }
 }
 
 impl StorePositions {
-    pub(crate) const fn of(inputs: &[&str]) -> Self {
-        Self {
-            current_key: position(inputs, "current_key"),
-            current_value: position(inputs, "current_value"),
-            seqstarts: position(inputs, "seqstarts"),
-            kvstarts: position(inputs, "kvstarts"),
-            cachestarts: position(inputs, "cachestarts"),
-            start_pos: position(inputs, "start_pos"),
-            max_seqlen: position(inputs, "max_seqlen"),
-            max_kvlen: position(inputs, "max_kvlen"),
-            cache: position(inputs, "cache"),
-            scale: position(inputs, "scale"),
-        }
-    }
-
     pub(crate) fn inputs<'a, T: Tensors<'a>, K: From<TensorRef<'a>>>(
         &self,
         tensors: &T,

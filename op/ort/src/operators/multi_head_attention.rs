@@ -5,7 +5,7 @@ use kvcache_schema::DOMAINS;
 use kvcache_schema::multi_head_attention::{INPUTS, NAME, OUTPUTS};
 
 use crate::call_tensors::{CallTensors, Tensors};
-use crate::definition::{Compute, Definition, Signature, position};
+use crate::definition::{Compute, Definition, Signature, positions};
 use crate::error::Error;
 use crate::node::Node;
 use crate::shape_inference::Inference;
@@ -16,15 +16,14 @@ pub(crate) static MULTI_HEAD_ATTENTION: Definition = Definition {
     on_cpu: |node| Ok(Box::new(MultiHeadAttentionNode::new(node)?)),
 };
 
-pub(crate) const QUERY: usize = position(&INPUTS, "query");
-pub(crate) const KEY: usize = position(&INPUTS, "key");
-pub(crate) const VALUE: usize = position(&INPUTS, "value");
-pub(crate) const SEQSTARTS: usize = position(&INPUTS, "seqstarts");
-pub(crate) const KVSTARTS: usize = position(&INPUTS, "kvstarts");
-pub(crate) const DECODING_BATCHES: usize = position(&INPUTS, "decoding_batches");
-pub(crate) const MAX_SEQLEN: usize = position(&INPUTS, "max_seqlen");
-pub(crate) const MAX_KVLEN: usize = position(&INPUTS, "max_kvlen");
-pub(crate) const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
+positions! {
+    /// The positions of its inputs.
+    Positions {
+        query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask,
+    }
+}
+
+pub(crate) const AT: Positions = Positions::of(&INPUTS);
 
 pub(crate) struct MultiHeadAttentionNode {
     pub(crate) operator: MultiHeadAttention,
@@ -35,23 +34,23 @@ impl MultiHeadAttentionNode {
     /// Checks the attributes of `node`, and that its types go together.
     pub(crate) fn new(node: &Node<'_>) -> Result<Self, Error> {
         let operator = MultiHeadAttention::new(node.attributes()?)?;
-        operator.check_types(node.element(QUERY), node.element(KEY), node.element(VALUE))?;
-        Ok(Self { operator, has_mask: node.has_input(ATTN_MASK)? })
+        operator.check_types(node.element(AT.query), node.element(AT.key), node.element(AT.value))?;
+        Ok(Self { operator, has_mask: node.has_input(AT.attn_mask)? })
     }
 }
 
 impl Compute for MultiHeadAttentionNode {
     fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
         let inputs = AttentionInputs {
-            query: tensors.read(QUERY)?,
-            key: tensors.read(KEY)?,
-            value: tensors.read(VALUE)?,
-            seqstarts: tensors.read(SEQSTARTS)?,
-            kvstarts: tensors.read(KVSTARTS)?,
-            decoding_batches: tensors.read(DECODING_BATCHES)?,
-            max_seqlen: tensors.read(MAX_SEQLEN)?,
-            max_kvlen: tensors.read(MAX_KVLEN)?,
-            attn_mask: if self.has_mask { tensors.read_elements(ATTN_MASK)? } else { None },
+            query: tensors.read(AT.query)?,
+            key: tensors.read(AT.key)?,
+            value: tensors.read(AT.value)?,
+            seqstarts: tensors.read(AT.seqstarts)?,
+            kvstarts: tensors.read(AT.kvstarts)?,
+            decoding_batches: tensors.read(AT.decoding_batches)?,
+            max_seqlen: tensors.read(AT.max_seqlen)?,
+            max_kvlen: tensors.read(AT.max_kvlen)?,
+            attn_mask: if self.has_mask { tensors.read_elements(AT.attn_mask)? } else { None },
         };
         let call = self.operator.check(&inputs)?;
         let attn_output = tensors.write(0, &call.output_shape())?;
@@ -61,5 +60,5 @@ impl Compute for MultiHeadAttentionNode {
 
 fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
     let operator = MultiHeadAttention::new(node.attributes::<AttentionAttributes>())?;
-    Ok(operator.infer_shape(node.shape(QUERY)).into())
+    Ok(operator.infer_shape(node.shape(AT.query)).into())
 }
