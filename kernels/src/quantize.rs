@@ -129,9 +129,6 @@ pub fn with_nibble(byte: u8, i: usize, q: i8) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use half::f16;
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
@@ -174,81 +171,5 @@ mod tests {
         assert!(panics(QuantBit::Eight, 0, 6, 6, 1));
         assert!(panics(QuantBit::Eight, 3, 6, 5, 2));
         assert!(panics(QuantBit::Eight, 3, 6, 6, 3));
-    }
-
-    /// Bits of heads with groups: any finite numbers, large and small, and zeros.
-    fn heads() -> impl Strategy<Value = (HeadCodec, Vec<f32>)> {
-        let finite = prop_oneof![
-            3 => -4.0f32..4.0,
-            1 => any::<f32>().prop_filter("finite", |x| x.is_finite()),
-            1 => Just(0.0),
-        ];
-        let bits = prop::sample::select(&QuantBit::ALL[..]);
-        (bits, 1usize..9, 1usize..5).prop_flat_map(move |(bits, half, groups)| {
-            let codec = HeadCodec { bits, group: 2 * half };
-            (Just(codec), prop::collection::vec(finite.clone(), groups * codec.group))
-        })
-    }
-
-    /// Encodes and decodes a head; gives its codes as numbers, its scales, and its values.
-    fn round_trip<T1: Float, T3: Float>(codec: HeadCodec, values: &[T1]) -> (Vec<f64>, Vec<T3>, Vec<T1>) {
-        let len = values.len();
-        // What was there before does not show.
-        let mut packed = vec![0xa5; codec.code_bytes(len)];
-        let mut scales = vec![T3::default(); len / codec.group];
-        codec.encode(values, &mut packed, &mut scales);
-        let mut loaded = vec![T1::default(); len];
-        codec.decode(&packed, &scales, &mut loaded);
-        let codes = (0..len).map(|i| match codec.bits {
-            QuantBit::Eight => f64::from(packed[i] as i8),
-            QuantBit::Four => f64::from(nibble(packed[i / 2], i)),
-            QuantBit::Float8 => f64::from(e4m3_to_f32(packed[i])),
-        });
-        (codes.collect(), scales, loaded)
-    }
-
-    /// A quotient as the code that stands for it, in double precision.
-    fn code_of(quotient: f64, bits: QuantBit) -> f64 {
-        if bits != QuantBit::Float8 {
-            let qmax = f64::from(bits.qmax());
-            // An integer has no sign of zero.
-            return quotient.round_ties_even().clamp(-qmax, qmax) + 0.0;
-        }
-        let place = (quotient.abs().log2().floor() - 3.0).clamp(-9.0, 5.0).exp2();
-        ((quotient / place).round_ties_even() * place).clamp(-448.0, 448.0)
-    }
-
-    proptest! {
-        /// Each group by itself, in double precision: there a quotient or product of float16 or float32 is rounded to
-        /// either as if it were exact.
-        #[test]
-        fn heads_are_what_the_formulas_give((codec, values) in heads()) {
-            let qmax = f64::from(codec.bits.qmax());
-            let (codes, scales, loaded) = round_trip::<f32, f16>(codec, &values);
-            for (i, &x) in values.iter().enumerate() {
-                let group = &values[i / codec.group * codec.group..][..codec.group];
-                let amax = group.iter().fold(0.0, |amax: f64, &x| amax.max(f64::from(x).abs()));
-                let s = ((amax / qmax) as f32).max(1e-5);
-                prop_assert_eq!(scales[i / codec.group], f16::from_f32(s));
-                let code = code_of(f64::from((f64::from(x) / f64::from(s)) as f32), codec.bits);
-                prop_assert_eq!(codes[i], code);
-                let value = f16::from_f64(code * f64::from(scales[i / codec.group])).to_f32();
-                prop_assert!(loaded[i].to_bits() == value.to_bits() || loaded[i].is_nan() && value.is_nan());
-            }
-            let values: Vec<_> = values.into_iter().map(f16::from_f32).filter(|x| x.is_finite()).collect();
-            let values = &values[..values.len() / codec.group * codec.group];
-            let (codes, scales, loaded) = round_trip::<f16, f32>(codec, values);
-            for (i, &x) in values.iter().enumerate() {
-                let group = &values[i / codec.group * codec.group..][..codec.group];
-                let amax = group.iter().fold(0.0, |amax: f64, &x| amax.max(f64::from(x).abs()));
-                let s = f16::from_f64(amax / qmax).max(f16::from_f64(1e-5));
-                prop_assert_eq!(scales[i / codec.group], s.to_f32());
-                let quotient = f16::from_f64(f64::from(x) / f64::from(s));
-                let code = code_of(f64::from(quotient), codec.bits);
-                prop_assert_eq!(codes[i], code);
-                let value = f16::from_f32((code * f64::from(scales[i / codec.group])) as f32);
-                prop_assert!(loaded[i].to_bits() == value.to_bits() || loaded[i].is_nan() && value.is_nan());
-            }
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! InfLLM where single cases say most: positions, failures, forks by layer, a needle, a long sequence, refusals.
+//! InfLLM where single cases say most: positions, failures, forks by layer, a long sequence, refusals.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -74,50 +74,6 @@ impl Cache {
     fn layer_row(&self, layer: usize, slot: usize) -> Vec<u8> {
         self.memory.read(&[slot])[layer * LAYER..(layer + 1) * LAYER].to_vec()
     }
-}
-
-/// Whatever else is in the context, the block of a key that fits the query is chosen, and stays resident.
-#[test]
-fn a_needle_is_chosen_at_every_step() -> Result<(), Error> {
-    for score in [BlockScore::PageBounds, BlockScore::Representatives] {
-        for per_layer in [false, true] {
-            let mut cache = Cache::new(builder(), InfLlmConfig { score, per_layer, repr_topk: 1, ..quest(2) });
-            let seq = cache.infllm.create(None)?;
-            let needle = [100.0_f32, -100.0, 100.0, -100.0].map(f32::to_le_bytes).concat();
-            for token in 0..60 {
-                let mut new = row(token);
-                if token == 9 {
-                    (0..2 * LAYERS).for_each(|part| new[part * 16..][..16].copy_from_slice(&needle));
-                }
-                let slots = {
-                    let step = cache.infllm.begin_step(&[(seq, 1)], &mut cache.memory)?;
-                    let start = step.start_pos()[0] as usize;
-                    let slots = [0, 1].map(|layer| {
-                        let table = step.cachestarts(layer).unwrap();
-                        (0..=start).map(|row| table[[0, row / 2]] as usize + row % 2).collect::<Vec<_>>()
-                    });
-                    cache.memory.write(&slots[0][start..], &new);
-                    step.detach();
-                    let mut step = cache.infllm.open_step().expect("it was detached");
-                    for (layer, slots) in slots.iter().enumerate() {
-                        // The needle gets attention while it is local.
-                        let mass = |row: usize| f32::from(cache.memory.read(&[slots[row]])[..16] == needle);
-                        step.observe(layer, Array2::from_shape_fn((1, start + 1), |(_, row)| mass(row)).view())?;
-                    }
-                    step.commit(&cache.memory)?;
-                    slots
-                };
-                (0..LAYERS).try_for_each(|layer| cache.select(layer, [1.0, -1.0, 1.0, -1.0]))?;
-                if token >= 16 {
-                    for (layer, slots) in slots.iter().enumerate() {
-                        let seen = slots.iter().any(|&slot| cache.layer_row(layer, slot)[..16] == needle);
-                        assert!(seen, "{score:?}, token {token}");
-                    }
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A fork has the blocks that are resident. One of the two may replace that of a layer, whose slot has another layer's

@@ -1,9 +1,9 @@
 //! A cache whose keys are rotated: by a kernel, and by the codec and the rope alone.
 
-use half::{bf16, f16};
 use kvcache_kernels::quantize::HeadCodec;
-use kvcache_kernels::{CacheRows, Cpu, InstructionSet, Reference, Rope, Rotation, RowsError, Workers};
-use kvcache_schema::ElementType::{BFloat16, Float16, Float32};
+use kvcache_kernels::{
+    CacheRows, Cpu, InstructionSet, Reference, Rope, Rotation, RowsError, Workers, read_floats, write_floats,
+};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 
 /// Memory that is aligned for float32, and for no more.
@@ -68,19 +68,13 @@ impl Cache {
                 let plain = ((bits >> 32) as u32 as f32 / u32::MAX as f32 - 0.5) * 8.0;
                 if bits.is_multiple_of(101) { f32::from_bits((bits >> 32) as u32) } else { plain }
             };
-            match element {
-                Some(Float32) => {
-                    memory.bytes_mut().as_chunks_mut().0.iter_mut().for_each(|x| *x = number().to_ne_bytes())
+            let bytes = memory.bytes_mut();
+            match element.filter(|element| element.is_float()) {
+                Some(element) => {
+                    let values: Vec<_> = (0..bytes.len() / element.align()).map(|_| number()).collect();
+                    write_floats(element, &values, bytes);
                 }
-                Some(Float16) => {
-                    let f16s = memory.bytes_mut().as_chunks_mut().0;
-                    f16s.iter_mut().for_each(|x| *x = f16::from_f32(number()).to_ne_bytes());
-                }
-                Some(BFloat16) => {
-                    let bf16s = memory.bytes_mut().as_chunks_mut().0;
-                    bf16s.iter_mut().for_each(|x| *x = bf16::from_f32(number()).to_ne_bytes());
-                }
-                _ => memory.bytes_mut().iter_mut().for_each(|code| *code = next() as u8),
+                None => bytes.iter_mut().for_each(|code| *code = next() as u8),
             }
         }
     }
@@ -127,60 +121,33 @@ impl Cache {
 
     fn rotate_head(&self, cells: &mut [u8], scales: &mut [u8], delta: i64, rope: &Rope) {
         let mut values = vec![0.0f32; self.dims.inner];
-        let floats = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect::<Vec<_>>();
-        let halves = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x)).collect::<Vec<_>>();
-        let types = self.rows.types();
-        let codec = HeadCodec { bits: QuantBit::of_element(types.0).unwrap_or(QuantBit::Eight), group: self.group };
-        match types {
-            (Float32, _) => values = floats(cells),
-            (Float16, _) => values = halves(cells).iter().map(|x| x.to_f32()).collect(),
-            (BFloat16, _) => {
-                let numbers = cells.as_chunks().0.iter().map(|&x| bf16::from_ne_bytes(x).to_f32());
-                values = numbers.collect();
-            }
-            (_, Some(Float16)) => codec.decode(cells, &halves(scales), &mut values),
-            _ => codec.decode(cells, &floats(scales), &mut values),
-        }
-        rope.rotate(delta, &mut values);
-        let turned = &values[..rope.n_rot()];
-        let write = |bytes: &mut [u8], new: Vec<u8>| bytes[..new.len()].copy_from_slice(&new);
-        match types {
-            (Float32, _) => write(cells, turned.iter().flat_map(|x| x.to_ne_bytes()).collect()),
-            (Float16, _) => write(cells, turned.iter().flat_map(|&x| f16::from_f32(x).to_ne_bytes()).collect()),
-            (BFloat16, _) => write(cells, turned.iter().flat_map(|&x| bf16::from_f32(x).to_ne_bytes()).collect()),
-            (_, Some(Float16)) => {
-                let mut new = halves(scales);
-                codec.encode(&values, cells, &mut new);
-                write(scales, new.iter().flat_map(|x| x.to_ne_bytes()).collect());
-            }
-            _ => {
-                let mut new = floats(scales);
-                codec.encode(&values, cells, &mut new);
-                write(scales, new.iter().flat_map(|x| x.to_ne_bytes()).collect());
-            }
-        }
+        let (t2, t3) = self.rows.types();
+        let Some(t3) = t3 else {
+            read_floats(t2, cells, &mut values);
+            rope.rotate(delta, &mut values);
+            return write_floats(t2, &values[..rope.n_rot()], cells);
+        };
+        let codec = HeadCodec { bits: QuantBit::of_element(t2).unwrap(), group: self.group };
+        kvcache_kernels::float_type!(t3, T => {
+            let mut steps: Vec<T> = scales.chunks(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect();
+            codec.decode(cells, &steps, &mut values);
+            rope.rotate(delta, &mut values);
+            codec.encode(&values, cells, &mut steps);
+            scales.copy_from_slice(bytemuck::cast_slice(&steps));
+        });
     }
 
     /// The numbers in `cache` and `scale` as bits, of which all that are NaN are the same.
     pub fn bits(&self) -> [Vec<u32>; 2] {
         let (t2, t3) = self.rows.types();
         [(&self.memory[0], Some(t2)), (&self.memory[1], t3)].map(|(memory, element)| {
-            let number = |x: f32, bits: u32| if x.is_nan() { u32::MAX } else { bits };
-            match element {
-                Some(Float32) => {
-                    let numbers = memory.bytes().as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x));
-                    numbers.map(|x| number(x, x.to_bits())).collect()
-                }
-                Some(Float16) => {
-                    let numbers = memory.bytes().as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x));
-                    numbers.map(|x| number(x.to_f32(), x.to_bits().into())).collect()
-                }
-                Some(BFloat16) => {
-                    let numbers = memory.bytes().as_chunks().0.iter().map(|&x| bf16::from_ne_bytes(x));
-                    numbers.map(|x| number(x.to_f32(), x.to_bits().into())).collect()
-                }
-                _ => memory.bytes().iter().map(|&code| code.into()).collect(),
-            }
+            let bytes = memory.bytes();
+            let Some(element) = element.filter(|element| element.is_float()) else {
+                return bytes.iter().map(|&code| code.into()).collect();
+            };
+            let mut values = vec![0.0; bytes.len() / element.align()];
+            read_floats(element, bytes, &mut values);
+            values.into_iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect()
         })
     }
 }
