@@ -137,6 +137,21 @@ pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     }
 }
 
+/// [`Float::read`] and [`Float::write`] by an instruction set's functions for the type.
+macro_rules! in_registers {
+    ($read:ident, $write:ident, $stream:ident) => {
+        #[inline(always)]
+        unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
+            unsafe { S::$read(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
+            unsafe { if STREAM { S::$stream(to, x) } else { S::$write(to, x) } }
+        }
+    };
+}
+
 // SAFETY of every block: the function's own conditions are those of the one that it calls.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Float for f32 {
@@ -148,19 +163,11 @@ impl Float for f32 {
     }
 
     #[inline(always)]
-    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
-        unsafe { S::read_f32(from) }
-    }
-
-    #[inline(always)]
     unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32 {
         unsafe { S::read_some_f32(from, n) }
     }
 
-    #[inline(always)]
-    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
-        unsafe { if STREAM { S::stream_f32(to, x) } else { S::write_f32(to, x) } }
-    }
+    in_registers!(read_f32, write_f32, stream_f32);
 
     #[inline(always)]
     unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
@@ -207,19 +214,11 @@ impl Float for f16 {
     }
 
     #[inline(always)]
-    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
-        unsafe { S::read_f16(from) }
-    }
-
-    #[inline(always)]
     unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32 {
         unsafe { S::read_some_f16(from, n) }
     }
 
-    #[inline(always)]
-    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
-        unsafe { if STREAM { S::stream_f16(to, x) } else { S::write_f16(to, x) } }
-    }
+    in_registers!(read_f16, write_f16, stream_f16);
 
     #[inline(always)]
     unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
@@ -245,15 +244,7 @@ impl Float for bf16 {
         Self::from_f32(x)
     }
 
-    #[inline(always)]
-    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
-        unsafe { S::read_bf16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
-        unsafe { if STREAM { S::stream_bf16(to, x) } else { S::write_bf16(to, x) } }
-    }
+    in_registers!(read_bf16, write_bf16, stream_bf16);
 
     #[inline(always)]
     unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {

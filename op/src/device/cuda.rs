@@ -204,58 +204,46 @@ unsafe impl Device for Cuda {
     }
 }
 
-impl<'a> DeviceRef<'a> {
-    /// A slice as a row-major tensor of this shape, to be read by a call on this stream.
-    pub fn new<T: Element>(shape: impl Into<Shape>, slice: &'a impl DevicePtr<T>, stream: &'a CudaStream) -> Self {
-        Self::of(T::TYPE, shape.into(), slice, stream)
-    }
+/// Tensors of slices: what a call on their stream may do, their type, and how a slice is borrowed.
+macro_rules! of_slices {
+    ($done:literal $tensor:ident, $slice:ident.$device_ptr:ident $(, $mutable:tt)?) => {
+        impl<'a> $tensor<'a> {
+            #[doc = concat!("A slice as a row-major tensor of this shape, to be ", $done, " by a call on this stream.")]
+            pub fn new<T: Element>(
+                shape: impl Into<Shape>,
+                slice: &'a $($mutable)? impl $slice<T>,
+                stream: &'a CudaStream,
+            ) -> Self {
+                Self::of(T::TYPE, shape.into(), slice, stream)
+            }
 
-    /// A tensor from bytes, little-endian: for every type, int4 included, which has `ceil(n / 2)` bytes for n elements.
-    pub fn from_bytes(
-        element: ElementType,
-        shape: impl Into<Shape>,
-        slice: &'a impl DevicePtr<u8>,
-        stream: &'a CudaStream,
-    ) -> Self {
-        Self::of(element, shape.into(), slice, stream)
-    }
+            /// A tensor from bytes, little-endian: for every type, int4 included, which has `ceil(n / 2)` bytes for n
+            /// elements.
+            pub fn from_bytes(
+                element: ElementType,
+                shape: impl Into<Shape>,
+                slice: &'a $($mutable)? impl $slice<u8>,
+                stream: &'a CudaStream,
+            ) -> Self {
+                Self::of(element, shape.into(), slice, stream)
+            }
 
-    fn of<T>(element: ElementType, shape: Shape, slice: &'a impl DevicePtr<T>, stream: &'a CudaStream) -> Self {
-        let bytes = slice.num_bytes();
-        let same_context = slice.stream().context().cu_ctx() == stream.context().cu_ctx();
-        let (address, end) = slice.device_ptr(stream);
-        // SAFETY: the slice is borrowed for 'a; a call reads it through its stream only, in which every later writer of
-        // the slice waits for it.
-        unsafe { Self::of_slice(element, shape, (address, bytes), Usage { stream, same_context, _end: end }) }
-    }
+            fn of<T>(
+                element: ElementType,
+                shape: Shape,
+                slice: &'a $($mutable)? impl $slice<T>,
+                stream: &'a CudaStream,
+            ) -> Self {
+                let bytes = slice.num_bytes();
+                let same_context = slice.stream().context().cu_ctx() == stream.context().cu_ctx();
+                let (address, end) = slice.$device_ptr(stream);
+                // SAFETY: the slice is borrowed for 'a, mutably if it is written; a call uses it through its stream
+                // only, in which every later writer of the slice, or user of one that is written, waits for it.
+                unsafe { Self::of_slice(element, shape, (address, bytes), Usage { stream, same_context, _end: end }) }
+            }
+        }
+    };
 }
 
-impl<'a> DeviceMut<'a> {
-    /// A slice as a row-major tensor of this shape, to be written by a call on this stream.
-    pub fn new<T: Element>(
-        shape: impl Into<Shape>,
-        slice: &'a mut impl DevicePtrMut<T>,
-        stream: &'a CudaStream,
-    ) -> Self {
-        Self::of(T::TYPE, shape.into(), slice, stream)
-    }
-
-    /// A tensor from bytes, little-endian: for every type, int4 included, which has `ceil(n / 2)` bytes for n elements.
-    pub fn from_bytes(
-        element: ElementType,
-        shape: impl Into<Shape>,
-        slice: &'a mut impl DevicePtrMut<u8>,
-        stream: &'a CudaStream,
-    ) -> Self {
-        Self::of(element, shape.into(), slice, stream)
-    }
-
-    fn of<T>(element: ElementType, shape: Shape, slice: &'a mut impl DevicePtrMut<T>, stream: &'a CudaStream) -> Self {
-        let bytes = slice.num_bytes();
-        let same_context = slice.stream().context().cu_ctx() == stream.context().cu_ctx();
-        let (address, end) = slice.device_ptr_mut(stream);
-        // SAFETY: the slice is borrowed mutably for 'a; a call writes it through its stream only, in which every later
-        // user of the slice waits for it.
-        unsafe { Self::of_slice(element, shape, (address, bytes), Usage { stream, same_context, _end: end }) }
-    }
-}
+of_slices!("read" DeviceRef, DevicePtr.device_ptr);
+of_slices!("written" DeviceMut, DevicePtrMut.device_ptr_mut, mut);

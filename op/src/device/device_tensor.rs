@@ -35,29 +35,6 @@ impl<'a, D: Device> DeviceRef<'a, D> {
         // device and not written: see `# Safety`.
         Self { tensor: unsafe { TensorRef::from_raw_parts(element, shape, data) }, usage: None }
     }
-
-    /// The tensor in a slice of `bytes` bytes of the device's own library, which `usage` keeps for the call's stream. A
-    /// call is refused if the tensor has other bytes.
-    ///
-    /// # Safety
-    /// The address is the slice's, and while `usage` lives, what is put into its stream may read the slice.
-    pub unsafe fn of_slice(
-        element: ElementType,
-        shape: impl Into<Shape>,
-        (address, bytes): (u64, usize),
-        usage: D::Usage<'a>,
-    ) -> Self {
-        // SAFETY: a tensor of other bytes than the slice gets a defect, with which no call is made; the stream may read
-        // the slice: see `# Safety`.
-        let mut own = unsafe { Self::from_raw_parts(element, shape, address) };
-        own.tensor.defect = defect(element, &own.tensor.shape, bytes);
-        own.usage = Some(usage);
-        own
-    }
-
-    pub(super) fn address(&self) -> u64 {
-        self.tensor.data.addr() as u64
-    }
 }
 
 impl<'a, D: Device> DeviceMut<'a, D> {
@@ -75,34 +52,43 @@ impl<'a, D: Device> DeviceMut<'a, D> {
         Self { tensor: unsafe { TensorMut::from_raw_parts(element, shape, data) }, usage: None }
     }
 
-    /// The tensor in a slice of `bytes` bytes of the device's own library, which `usage` keeps for the call's stream. A
-    /// call is refused if the tensor has other bytes.
-    ///
-    /// # Safety
-    /// The address is the slice's, and while `usage` lives, what is put into its stream may read and write the slice.
-    pub unsafe fn of_slice(
-        element: ElementType,
-        shape: impl Into<Shape>,
-        (address, bytes): (u64, usize),
-        usage: D::Usage<'a>,
-    ) -> Self {
-        // SAFETY: a tensor of other bytes than the slice gets a defect, with which no call is made; the stream may write
-        // the slice: see `# Safety`.
-        let mut own = unsafe { Self::from_raw_parts(element, shape, address) };
-        own.tensor.defect = defect(element, &own.tensor.shape, bytes);
-        own.usage = Some(usage);
-        own
-    }
-
-    pub(super) fn address(&self) -> u64 {
-        self.tensor.data.addr() as u64
-    }
-
     /// Checks that a call on `stream` may use the tensor called `name`.
     pub(super) fn check_use(&self, name: &'static str, stream: &D::Stream) -> Result<(), Error<D>> {
         self.usage.as_ref().map_or(Ok(()), |usage| D::check_usage(usage, name, stream))
     }
 }
+
+macro_rules! of_slice {
+    ($($tensor:ident),*) => { $(
+        impl<'a, D: Device> $tensor<'a, D> {
+            /// The tensor in a slice of `bytes` bytes of the device's own library, which `usage` keeps for the call's stream. A
+            /// call is refused if the tensor has other bytes.
+            ///
+            /// # Safety
+            /// The address is the slice's, and while `usage` lives, what is put into its stream may read the slice, and write that of a
+            /// [`DeviceMut`].
+            pub unsafe fn of_slice(
+                element: ElementType,
+                shape: impl Into<Shape>,
+                (address, bytes): (u64, usize),
+                usage: D::Usage<'a>,
+            ) -> Self {
+                // SAFETY: a tensor of other bytes than the slice gets a defect, with which no call is made; the stream may use
+                // the slice: see `# Safety`.
+                let mut own = unsafe { Self::from_raw_parts(element, shape, address) };
+                own.tensor.defect = defect(element, &own.tensor.shape, bytes);
+                own.usage = Some(usage);
+                own
+            }
+
+            pub(super) fn address(&self) -> u64 {
+                self.tensor.data.addr() as u64
+            }
+        }
+    )* };
+}
+
+of_slice!(DeviceRef, DeviceMut);
 
 /// What is wrong with a slice of so many bytes as a tensor. (A shape whose size overflows has an error of its own.)
 fn defect(element: ElementType, shape: &Shape, bytes: usize) -> Option<Defect> {

@@ -10,6 +10,7 @@ use super::error::Error;
 use crate::config::Config;
 use crate::key_value_cache::KeyValueCache;
 use crate::operands::{IndexInputs, Inputs};
+use crate::static_batching::StaticKeyValueCache;
 use crate::validate::{self, CheckedTensors, ExpectedOutputs};
 
 impl KeyValueCache {
@@ -33,25 +34,34 @@ impl KeyValueCache {
             ExpectedOutputs::new(&checked.stores.geometry, self.config().cache.num_repeat, checked.stores.all_rows)?;
         Ok(DeviceCall { checked, outputs })
     }
-
-    /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
-    /// and can be captured into a CUDA graph. A graph executor does so when it loads a model.
-    ///
-    /// # Errors
-    /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
-    pub fn prepare_device<D: Device>(
-        &self,
-        t1: ElementType,
-        t2: ElementType,
-        t3: Option<ElementType>,
-        stream: &D::Stream,
-    ) -> Result<(), Error<D>> {
-        self.check_types(t1, t1, t2, t3)?;
-        // A scale that is given without quantization is not used.
-        let types = (t1, t2, self.config().cache.quant.and(t3));
-        D::queue(stream).and_then(|queue| D::prepare(&queue, types)).map_err(Error::Launch)
-    }
 }
+
+/// Loading the kernels of operators that store, which are the same.
+macro_rules! prepare_device {
+    ($($operator:ty),*) => { $(
+        impl $operator {
+            /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
+            /// and can be captured into a CUDA graph. A graph executor does so when it loads a model.
+            ///
+            /// # Errors
+            /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
+            pub fn prepare_device<D: Device>(
+                &self,
+                t1: ElementType,
+                t2: ElementType,
+                t3: Option<ElementType>,
+                stream: &D::Stream,
+            ) -> Result<(), Error<D>> {
+                self.check_types(t1, t1, t2, t3)?;
+                // A scale that is given without quantization is not used.
+                let types = (t1, t2, self.config().cache.quant.and(t3));
+                D::queue(stream).and_then(|queue| D::prepare(&queue, types)).map_err(Error::Launch)
+            }
+        }
+    )* };
+}
+
+prepare_device!(KeyValueCache, StaticKeyValueCache);
 
 /// The check of a call whose types go together, but for its outputs.
 pub(super) fn check_stores<'a, D: Device>(

@@ -1,12 +1,10 @@
-//! The operator of static batching on a device: checking a call, and loading its kernels.
+//! The operator of static batching on a device: checking a call.
 
 use kvcache_kernels::Pages;
-use kvcache_schema::ElementType;
 
 use super::device_call::{CheckedDeviceStores, DeviceCall, Uses};
 use super::device_tensor::{DeviceMut, DeviceRef};
 use super::device_trait::Device;
-use super::error::Error;
 use super::key_value_cache::without_indices;
 use crate::static_batching::{StaticInputs, StaticKeyValueCache, checked_sequences as checks};
 
@@ -51,23 +49,5 @@ impl StaticKeyValueCache {
             uses: Uses::of(uses),
         };
         Ok(DeviceCall { checked: stores, outputs: checked.outputs })
-    }
-
-    /// Loads the kernels for these types into the stream's context, as
-    /// [`KeyValueCache::prepare_device`](crate::KeyValueCache::prepare_device) does; they are the same.
-    ///
-    /// # Errors
-    /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
-    pub fn prepare_device<D: Device>(
-        &self,
-        t1: ElementType,
-        t2: ElementType,
-        t3: Option<ElementType>,
-        stream: &D::Stream,
-    ) -> Result<(), Error<D>> {
-        self.check_types(t1, t1, t2, t3)?;
-        // A scale that is given without quantization is not used.
-        let types = (t1, t2, self.config().cache.quant.and(t3));
-        D::queue(stream).and_then(|queue| D::prepare(&queue, types)).map_err(Error::Launch)
     }
 }

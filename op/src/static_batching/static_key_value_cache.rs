@@ -1,8 +1,6 @@
 //! The operator `KeyValueCache` of static batching: checked attributes, and the ways to make a call.
 
-use kvcache_kernels::Workers;
 use kvcache_schema::{ElementType, StaticAttributes, TypeCombination};
-use ndarray::Array4;
 
 use super::checked_sequences as checks;
 use super::static_call::StaticCall;
@@ -10,9 +8,8 @@ use super::static_config::StaticConfig;
 use super::static_shape_inference::{self, StaticInputDims};
 use crate::backend::Backend;
 use crate::error::Error;
-use crate::operands::{self, Outputs};
 use crate::shape_inference::Dim;
-use crate::tensor::{Element, TensorMut, TensorRef};
+use crate::tensor::{TensorMut, TensorRef};
 use crate::validate;
 
 /// The inputs of a call of static batching that are only read. Everything is checked when a call is made. A call on a
@@ -118,36 +115,5 @@ impl StaticKeyValueCache {
         // SAFETY: `start_pos` is a `TensorRef` of the host, whose type, shape and memory have just been checked.
         let checked = unsafe { checked.at(start_pos) }?;
         Ok(StaticCall::new(self.backend, checked))
-    }
-
-    /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
-    /// for usual batches.
-    ///
-    /// # Errors
-    /// Any [`Error`]; nothing has then been written.
-    pub fn run<'a>(
-        &self,
-        inputs: &StaticInputs<'a>,
-        cache: TensorMut<'a>,
-        scale: Option<TensorMut<'a>>,
-        outputs: Outputs<'a>,
-        workers: &dyn Workers,
-    ) -> Result<(), Error> {
-        self.check(inputs, cache, scale)?.run(outputs, workers)
-    }
-
-    /// Runs the operator with outputs allocated here: `key` and `value`, of the type of `current_key`.
-    ///
-    /// # Errors
-    /// Any [`Error`]; nothing has then been written.
-    pub fn run_alloc<'a, T: Element>(
-        &self,
-        inputs: &StaticInputs<'a>,
-        cache: TensorMut<'a>,
-        scale: Option<TensorMut<'a>>,
-        workers: &dyn Workers,
-    ) -> Result<(Array4<T>, Array4<T>), Error> {
-        let call = self.check(inputs, cache, scale)?;
-        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers)).map(Into::into)
     }
 }

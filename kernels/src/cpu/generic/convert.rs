@@ -20,15 +20,9 @@ impl<S: Simd, V: Float, C: Float, const STREAM: bool> Function<S> for StoreConve
 
     #[inline(always)]
     unsafe fn run(rows: &Rows) {
-        for r in 0..rows.count {
-            let (values, cache) =
-                (rows.values.wrapping_add(r * rows.values_step), rows.cache.wrapping_add(r * rows.cache_step));
-            if let Some(prefetch) = rows.prefetch {
-                prefetch_bytes::<S>(values.wrapping_offset(prefetch.row), rows.row.len * size_of::<V>());
-            }
-            // SAFETY: r < count, so this is one of the caller's rows.
-            unsafe { convert::<S, V, C, STREAM>(values.cast(), cache.cast(), rows.row.len) }
-        }
+        let [from, to] = [(rows.values, rows.values_step), (rows.cache, rows.cache_step)];
+        // SAFETY: every row is valid for its types: RowsFunction's condition.
+        unsafe { convert_rows::<S, V, C, STREAM>(rows, from, to) }
     }
 }
 
@@ -38,15 +32,26 @@ impl<S: Simd, V: Float, C: Float, const STREAM: bool> Function<S> for LoadConver
 
     #[inline(always)]
     unsafe fn run(rows: &Rows) {
-        for r in 0..rows.count {
-            let (values, cache) =
-                (rows.values.wrapping_add(r * rows.values_step), rows.cache.wrapping_add(r * rows.cache_step));
-            if let Some(prefetch) = rows.prefetch {
-                prefetch_bytes::<S>(cache.wrapping_offset(prefetch.row), rows.row.len * size_of::<C>());
-            }
-            // SAFETY: r < count, so this is one of the caller's rows.
-            unsafe { convert::<S, C, V, STREAM>(cache.cast(), values.cast(), rows.row.len) }
+        let [from, to] = [(rows.cache, rows.cache_step), (rows.values, rows.values_step)];
+        // SAFETY: every row is valid for its types: RowsFunction's condition.
+        unsafe { convert_rows::<S, C, V, STREAM>(rows, from, to) }
+    }
+}
+
+/// Converts rows, which begin at these addresses, each so many bytes behind the one before it.
+#[inline(always)]
+unsafe fn convert_rows<S: Simd, A: Float, B: Float, const STREAM: bool>(
+    rows: &Rows,
+    (from, from_step): (*mut u8, usize),
+    (to, to_step): (*mut u8, usize),
+) {
+    for r in 0..rows.count {
+        let (from, to) = (from.wrapping_add(r * from_step), to.wrapping_add(r * to_step));
+        if let Some(prefetch) = rows.prefetch {
+            prefetch_bytes::<S>(from.wrapping_offset(prefetch.row), rows.row.len * size_of::<A>());
         }
+        // SAFETY: r < count, so this is one of the caller's rows.
+        unsafe { convert::<S, A, B, STREAM>(from.cast(), to.cast(), rows.row.len) }
     }
 }
 
