@@ -2,6 +2,7 @@
 
 use std::iter::once;
 
+use crate::batch::Batch;
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::mask::{self, MaskBlock, MaskElement};
@@ -9,7 +10,6 @@ use crate::mask_spec::MaskSpec;
 use crate::plan::Entry;
 use crate::sequence::Sequence;
 use crate::spec::Mode;
-use crate::tensors::Tensors;
 
 /// What the rows of a mask over cells are a multiple of.
 const MASK_ROWS: usize = 32;
@@ -21,8 +21,8 @@ impl Manager {
             for entry in &self.plan.entries {
                 positions.extend(self.state.sequences[entry.seq].positions.iter());
             }
-        } else if let [written, seen] = *self.tensors.kvstarts.get(1..).unwrap_or_default() {
-            positions.extend_from_slice(&self.tensors.positions);
+        } else if let [written, seen] = *self.tensors.batch.kvstarts.get(1..).unwrap_or_default() {
+            positions.extend_from_slice(&self.tensors.batch.positions);
             positions.resize(seen as usize, -1);
             let cells = &mut positions[written as usize..];
             for sequence in self.state.sequences.values() {
@@ -35,7 +35,7 @@ impl Manager {
 
     pub(crate) fn mask_shape(&self, spec: &MaskSpec<'_>) -> [usize; 3] {
         let last = |starts: &[i64]| starts.last().map_or(0, |&end| end as usize);
-        let Tensors { seqstarts, kvstarts, .. } = &self.tensors;
+        let Batch { seqstarts, kvstarts, .. } = &self.tensors.batch;
         let (tokens, rows) = (last(seqstarts), last(kvstarts));
         match self.spec().mode() {
             Mode::Cells => spec.shape(tokens.next_multiple_of(MASK_ROWS), rows - tokens),
@@ -57,7 +57,7 @@ impl Manager {
             }
             Mode::Paged { .. } | Mode::Runs => {
                 let blocks = entries
-                    .zip(&self.tensors.kvstarts)
+                    .zip(&self.tensors.batch.kvstarts)
                     .map(|((entry, sequence), &start)| block(entry, sequence, once((start as usize, sequence.len()))));
                 mask::fill(mask, shape, slopes, visibility, blocks)
             }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod append;
+mod batch;
 mod bits;
 mod block;
 mod blocks;

@@ -4,6 +4,7 @@ use kvcache_op::IndexInputs;
 use ndarray::ArrayViewD;
 
 use crate::append::Append;
+use crate::batch::{Batch, batch_tensors};
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::mask::MaskElement;
@@ -64,9 +65,15 @@ impl<'m> Planned<'m> {
     }
 }
 
+batch_tensors!(Step<'_>);
+
 impl Step<'_> {
     fn tensors(&self) -> &Tensors {
         &self.0.0.tensors
+    }
+
+    fn batch(&self) -> &Batch {
+        &self.tensors().batch
     }
 
     /// The inputs of `KeyValueCache::check_layers`, and the index inputs of a single call.
@@ -74,39 +81,9 @@ impl Step<'_> {
         self.tensors().index_inputs()
     }
 
-    /// Shape (B + 1): where the tokens of each entry begin.
-    pub fn seqstarts(&self) -> &[i64] {
-        &self.tensors().seqstarts
-    }
-
-    /// Shape (B + 1): where the rows of each entry begin in `key` and `value`.
-    pub fn kvstarts(&self) -> &[i64] {
-        &self.tensors().kvstarts
-    }
-
     /// With pages shape (B, MaxP): the first slot of each page; -1 behind the last one. Else shape (B): the first slot.
     pub fn cachestarts(&self) -> ArrayViewD<'_, i64> {
         self.tensors().cachestarts.view()
-    }
-
-    /// Shape (B): the rows that each entry has already.
-    pub fn start_pos(&self) -> &[i64] {
-        &self.tensors().start_pos
-    }
-
-    /// The most tokens of an entry.
-    pub fn max_seqlen(&self) -> i64 {
-        self.tensors().max_seqlen
-    }
-
-    /// The most rows of an entry.
-    pub fn max_kvlen(&self) -> i64 {
-        self.tensors().max_kvlen
-    }
-
-    /// Shape (`seqstarts[B]`): the positions of the tokens.
-    pub fn positions(&self) -> &[i64] {
-        &self.tensors().positions
     }
 
     /// Shape (`seqstarts[B]`): the tokens to compute; -1 where they are not known.
@@ -117,16 +94,6 @@ impl Step<'_> {
     /// Shape (B): by entry, the tokens of its append that were found in the prefix index. They are not in `seqlen`.
     pub fn cached(&self) -> &[i64] {
         &self.tensors().cached
-    }
-
-    /// Shape (B): by entry, the index of its append. Entries of one token come first.
-    pub fn order(&self) -> &[i64] {
-        &self.tensors().order
-    }
-
-    /// The number of entries of one token.
-    pub fn decoding_batches(&self) -> i64 {
-        self.tensors().decoding_batches
     }
 
     /// Replaces what is in `positions` by the positions of all rows, in the order of `key` and `value`: shape

@@ -4,6 +4,7 @@ use kvcache_op::IndexInputs;
 use ndarray::{ArrayD, IxDyn};
 
 use crate::append::Append;
+use crate::batch::Batch;
 use crate::error::Error;
 use crate::plan::Entry;
 use crate::seq_id::SeqId;
@@ -12,17 +13,10 @@ use crate::state::State;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tensors {
-    pub(crate) seqstarts: Vec<i64>,
-    pub(crate) kvstarts: Vec<i64>,
-    pub(crate) start_pos: Vec<i64>,
+    pub(crate) batch: Batch,
     pub(crate) cachestarts: ArrayD<i64>,
-    pub(crate) max_seqlen: i64,
-    pub(crate) max_kvlen: i64,
-    pub(crate) positions: Vec<i64>,
     pub(crate) token_ids: Vec<i64>,
     pub(crate) cached: Vec<i64>,
-    pub(crate) order: Vec<i64>,
-    pub(crate) decoding_batches: i64,
     /// By row of `cachestarts`: what it has.
     rows: Vec<Row>,
 }
@@ -44,25 +38,16 @@ impl Tensors {
         entries: &[Entry],
         appends: &[Append<'_>],
     ) -> Result<(), Error> {
-        for starts in [&mut self.seqstarts, &mut self.kvstarts] {
-            starts.clear();
-            starts.push(0);
-        }
-        for values in [&mut self.start_pos, &mut self.positions, &mut self.token_ids, &mut self.cached, &mut self.order]
-        {
-            values.clear();
-        }
-        (self.max_seqlen, self.max_kvlen, self.decoding_batches) = (0, 0, 0);
+        self.batch.clear();
+        self.token_ids.clear();
+        self.cached.clear();
         for entry in entries {
-            let n = entry.n as i64;
             self.cached.push(entry.cached as i64);
-            self.order.push(entry.append as i64);
-            self.positions.extend(entry.position..entry.position + n);
+            self.batch.push_tokens(entry.append, entry.position..entry.position + entry.n as i64);
             match appends[entry.append].known() {
                 Some(tokens) => self.token_ids.extend(tokens[entry.cached..].iter().map(|&token| i64::from(token))),
                 None => self.token_ids.resize(self.token_ids.len() + entry.n, -1),
             }
-            self.decoding_batches += i64::from(n == 1);
         }
         match spec.mode() {
             Mode::Paged { .. } => {
@@ -78,19 +63,9 @@ impl Tensors {
             }
         }
         for entry in entries {
-            self.push_entry(entry.start, entry.n);
+            self.batch.push_entry(entry.start, entry.n);
         }
         Ok(())
-    }
-
-    /// An entry of the batch: rows that it has, and new ones.
-    fn push_entry(&mut self, start: usize, n: usize) {
-        let end = |starts: &[i64], len: usize| starts.last().map_or(0, |end| end + len as i64);
-        self.seqstarts.push(end(&self.seqstarts, n));
-        self.kvstarts.push(end(&self.kvstarts, start + n));
-        self.start_pos.push(start as i64);
-        self.max_seqlen = self.max_seqlen.max(n as i64);
-        self.max_kvlen = self.max_kvlen.max((start + n) as i64);
     }
 
     /// Two entries: one that writes all new rows, and the view, all cells up to the last busy one. `first` is the entry
@@ -99,8 +74,8 @@ impl Tensors {
         let slot = first.map(|first| state.sequences[first.seq].slot(first.start, 1));
         self.set_cachestarts(slot.into_iter().flat_map(|slot| [slot, 0]));
         if slot.is_some() {
-            self.push_entry(0, self.positions.len());
-            self.push_entry(state.n_kv(spec), 0);
+            self.batch.push_entry(0, self.batch.positions.len());
+            self.batch.push_entry(state.n_kv(spec), 0);
         }
     }
 
@@ -166,14 +141,7 @@ impl Tensors {
     }
 
     pub(crate) fn index_inputs(&self) -> IndexInputs<'_> {
-        IndexInputs {
-            seqstarts: (&self.seqstarts).into(),
-            kvstarts: (&self.kvstarts).into(),
-            cachestarts: (&self.cachestarts).into(),
-            start_pos: (&self.start_pos).into(),
-            max_seqlen: (&self.max_seqlen).into(),
-            max_kvlen: (&self.max_kvlen).into(),
-        }
+        self.batch.index_inputs(&self.cachestarts)
     }
 }
 

@@ -13,6 +13,7 @@ use super::residency::Residency;
 use super::sequence::Formed;
 use super::sequences::InfLlm;
 use super::tensors::Tensors;
+use crate::batch::{Batch, batch_tensors};
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::positions::MAX_POSITION;
@@ -133,9 +134,15 @@ impl InfLlm {
 #[must_use = "a dropped step is rolled back"]
 pub struct InfLlmStep<'m>(pub(super) &'m mut InfLlm);
 
+batch_tensors!(InfLlmStep<'_>);
+
 impl InfLlmStep<'_> {
     fn open(&self) -> &Open {
         self.0.open.as_ref().unwrap_or_else(|| unreachable!("a step is there while it is open"))
+    }
+
+    fn batch(&self) -> &Batch {
+        &self.open().tensors.batch
     }
 
     /// The index inputs of a call of the operator in a layer.
@@ -147,21 +154,6 @@ impl InfLlmStep<'_> {
         Ok(self.open().tensors.index_inputs(self.0.setup.group(layer)))
     }
 
-    /// Shape (B + 1): where the tokens of each entry begin.
-    pub fn seqstarts(&self) -> &[i64] {
-        &self.open().tensors.seqstarts
-    }
-
-    /// Shape (B + 1): where the rows of each entry begin in `key` and `value`.
-    pub fn kvstarts(&self) -> &[i64] {
-        &self.open().tensors.kvstarts
-    }
-
-    /// Shape (B): the rows that each entry sees already.
-    pub fn start_pos(&self) -> &[i64] {
-        &self.open().tensors.start_pos
-    }
-
     /// Shape (B, MaxP): the first slot of each page, -1 behind the last one.
     ///
     /// # Errors
@@ -169,31 +161,6 @@ impl InfLlmStep<'_> {
     pub fn cachestarts(&self, layer: usize) -> Result<ArrayView2<'_, i64>, Error> {
         self.0.setup.check_layer(layer)?;
         Ok(self.open().tensors.cachestarts[self.0.setup.group(layer)].view())
-    }
-
-    /// The most tokens of an entry.
-    pub fn max_seqlen(&self) -> i64 {
-        self.open().tensors.max_seqlen
-    }
-
-    /// The most rows of an entry.
-    pub fn max_kvlen(&self) -> i64 {
-        self.open().tensors.max_kvlen
-    }
-
-    /// Shape (`seqstarts[B]`): the positions of the tokens.
-    pub fn positions(&self) -> &[i64] {
-        &self.open().tensors.positions
-    }
-
-    /// Shape (B): by entry, the index of its append. Entries of one token come first.
-    pub fn order(&self) -> &[i64] {
-        &self.open().tensors.order
-    }
-
-    /// The number of entries of one token.
-    pub fn decoding_batches(&self) -> i64 {
-        self.open().tensors.decoding_batches
     }
 
     /// Replaces what is in `positions` by the positions of all rows of a layer, in the order of `key` and `value`:
@@ -281,7 +248,7 @@ impl InfLlm {
         let mut formed = Vec::with_capacity(open.entries.len());
         let mut result = missing.map_or(Ok(()), |layer| Err(InfLlmError::NotObserved { layer }.into()));
         let observed: Vec<_> = observed.iter().flatten().collect();
-        for (entry, rows) in open.entries.iter().zip(open.tensors.kvstarts.windows(2)) {
+        for (entry, rows) in open.entries.iter().zip(open.tensors.batch.kvstarts.windows(2)) {
             let rows = Slice::from(rows[0] as usize..rows[1] as usize);
             let of_entry: Vec<_> = observed.iter().map(|scores| scores.slice_axis(Axis(1), rows)).collect();
             let mut blocks = Vec::new();

@@ -7,21 +7,15 @@ use ndarray::Array2;
 
 use super::plan::Entry;
 use super::sequence::{Sequence, Setup};
+use crate::batch::Batch;
 use crate::error::Error;
 use crate::seq_id::SeqId;
 
 #[derive(Debug, Default)]
 pub(crate) struct Tensors {
-    pub(crate) seqstarts: Vec<i64>,
-    pub(crate) kvstarts: Vec<i64>,
-    pub(crate) start_pos: Vec<i64>,
+    pub(crate) batch: Batch,
     /// By selection.
     pub(crate) cachestarts: Vec<Array2<i64>>,
-    pub(crate) max_seqlen: i64,
-    pub(crate) max_kvlen: i64,
-    pub(crate) positions: Vec<i64>,
-    pub(crate) order: Vec<i64>,
-    pub(crate) decoding_batches: i64,
 }
 
 impl Tensors {
@@ -30,22 +24,13 @@ impl Tensors {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub(crate) fn new(setup: &Setup, sequences: &HashMap<SeqId, Sequence>, entries: &[Entry]) -> Result<Self, Error> {
-        let mut tensors = Self { seqstarts: vec![0], kvstarts: vec![0], ..Self::default() };
-        let (mut new, mut rows) = (0, 0);
+        let mut tensors = Self::default();
+        tensors.batch.clear();
         for entry in entries {
             let sequence = &sequences[&entry.seq];
-            let start = sequence.rows(setup) + entry.blocks[0].len() * setup.config.block;
-            new += entry.n;
-            rows += start + entry.n;
-            tensors.seqstarts.push(new as i64);
-            tensors.kvstarts.push(rows as i64);
-            tensors.start_pos.push(start as i64);
-            tensors.max_seqlen = tensors.max_seqlen.max(entry.n as i64);
-            tensors.max_kvlen = tensors.max_kvlen.max((start + entry.n) as i64);
             let first = sequence.next_position();
-            tensors.positions.extend((first..first + entry.n).map(|position| position as i64));
-            tensors.order.push(entry.append as i64);
-            tensors.decoding_batches += i64::from(entry.n == 1);
+            tensors.batch.push_tokens(entry.append, first as i64..(first + entry.n) as i64);
+            tensors.batch.push_entry(sequence.rows(setup) + entry.blocks[0].len() * setup.config.block, entry.n);
         }
         for group in 0..setup.groups() {
             let tables: Vec<_> =
@@ -68,14 +53,7 @@ impl Tensors {
 
     /// The operator's index inputs.
     pub(crate) fn index_inputs(&self, group: usize) -> IndexInputs<'_> {
-        IndexInputs {
-            seqstarts: (&self.seqstarts).into(),
-            kvstarts: (&self.kvstarts).into(),
-            cachestarts: (&self.cachestarts[group]).into(),
-            start_pos: (&self.start_pos).into(),
-            max_seqlen: (&self.max_seqlen).into(),
-            max_kvlen: (&self.max_kvlen).into(),
-        }
+        self.batch.index_inputs(&self.cachestarts[group])
     }
 }
 
