@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use crate::outline::{Function, Outlined};
-use crate::simd::Simd;
+use crate::simd::{Simd, instructions};
 
 /// AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -62,24 +62,18 @@ impl Simd for Avx2 {
         unsafe { _mm_sfence() }
     }
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m256 {
-        _mm256_set1_ps(x)
-    }
-
-    #[inline(always)]
-    unsafe fn read_f32(from: *const f32) -> __m256 {
-        _mm256_loadu_ps(from)
-    }
-
-    #[inline(always)]
-    unsafe fn write_f32(to: *mut f32, x: __m256) {
-        _mm256_storeu_ps(to, x)
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f32(to: *mut f32, x: __m256) {
-        _mm256_stream_ps(to, x)
+    instructions! {
+        splat(x: f32) -> __m256 = _mm256_set1_ps;
+        read_f32(from: *const f32) -> __m256 = _mm256_loadu_ps;
+        write_f32(to: *mut f32, x: __m256) -> () = _mm256_storeu_ps;
+        stream_f32(to: *mut f32, x: __m256) -> () = _mm256_stream_ps;
+        add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps;
+        sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps;
+        mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps;
+        div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps;
+        mul_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps;
+        // The instruction gives its second operand where one is NaN.
+        max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps;
     }
 
     #[inline(always)]
@@ -158,37 +152,6 @@ impl Simd for Avx2 {
     unsafe fn i4_of_eight(lanes: __m256, i: usize) -> __m256 {
         let top = _mm256_sllv_epi32(_mm256_castps_si256(lanes), _mm256_set1_epi32(28 - 4 * i as i32));
         _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: __m256, b: __m256) -> __m256 {
-        _mm256_add_ps(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
-        _mm256_sub_ps(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        _mm256_mul_ps(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: __m256, b: __m256) -> __m256 {
-        _mm256_div_ps(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
-        _mm256_fmadd_ps(a, b, c)
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: __m256, b: __m256) -> __m256 {
-        // The instruction gives its second operand where one is NaN.
-        _mm256_max_ps(a, b)
     }
 
     #[inline(always)]

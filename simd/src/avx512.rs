@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 use crate::outline::{Function, Outlined};
 use crate::prefetch::{prefetch_l1, prefetch_l2};
-use crate::simd::Simd;
+use crate::simd::{Simd, instructions};
 
 /// AVX-512 F, BW, DQ and VL, FMA and F16C; with `NATIVE_F16` also AVX512-FP16.
 #[derive(Debug, Clone, Copy)]
@@ -92,24 +92,18 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
         if NATIVE_F16 { prefetch_l2(line) } else { prefetch_l1(line) }
     }
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m512 {
-        _mm512_set1_ps(x)
-    }
-
-    #[inline(always)]
-    unsafe fn read_f32(from: *const f32) -> __m512 {
-        _mm512_loadu_ps(from)
-    }
-
-    #[inline(always)]
-    unsafe fn write_f32(to: *mut f32, x: __m512) {
-        _mm512_storeu_ps(to, x)
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f32(to: *mut f32, x: __m512) {
-        _mm512_stream_ps(to, x)
+    instructions! {
+        splat(x: f32) -> __m512 = _mm512_set1_ps;
+        read_f32(from: *const f32) -> __m512 = _mm512_loadu_ps;
+        write_f32(to: *mut f32, x: __m512) -> () = _mm512_storeu_ps;
+        stream_f32(to: *mut f32, x: __m512) -> () = _mm512_stream_ps;
+        add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps;
+        sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps;
+        mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps;
+        div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps;
+        mul_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps;
+        // The instruction gives its second operand where one is NaN.
+        max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps;
     }
 
     #[inline(always)]
@@ -192,37 +186,6 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
         // A permutation looks at the low four bits of its lanes.
         let lowest = _mm512_srlv_epi32(_mm512_castps_si512(lanes), _mm512_set1_epi32(4 * i as i32));
         _mm512_permutexvar_ps(lowest, _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: __m512, b: __m512) -> __m512 {
-        _mm512_add_ps(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-        _mm512_sub_ps(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-        _mm512_mul_ps(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: __m512, b: __m512) -> __m512 {
-        _mm512_div_ps(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
-        _mm512_fmadd_ps(a, b, c)
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: __m512, b: __m512) -> __m512 {
-        // The instruction gives its second operand where one is NaN.
-        _mm512_max_ps(a, b)
     }
 
     #[inline(always)]

@@ -20,6 +20,19 @@ macro_rules! lanes {
     }};
 }
 
+/// Functions of an instruction set that are one instruction each.
+#[cfg(target_arch = "x86_64")]
+macro_rules! instructions {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty = $instruction:ident;)*) => { $(
+        #[inline(always)]
+        unsafe fn $name($($argument: $of),*) -> $result {
+            $instruction($($argument),*)
+        }
+    )* };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use instructions;
+
 /// An instruction set with registers of [`LANES`](Self::LANES) float32.
 ///
 /// # Safety
