@@ -10,20 +10,15 @@ use kvcache_simd::Float;
 #[macro_export]
 macro_rules! float_type {
     ($element:expr, $T:ident => $body:expr) => {
+        $crate::float_type!($element, $T => $body; Float32 f32, Float16 ::half::f16, BFloat16 ::half::bf16)
+    };
+    ($element:expr, $T:ident => $body:expr; $($variant:ident $type:ty),*) => {
         match $element {
-            ::kvcache_schema::ElementType::Float32 => {
-                type $T = f32;
+            $(::kvcache_schema::ElementType::$variant => {
+                type $T = $type;
                 $body
-            }
-            ::kvcache_schema::ElementType::Float16 => {
-                type $T = ::half::f16;
-                $body
-            }
-            ::kvcache_schema::ElementType::BFloat16 => {
-                type $T = ::half::bf16;
-                $body
-            }
-            element => unreachable!("{element} is no float"),
+            })*
+            element => unreachable!("{element} is none of these types"),
         }
     };
 }
@@ -32,17 +27,7 @@ macro_rules! float_type {
 #[macro_export]
 macro_rules! scale_type {
     ($element:expr, $T:ident => $body:expr) => {
-        match $element {
-            ::kvcache_schema::ElementType::Float32 => {
-                type $T = f32;
-                $body
-            }
-            ::kvcache_schema::ElementType::Float16 => {
-                type $T = ::half::f16;
-                $body
-            }
-            element => unreachable!("{element} is no type of scales"),
-        }
+        $crate::float_type!($element, $T => $body; Float32 f32, Float16 ::half::f16)
     };
 }
 

@@ -13,7 +13,7 @@ use crate::node::Node;
 use crate::operators::{
     KEY_VALUE_CACHE, KeyValueCacheNode, MULTI_HEAD_ATTENTION, MULTI_HEAD_CACHE_ATTENTION, MultiHeadAttentionNode,
     MultiHeadCacheAttentionNode, STATIC_KEY_VALUE_CACHE, StaticKeyValueCacheNode, multi_head_attention as packed,
-    multi_head_cache_attention as cached,
+    multi_head_cache_attention as cached, outputs,
 };
 
 pub(crate) trait DeviceCompute: Send + Sync {
@@ -55,41 +55,28 @@ pub(super) fn is_on_host(definition: &'static Definition, input: &str) -> bool {
     }
 }
 
-impl DeviceCompute for KeyValueCacheNode {
-    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
-        let scale = self.has_scale.then(|| node.element(Self::AT.scale));
-        let [t1, t2] = [Self::AT.current_key, Self::AT.cache].map(|index| node.element(index));
-        Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)
-    }
+/// Nodes that store and load.
+macro_rules! compute_rows {
+    ($($node:ty),*) => { $(
+        impl DeviceCompute for $node {
+            fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
+                let scale = self.has_scale.then(|| node.element(Self::AT.scale));
+                let [t1, t2] = [Self::AT.current_key, Self::AT.cache].map(|index| node.element(index));
+                Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)
+            }
 
-    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
-        let (cache, scale) = Self::AT.state(tensors, self.has_scale)?;
-        let call = self.operator.check_device(Self::AT.inputs(tensors)?, cache, scale)?;
-        let shape = call.output_shape();
-        let outputs =
-            DeviceOutputs { key: tensors.write(Self::KEY, &shape)?, value: tensors.write(Self::VALUE, &shape)? };
-        // SAFETY: `stream` and `status` are as `launch` says.
-        Ok(unsafe { call.launch_raw(outputs, status, stream) }?)
-    }
+            unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
+                let (cache, scale) = Self::AT.state(tensors, self.has_scale)?;
+                let call = self.operator.check_device(Self::AT.inputs(tensors)?, cache, scale)?;
+                let [key, value] = outputs(tensors, &call.output_shape())?;
+                // SAFETY: `stream` and `status` are as `launch` says.
+                Ok(unsafe { call.launch_raw(DeviceOutputs { key, value }, status, stream) }?)
+            }
+        }
+    )* };
 }
 
-impl DeviceCompute for StaticKeyValueCacheNode {
-    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
-        let scale = self.has_scale.then(|| node.element(Self::SCALE));
-        let [t1, t2] = [Self::CURRENT_KEY, Self::CACHE].map(|index| node.element(index));
-        Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)
-    }
-
-    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
-        let scale = self.has_scale.then(|| tensors.modify(Self::SCALE)).transpose()?;
-        let call = self.operator.check_device(Self::inputs(tensors)?, tensors.modify(Self::CACHE)?, scale)?;
-        let shape = call.output_shape();
-        let outputs =
-            DeviceOutputs { key: tensors.write(Self::KEY, &shape)?, value: tensors.write(Self::VALUE, &shape)? };
-        // SAFETY: `stream` and `status` are as `launch` says.
-        Ok(unsafe { call.launch_raw(outputs, status, stream) }?)
-    }
-}
+compute_rows!(KeyValueCacheNode, StaticKeyValueCacheNode);
 
 impl DeviceCompute for MultiHeadAttentionNode {
     fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {

@@ -3,6 +3,7 @@
 use kvcache_op::{Dim, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, TensorRef, Workers};
 use kvcache_schema::{Attributes, DOMAINS, INPUTS, NAME, OUTPUTS};
 
+use super::static_key_value_cache::{StaticKeyValueCacheNode, StaticPositions};
 use crate::call_tensors::{CallTensors, Tensors};
 use crate::definition::{Compute, Definition, Signature, position, positions};
 use crate::error::Error;
@@ -23,8 +24,6 @@ pub(crate) struct KeyValueCacheNode {
 
 impl KeyValueCacheNode {
     pub(crate) const AT: StorePositions = StorePositions::of(&INPUTS);
-    pub(crate) const KEY: usize = position(&OUTPUTS, "key");
-    pub(crate) const VALUE: usize = position(&OUTPUTS, "value");
 
     /// Checks the attributes of `node`, and that its types go together.
     pub(crate) fn new(node: &Node<'_>) -> Result<Self, Error> {
@@ -38,15 +37,27 @@ impl KeyValueCacheNode {
     }
 }
 
-impl Compute for KeyValueCacheNode {
-    fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
-        let inputs = Self::AT.inputs(tensors)?;
-        let (cache, scale) = Self::AT.state(tensors, self.has_scale)?;
-        let call = self.operator.check(&inputs, cache, scale)?;
-        let shape = call.output_shape();
-        let outputs = Outputs { key: tensors.write(Self::KEY, &shape)?, value: tensors.write(Self::VALUE, &shape)? };
-        Ok(call.run(outputs, workers)?)
-    }
+/// A call of a node that stores and loads, on the CPU.
+macro_rules! compute_rows {
+    ($($node:ty),*) => { $(
+        impl Compute for $node {
+            fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
+                let inputs = Self::AT.inputs(tensors)?;
+                let (cache, scale) = Self::AT.state(tensors, self.has_scale)?;
+                let call = self.operator.check(&inputs, cache, scale)?;
+                let [key, value] = outputs(tensors, &call.output_shape())?;
+                Ok(call.run(Outputs { key, value }, workers)?)
+            }
+        }
+    )* };
+}
+
+compute_rows!(KeyValueCacheNode, StaticKeyValueCacheNode);
+
+/// `key` and `value`.
+pub(crate) fn outputs<'a, T: Tensors<'a>>(tensors: &T, shape: &[usize]) -> Result<[T::Mut; 2], Error> {
+    let [key, value] = const { [position(&OUTPUTS, "key"), position(&OUTPUTS, "value")] };
+    Ok([tensors.write(key, shape)?, tensors.write(value, shape)?])
 }
 
 fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
@@ -86,16 +97,25 @@ impl StorePositions {
             },
         })
     }
-
-    pub(crate) fn state<'a, T: Tensors<'a>>(
-        &self,
-        tensors: &T,
-        has_scale: bool,
-    ) -> Result<(T::Mut, Option<T::Mut>), Error> {
-        let scale = has_scale.then(|| tensors.modify(self.scale)).transpose()?;
-        Ok((tensors.modify(self.cache)?, scale))
-    }
 }
+
+/// Cache and scale.
+macro_rules! state {
+    ($($positions:ty),*) => { $(
+        impl $positions {
+            pub(crate) fn state<'a, T: Tensors<'a>>(
+                &self,
+                tensors: &T,
+                has_scale: bool,
+            ) -> Result<(T::Mut, Option<T::Mut>), Error> {
+                let scale = has_scale.then(|| tensors.modify(self.scale)).transpose()?;
+                Ok((tensors.modify(self.cache)?, scale))
+            }
+        }
+    )* };
+}
+
+state!(StorePositions, StaticPositions);
 
 #[cfg(test)]
 mod tests {

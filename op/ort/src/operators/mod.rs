@@ -7,7 +7,7 @@ pub(crate) mod multi_head_cache_attention;
 mod static_key_value_cache;
 
 #[cfg(feature = "cuda")]
-pub(crate) use key_value_cache::{KEY_VALUE_CACHE, KeyValueCacheNode};
+pub(crate) use key_value_cache::{KEY_VALUE_CACHE, KeyValueCacheNode, outputs};
 pub(crate) use list::OPERATORS;
 #[cfg(feature = "cuda")]
 pub(crate) use multi_head_attention::{MULTI_HEAD_ATTENTION, MultiHeadAttentionNode};
