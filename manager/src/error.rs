@@ -200,6 +200,14 @@ fn of(append: Option<usize>) -> String {
 }
 
 impl Error {
+    pub(crate) fn check_spec(name: &'static str, got: usize, min: usize, max: usize) -> Result<(), Self> {
+        if (min..=max).contains(&got) { Ok(()) } else { Err(Self::SpecRange { name, got, min, max }) }
+    }
+
+    pub(crate) fn check_range(name: &'static str, got: i64, min: i64, max: i64) -> Result<(), Self> {
+        if (min..=max).contains(&got) { Ok(()) } else { Err(Self::Range { name, got, min, max }) }
+    }
+
     /// The variant's name in snake case.
     pub fn kind(&self) -> &'static str {
         match self {

@@ -57,9 +57,9 @@ pub(crate) struct Quant {
     pub(crate) scale_type: ElementType,
 }
 
-/// A checked description of a cache and of the way it is managed. Made by [`CacheSpec::builder`].
+/// What a cache is asked to be.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CacheSpec {
+pub(crate) struct Settings {
     pub(crate) geometry: Geometry,
     pub(crate) layout: CacheLayout,
     pub(crate) cache_type: ElementType,
@@ -73,6 +73,12 @@ pub struct CacheSpec {
     pub(crate) window: Window,
     pub(crate) pad: usize,
     pub(crate) defrag_threshold: Option<f64>,
+}
+
+/// A checked description of a cache and of the way it is managed. Made by [`CacheSpec::builder`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct CacheSpec {
+    pub(crate) settings: Settings,
     pub(crate) shift_limit: Option<u32>,
     pub(crate) rows: CacheRows,
 }
@@ -85,106 +91,87 @@ pub(crate) fn page_size(mode: Mode) -> usize {
     }
 }
 
-impl CacheSpec {
+/// What was set, by name.
+macro_rules! settings {
+    ($($(#[$doc:meta])* $name:ident: $of:ty = $($field:ident).+;)*) => {
+        impl CacheSpec {
+            $(
+                $(#[$doc])*
+                pub fn $name(&self) -> $of {
+                    self.$($field).+
+                }
+            )*
+        }
+    };
+}
+
+settings! {
     /// The dimensions.
-    pub fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
+    geometry: Geometry = settings.geometry;
     /// How sequences get their slots.
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
+    mode: Mode = settings.mode;
     /// The order of the axes of `cache` and `scale`.
-    pub fn layout(&self) -> CacheLayout {
-        self.layout
-    }
-
+    layout: CacheLayout = settings.layout;
     /// The type of `cache`.
-    pub fn cache_type(&self) -> ElementType {
-        self.cache_type
-    }
+    cache_type: ElementType = settings.cache_type;
+    /// The columns of `cachestarts`, where they are fixed.
+    max_pages: Option<usize> = settings.max_pages;
+    /// What the stored keys are.
+    key_form: KeyForm = settings.key_form;
+    /// How many of the last positions attention sees, if it does not see all.
+    window: Option<usize> = settings.window.len;
+    /// The first rows of a sequence, which a window leaves.
+    sink: usize = settings.window.sink;
+    /// How many more positions than its own a window keeps.
+    slack: usize = settings.window.slack;
+    /// What the number of cells that a step sees is rounded up to.
+    pad: usize = settings.pad;
+    /// The part of free slots past which a commit queues a defragmentation.
+    defrag_threshold: Option<f64> = settings.defrag_threshold;
+    /// How many updates may rotate the rows of a sequence.
+    shift_limit: Option<u32> = shift_limit;
+}
 
+impl CacheSpec {
     /// The width of a quantized cache's elements, how many neighbors share a scale, and the type of scales.
     pub fn quant(&self) -> Option<(QuantBit, usize, ElementType)> {
-        self.quant.map(|quant| (quant.bit, quant.group, quant.scale_type))
+        self.settings.quant.map(|quant| (quant.bit, quant.group, quant.scale_type))
     }
 
     /// Slots of a page; in the modes `runs` and `cells`, 1.
     pub fn page_size(&self) -> usize {
-        page_size(self.mode)
+        page_size(self.settings.mode)
     }
 
     /// Pages, or cells, of the cache; slots behind the last whole page are not used.
     pub fn num_pages(&self) -> usize {
-        self.geometry.max_t / self.page_size()
-    }
-
-    /// The columns of `cachestarts`, where they are fixed.
-    pub fn max_pages(&self) -> Option<usize> {
-        self.max_pages
+        self.settings.geometry.max_t / self.page_size()
     }
 
     /// Whether sequences whose tokens begin alike share pages: never in the modes `runs` and `cells`.
     pub fn prefix_sharing(&self) -> bool {
-        self.prefix_sharing && matches!(self.mode, Mode::Paged { .. })
-    }
-
-    /// What the stored keys are.
-    pub fn key_form(&self) -> KeyForm {
-        self.key_form
+        self.settings.prefix_sharing && matches!(self.settings.mode, Mode::Paged { .. })
     }
 
     /// The rotary embedding of keys.
     pub fn rope(&self) -> Option<&Rope> {
-        self.rope.as_ref()
+        self.settings.rope.as_ref()
     }
 
     /// Why stored keys cannot be rotated, if they cannot.
     pub(crate) fn not_shiftable(&self) -> Option<&'static str> {
-        match self.rope {
+        match self.settings.rope {
             None => Some("keys are stored rotated, and no rope is given"),
-            Some(_) if self.cache_type == ElementType::Int8 && self.quant.is_none() => {
+            Some(_) if self.settings.cache_type == ElementType::Int8 && self.settings.quant.is_none() => {
                 Some("keys are int8 without scales")
             }
             Some(_) => None,
         }
     }
 
-    /// How many of the last positions attention sees, if it does not see all.
-    pub fn window(&self) -> Option<usize> {
-        self.window.len
-    }
-
-    /// The first rows of a sequence, which a window leaves.
-    pub fn sink(&self) -> usize {
-        self.window.sink
-    }
-
-    /// How many more positions than its own a window keeps.
-    pub fn slack(&self) -> usize {
-        self.window.slack
-    }
-
-    /// What the number of cells that a step sees is rounded up to.
-    pub fn pad(&self) -> usize {
-        self.pad
-    }
-
-    /// The part of free slots past which a commit queues a defragmentation.
-    pub fn defrag_threshold(&self) -> Option<f64> {
-        self.defrag_threshold
-    }
-
-    /// How many updates may rotate the rows of a sequence.
-    pub fn shift_limit(&self) -> Option<u32> {
-        self.shift_limit
-    }
-
     /// What makes keys and values of the same tokens differ.
     pub fn fingerprint(&self) -> &str {
-        &self.fingerprint
+        &self.settings.fingerprint
     }
 
     /// Where the bytes of slots lie, in this layout and these types.
@@ -194,12 +181,14 @@ impl CacheSpec {
 
     /// The shape of `cache`, in elements: for int4 too the last axis is `head_dim`.
     pub fn cache_shape(&self) -> [usize; 5] {
-        self.layout.shape(self.dims(self.geometry.head_dim))
+        self.settings.layout.shape(self.dims(self.settings.geometry.head_dim))
     }
 
     /// The shape of `scale`, if the cache is quantized.
     pub fn scale_shape(&self) -> Option<[usize; 5]> {
-        self.quant.map(|quant| self.layout.shape(self.dims(self.geometry.head_dim / quant.group)))
+        self.settings
+            .quant
+            .map(|quant| self.settings.layout.shape(self.dims(self.settings.geometry.head_dim / quant.group)))
     }
 
     /// The bytes of `cache` and `scale`.
@@ -220,14 +209,14 @@ impl CacheSpec {
     /// The operator's attributes for this cache: those of layer 0, without repeated heads.
     pub fn attributes(&self) -> Attributes {
         let mut attributes = Attributes {
-            num_layer: self.geometry.num_layer as i64,
-            cache_layout: self.layout.code(),
+            num_layer: self.settings.geometry.num_layer as i64,
+            cache_layout: self.settings.layout.code(),
             ..Attributes::default()
         };
-        if let Mode::Paged { page_size } = self.mode {
+        if let Mode::Paged { page_size } = self.settings.mode {
             (attributes.cache_mode, attributes.page_size) = (CacheMode::Paged.code(), page_size as i64);
         }
-        if let Some(quant) = self.quant {
+        if let Some(quant) = self.settings.quant {
             attributes.quant_bit = quant.bit.code();
             attributes.quant_type = quant.bit.quant_type();
             attributes.quant_group = quant.group as i64;
@@ -236,7 +225,7 @@ impl CacheSpec {
     }
 
     fn dims(&self, inner: usize) -> CacheDims {
-        let Geometry { num_layer, num_heads, max_t, .. } = self.geometry;
+        let Geometry { num_layer, num_heads, max_t, .. } = self.settings.geometry;
         CacheDims { max_t, num_layer, num_heads, inner }
     }
 }

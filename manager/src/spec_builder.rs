@@ -5,7 +5,7 @@ use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit, shape};
 
 use crate::error::Error;
 use crate::positions::MAX_POSITION;
-use crate::spec::{CacheSpec, Geometry, KeyForm, Mode, Quant, Window, page_size};
+use crate::spec::{CacheSpec, Geometry, KeyForm, Mode, Quant, Settings, Window, page_size};
 
 /// How many updates may rotate the rows of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,116 +19,83 @@ enum ShiftLimit {
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct CacheSpecBuilder {
-    geometry: Geometry,
-    layout: CacheLayout,
-    cache_type: ElementType,
-    quant: Option<Quant>,
-    mode: Mode,
-    max_pages: Option<usize>,
-    prefix_sharing: bool,
-    fingerprint: String,
-    key_form: KeyForm,
-    rope: Option<Rope>,
-    window: Window,
-    pad: usize,
-    defrag_threshold: Option<f64>,
+    settings: Settings,
     shift_limit: ShiftLimit,
 }
 
-impl CacheSpecBuilder {
+/// Setters: their arguments, and what of the builder becomes what.
+macro_rules! setters {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident($($argument:ident: $type:ty),*) { $($($field:ident).+ = $value:expr),* }
+    )*) => {
+        impl CacheSpecBuilder {
+            $(
+                $(#[$doc])*
+                pub fn $name(mut self, $($argument: $type),*) -> Self {
+                    $(self.$($field).+ = $value;)*
+                    self
+                }
+            )*
+        }
+    };
+}
+
+setters! {
     /// The order of the axes: [`CacheLayout::TokenMajor`] unless given.
-    pub fn layout(self, layout: CacheLayout) -> Self {
-        Self { layout, ..self }
-    }
-
+    layout(layout: CacheLayout) { settings.layout = layout }
     /// The type of a cache without quantization: float16 unless given.
-    pub fn cache_type(self, cache_type: ElementType) -> Self {
-        Self { cache_type, quant: None, ..self }
-    }
-
+    cache_type(cache_type: ElementType) { settings.cache_type = cache_type, settings.quant = None }
     /// A quantized cache: the width of its elements, how many neighbors share a scale, and the type of scales.
-    pub fn quantized(self, bit: QuantBit, group: usize, scale_type: ElementType) -> Self {
-        Self { cache_type: bit.element(), quant: Some(Quant { bit, group, scale_type }), ..self }
+    quantized(bit: QuantBit, group: usize, scale_type: ElementType) {
+        settings.cache_type = bit.element(),
+        settings.quant = Some(Quant { bit, group, scale_type })
     }
-
     /// How sequences get their slots: pages of 128 unless given.
-    pub fn mode(self, mode: Mode) -> Self {
-        Self { mode, ..self }
-    }
-
+    mode(mode: Mode) { settings.mode = mode }
     /// Fixes the columns of `cachestarts` (MaxP), and with it the pages of a sequence. Unless given, `cachestarts` is
     /// as wide as the widest row of a step.
-    pub fn max_pages(self, max_pages: usize) -> Self {
-        Self { max_pages: Some(max_pages), ..self }
-    }
-
+    max_pages(max_pages: usize) { settings.max_pages = Some(max_pages) }
     /// Whether paged sequences whose tokens begin alike share pages: they do unless told otherwise.
-    pub fn prefix_sharing(self, prefix_sharing: bool) -> Self {
-        Self { prefix_sharing, ..self }
-    }
-
+    prefix_sharing(prefix_sharing: bool) { settings.prefix_sharing = prefix_sharing }
     /// What makes keys and values of the same tokens differ: the model, its adapters. Part of every prefix's key.
-    pub fn fingerprint(self, fingerprint: impl Into<String>) -> Self {
-        Self { fingerprint: fingerprint.into(), ..self }
-    }
-
+    fingerprint(fingerprint: impl Into<String>) { settings.fingerprint = fingerprint.into() }
     /// What the stored keys are: [`KeyForm::Roped`] unless given.
-    pub fn key_form(self, key_form: KeyForm) -> Self {
-        Self { key_form, ..self }
-    }
-
+    key_form(key_form: KeyForm) { settings.key_form = key_form }
     /// The rotary embedding of keys, by which rows can move to other positions. Unless given, they cannot, where keys
     /// are stored rotated.
-    pub fn rope(self, rope: Rope) -> Self {
-        Self { rope: Some(rope), ..self }
-    }
-
+    rope(rope: Rope) { settings.rope = Some(rope) }
     /// Attention sees only the last `window` positions, a token's own among them. At every commit the rows go that no
     /// later token will see; in pages, whole pages of them.
-    pub fn window(self, window: usize) -> Self {
-        Self { window: Window { len: Some(window), ..self.window }, ..self }
-    }
-
+    window(window: usize) { settings.window.len = Some(window) }
     /// The first rows of a sequence, which a window leaves and attention always sees: none unless given.
-    pub fn sink(self, sink: usize) -> Self {
-        Self { window: Window { sink, ..self.window }, ..self }
-    }
-
+    sink(sink: usize) { settings.window.sink = sink }
     /// How many more positions than its own a window keeps, for drafts that are cut back: none unless given.
-    pub fn slack(self, slack: usize) -> Self {
-        Self { window: Window { slack, ..self.window }, ..self }
-    }
-
+    slack(slack: usize) { settings.window.slack = slack }
     /// What the number of cells that a step sees is rounded up to: 32 unless given.
-    pub fn pad(self, pad: usize) -> Self {
-        Self { pad, ..self }
-    }
-
+    pad(pad: usize) { settings.pad = pad }
     /// Queues a defragmentation at commit where more than this part of the slots up to the last used one is free. There
     /// is none unless given; below 0 there is none either.
-    pub fn defrag_threshold(self, defrag_threshold: f64) -> Self {
-        Self {
-            defrag_threshold: Some(defrag_threshold).filter(|threshold| threshold.is_nan() || *threshold >= 0.0),
-            ..self
-        }
+    defrag_threshold(defrag_threshold: f64) {
+        settings.defrag_threshold = Some(defrag_threshold).filter(|threshold| threshold.is_nan() || *threshold >= 0.0)
     }
-
     /// How many updates may rotate the rows of a sequence, as the errors of quantized keys add up: 4 for int4 and any
     /// number for other types unless given.
-    pub fn shift_limit(self, shift_limit: Option<u32>) -> Self {
-        Self { shift_limit: ShiftLimit::Given(shift_limit), ..self }
-    }
+    shift_limit(shift_limit: Option<u32>) { shift_limit = ShiftLimit::Given(shift_limit) }
+}
 
+impl CacheSpecBuilder {
     /// Checks everything.
     ///
     /// # Errors
     /// [`Error::SpecRange`], [`Error::SpecThreshold`], [`Error::Rope`], [`Error::Types`], [`Error::QuantGroup`],
     /// [`Error::SizeOverflow`].
     pub fn build(self) -> Result<CacheSpec, Error> {
-        let Self { geometry, layout, cache_type, quant, mode, max_pages, prefix_sharing, fingerprint, .. } = self;
-        let Self { key_form, rope, window, pad, defrag_threshold, shift_limit, .. } = self;
+        let Self { settings, shift_limit } = self;
+        let Settings { geometry, layout, cache_type, quant, mode, max_pages, window, pad, .. } = settings;
         let Geometry { num_layer, num_heads, head_dim, max_t } = geometry;
         let page_size = page_size(mode);
+        let range = Error::check_spec;
         let limit = usize::MAX >> 1;
         range("num_layer", num_layer, 1, limit)?;
         range("num_heads", num_heads, 1, limit)?;
@@ -149,10 +116,10 @@ impl CacheSpecBuilder {
             range("window", len, if window.slack == 0 { 2 } else { 1 }, positions)?;
         }
         range("pad", pad, 1, limit)?;
-        if let Some(rope) = &rope {
+        if let Some(rope) = &settings.rope {
             rope.check(head_dim)?;
         }
-        if let Some(got) = defrag_threshold.filter(|threshold| !threshold.is_finite()) {
+        if let Some(got) = settings.defrag_threshold.filter(|threshold| !threshold.is_finite()) {
             return Err(Error::SpecThreshold { got });
         }
         let dims = CacheDims { max_t, num_layer, num_heads, inner: head_dim };
@@ -166,23 +133,7 @@ impl CacheSpecBuilder {
             ShiftLimit::Given(limit) => limit,
             ShiftLimit::Default => (cache_type == ElementType::Int4).then_some(4),
         };
-        let spec = CacheSpec {
-            geometry,
-            layout,
-            cache_type,
-            quant,
-            mode,
-            max_pages,
-            prefix_sharing,
-            fingerprint,
-            key_form,
-            rope,
-            window,
-            pad,
-            defrag_threshold,
-            shift_limit,
-            rows,
-        };
+        let spec = CacheSpec { settings, shift_limit, rows };
         let overflow = |tensor, shape| Error::SizeOverflow { tensor, shape };
         let cache = spec.cache_shape();
         shape::bytes(cache_type, &cache).ok_or(overflow("cache", cache))?;
@@ -197,7 +148,7 @@ impl CacheSpecBuilder {
 impl CacheSpec {
     /// Begins a specification of a cache with these dimensions.
     pub fn builder(geometry: Geometry) -> CacheSpecBuilder {
-        CacheSpecBuilder {
+        let settings = Settings {
             geometry,
             layout: CacheLayout::TokenMajor,
             cache_type: ElementType::Float16,
@@ -211,11 +162,7 @@ impl CacheSpec {
             window: Window { len: None, sink: 0, slack: 0 },
             pad: 32,
             defrag_threshold: None,
-            shift_limit: ShiftLimit::Default,
-        }
+        };
+        CacheSpecBuilder { settings, shift_limit: ShiftLimit::Default }
     }
-}
-
-fn range(name: &'static str, got: usize, min: usize, max: usize) -> Result<(), Error> {
-    if (min..=max).contains(&got) { Ok(()) } else { Err(Error::SpecRange { name, got, min, max }) }
 }

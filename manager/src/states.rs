@@ -69,9 +69,7 @@ impl StateCache {
     pub fn new(size: usize, row_bytes: usize) -> Result<Self, Error> {
         let most = (isize::MAX as usize).checked_div(row_bytes).unwrap_or(usize::MAX);
         for (name, got, max) in [("row_bytes", row_bytes, isize::MAX as usize), ("size", size, most)] {
-            if !(1..=max).contains(&got) {
-                return Err(Error::SpecRange { name, got, min: 1, max });
-            }
+            Error::check_spec(name, got, 1, max)?;
         }
         let owners = crate::zeros::zeros(size)?;
         Ok(Self { row_bytes, own: SlotMap::with_key(), states: HashMap::new(), owners, open: None })
@@ -188,9 +186,7 @@ impl StateCache {
     /// # Errors
     /// [`Error::Range`] for a divisor below 1, and those of [`seq_add`](Self::seq_add).
     pub fn seq_div(&mut self, seq: SeqId, range: impl RangeBounds<i64>, divisor: i64) -> Result<(), Error> {
-        if divisor < 1 {
-            return Err(Error::Range { name: "d", got: divisor, min: 1, max: i64::MAX });
-        }
+        Error::check_range("d", divisor, 1, i64::MAX)?;
         self.move_to(seq, range, |pos| pos / divisor)
     }
 

@@ -18,9 +18,7 @@ impl Grouping {
     /// Groups as many of the positions from `ga_i` to before `n_past` as are whole widths.
     fn new(n_past: i64, ga_i: i64, ga_n: i64, ga_w: i64) -> Result<Self, Error> {
         for (name, got) in [("ga_n", ga_n), ("ga_w", ga_w)] {
-            if !(1..=MAX_POSITION).contains(&got) {
-                return Err(Error::Range { name, got, min: 1, max: MAX_POSITION });
-            }
+            Error::check_range(name, got, 1, MAX_POSITION)?;
         }
         if ga_w % ga_n != 0 {
             return Err(Error::GroupWidth { ga_n, ga_w });

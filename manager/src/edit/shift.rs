@@ -63,9 +63,7 @@ impl Editor<'_> {
 
     pub(crate) fn divide(&mut self, seq: SeqId, positions: Range<i64>, divisor: i64) -> Result<(), Error> {
         let sequence = self.state.intact(seq)?;
-        if divisor < 1 {
-            return Err(Error::Range { name: "d", got: divisor, min: 1, max: i64::MAX });
-        }
+        Error::check_range("d", divisor, 1, i64::MAX)?;
         let rows = sequence.positions.rows(positions.clone());
         // Position 0 stays.
         if rows.is_empty() || divisor == 1 || sequence.positions.at(rows.end - 1) == 0 {
@@ -84,17 +82,13 @@ impl Editor<'_> {
         let n_past = self.state.intact(seq)?.positions.next();
         let ContextShift { n_ctx, n_new, n_keep, n_discard } = *shift;
         for (name, got, min) in [("n_ctx", n_ctx, 1), ("n_new", n_new, 0), ("n_keep", n_keep, 0)] {
-            if got < min {
-                return Err(Error::Range { name, got, min, max: i64::MAX });
-            }
+            Error::check_range(name, got, min, i64::MAX)?;
         }
         if n_past.saturating_add(n_new) < n_ctx {
             return Ok(0);
         }
         let n_discard = n_discard.unwrap_or((n_past - n_keep).max(0) / 2);
-        if n_discard < 0 {
-            return Err(Error::Range { name: "n_discard", got: n_discard, min: 0, max: i64::MAX });
-        }
+        Error::check_range("n_discard", n_discard, 0, i64::MAX)?;
         if n_discard == 0 || n_keep >= n_past {
             return Err(Error::NoProgress { n_past, n_keep });
         }

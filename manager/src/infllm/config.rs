@@ -129,9 +129,7 @@ impl InfLlmConfig {
         let Self { init, local, block, topk, repr_topk, max_cached, num_repeat, .. } = *self;
         let Mode::Paged { page_size } = spec.mode() else { return Err(InfLlmError::NotPaged.into()) };
         let slots = spec.geometry().max_t;
-        let range = |name, got, min, max| {
-            if (min..=max).contains(&got) { Ok(()) } else { Err(Error::SpecRange { name, got, min, max }) }
-        };
+        let range = Error::check_spec;
         for (name, got, min) in [("init", init, 0), ("local", local, page_size), ("block", block, page_size)] {
             range(name, got, min, slots)?;
             if !got.is_multiple_of(page_size) {

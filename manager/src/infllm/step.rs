@@ -86,14 +86,11 @@ impl InfLlm {
             self.sequences.entry(entry.seq).and_modify(|sequence| sequence.device = device);
             rotated.extend(rotates.then_some(entry.seq));
         }
-        if let Err(error) = self.write(memory, &rotations, &rotated, &loads) {
-            entries.into_iter().flat_map(|entry| entry.tail).for_each(|page| self.release(page));
-            return Err(error);
-        }
-        let num_layer = self.setup.spec.geometry().num_layer;
-        match Tensors::new(&self.setup, &self.sequences, &entries) {
+        let written = self.write(memory, &rotations, &rotated, &loads);
+        match written.and_then(|()| Tensors::new(&self.setup, &self.sequences, &entries)) {
             Ok(tensors) => {
-                self.open = Some(Open { entries, tensors, loads: loads.len(), observed: vec![None; num_layer] });
+                let observed = vec![None; self.setup.spec.geometry().num_layer];
+                self.open = Some(Open { entries, tensors, loads: loads.len(), observed });
                 Ok(InfLlmStep(self))
             }
             Err(error) => {

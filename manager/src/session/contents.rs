@@ -4,37 +4,35 @@ use std::collections::{BTreeMap, HashMap};
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::SessionError;
 use super::header::{DIGEST, FORMAT, Header, VERSION, clip};
 use super::spec::{ROWS, SavedRope, SessionSpec};
 use crate::positions::MAX_POSITION;
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// A sequence. The header has what is not in tensors.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct SavedSequence {
+    #[serde(serialize_with = "to_hex", deserialize_with = "from_hex")]
     pub(crate) salt: Vec<u8>,
     pub(crate) shifts: u32,
     /// The last position that a window has removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gone: Option<i64>,
     /// The first position that self-extend has not grouped.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) ga_i: i64,
     /// By row: its index in the rows of the file.
+    #[serde(skip)]
     pub(crate) rows: Vec<u64>,
+    #[serde(skip)]
     pub(crate) positions: Vec<i32>,
     /// The tokens of the first rows.
+    #[serde(skip)]
     pub(crate) tokens: Vec<u32>,
-}
-
-/// What the header says of a sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Outline {
-    pub(super) salt: Vec<u8>,
-    pub(super) shifts: u32,
-    pub(super) gone: Option<i64>,
-    pub(super) ga_i: i64,
-    pub(super) len: usize,
-    pub(super) known: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,22 +45,17 @@ pub(super) enum Part {
 #[derive(Debug, PartialEq)]
 pub(super) struct Contents {
     pub(super) spec: SessionSpec,
-    pub(super) sequences: Vec<Outline>,
+    /// Without what is in tensors.
+    pub(super) sequences: Vec<SavedSequence>,
+    /// By sequence: its rows, and those of known tokens.
+    pub(super) lens: Vec<(usize, usize)>,
     /// The tensors of sequences, in the order of the data.
     pub(super) parts: Vec<(Part, usize)>,
     pub(super) num_rows: usize,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    salt: String,
-    shifts: u32,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    gone: Option<i64>,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    ga_i: i64,
-}
+/// What the header says of sequences.
+const SEQUENCES: &str = "a list of salts in hexadecimal digits, shift counts and positions";
 
 /// Whether a field is left out.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
@@ -121,13 +114,8 @@ pub(crate) fn metadata(spec: &SessionSpec) -> BTreeMap<String, String> {
 
 /// The header of a session, with a digest of zeros.
 pub(super) fn header(spec: &SessionSpec, sequences: &[SavedSequence], num_rows: usize) -> Result<Header, SessionError> {
-    let entry = |sequence: &SavedSequence| {
-        let SavedSequence { shifts, gone, ga_i, .. } = *sequence;
-        Entry { salt: to_hex(&sequence.salt), shifts, gone, ga_i }
-    };
-    let entries: Vec<_> = sequences.iter().map(entry).collect();
     let entries =
-        serde_json::to_string(&entries).map_err(|error| SessionError::Header { reason: error.to_string() })?;
+        serde_json::to_string(sequences).map_err(|error| SessionError::Header { reason: error.to_string() })?;
     let mut metadata = metadata(spec);
     metadata.insert("sequences".to_owned(), entries);
 
@@ -166,10 +154,10 @@ impl Contents {
             return Err(SessionError::Tensor { name: ROWS.to_owned(), expected, got });
         }
         let spec = metadata.spec(rows.shape[1])?;
-        let entries = metadata.sequences()?;
-        let mut sequences = Vec::with_capacity(entries.len());
-        let mut parts = Vec::with_capacity(entries.len() * Part::ALL.len());
-        for (i, Entry { salt, shifts, gone, ga_i }) in entries.into_iter().enumerate() {
+        let sequences = metadata.sequences()?;
+        let mut lens = Vec::with_capacity(sequences.len());
+        let mut parts = Vec::with_capacity(sequences.len() * Part::ALL.len());
+        for (i, &SavedSequence { gone, ga_i, .. }) in sequences.iter().enumerate() {
             let mut len = |part: Part| {
                 let tensor = take(&part.name(i), part.dtype(), 1)?;
                 parts.push((tensor.data_offsets, part, i));
@@ -183,22 +171,18 @@ impl Contents {
             if known > rows {
                 return Err(SessionError::KnownTokens { sequence: i, tokens: known as u64, rows: rows as u64 });
             }
-            let bad = |got: String| {
-                let expected = "a list of salts in hexadecimal digits, shift counts and positions";
-                SessionError::Metadata { key: "sequences", expected, got: Some(clip(&got)) }
-            };
-            let salt = from_hex(&salt).ok_or_else(|| bad(salt))?;
-            if let Some(position) = gone.into_iter().chain([ga_i]).find(|got| !(0..=MAX_POSITION).contains(got)) {
-                return Err(bad(position.to_string()));
+            if let Some(got) = gone.into_iter().chain([ga_i]).find(|got| !(0..=MAX_POSITION).contains(got)) {
+                let got = Some(got.to_string());
+                return Err(SessionError::Metadata { key: "sequences", expected: SEQUENCES, got });
             }
-            sequences.push(Outline { salt, shifts, gone, ga_i, len: rows, known });
+            lens.push((rows, known));
         }
         if let Some(name) = tensors.into_keys().min() {
             return Err(SessionError::UnknownTensor { name: clip(name) });
         }
         parts.sort_unstable_by_key(|&(offsets, _, i)| (offsets, i));
         let parts = parts.into_iter().map(|(_, part, i)| (part, i)).collect();
-        Ok(Self { spec, sequences, parts, num_rows: rows.shape[0] })
+        Ok(Self { spec, sequences, lens, parts, num_rows: rows.shape[0] })
     }
 }
 
@@ -272,20 +256,21 @@ impl Metadata<'_> {
         texts.into_iter().flatten().map(|text| text.parse().map_err(|_| error())).collect()
     }
 
-    fn sequences(&self) -> Result<Vec<Entry>, SessionError> {
+    fn sequences(&self) -> Result<Vec<SavedSequence>, SessionError> {
         const KEY: &str = "sequences";
         let text = self.get(KEY).unwrap_or_default();
-        serde_json::from_str(text).map_err(|_| self.error(KEY, "a list of salts and shift counts"))
+        serde_json::from_str(text).map_err(|_| self.error(KEY, SEQUENCES))
     }
 }
 
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+fn to_hex<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
 }
 
-fn from_hex(text: &str) -> Option<Vec<u8>> {
+fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    let text = String::deserialize(deserializer)?;
     let digit = |&byte: &u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();
     let bytes = pairs.iter().map(|[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect::<Option<Vec<_>>>();
-    bytes.filter(|_| rest.is_empty())
+    bytes.filter(|_| rest.is_empty()).ok_or_else(|| D::Error::custom("no hexadecimal digits"))
 }

@@ -10,7 +10,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::contents::{Contents, Outline, Part, SavedSequence};
+use super::contents::{Contents, Part, SavedSequence};
 use super::error::SessionError;
 use super::header::{DIGEST, Header, MAX_HEADER, PREFIX, Parsed};
 use super::spec::SessionSpec;
@@ -134,27 +134,23 @@ impl<R: Read + Seek> SessionFile<R> {
         mut self,
         wanted: impl Fn(usize) -> bool,
     ) -> Result<(Vec<SavedSequence>, RowReader<R>), SessionError> {
-        let Contents { spec, sequences: outlines, parts, num_rows } = self.contents;
-        let mut sequences = vec![SavedSequence::default(); outlines.len()];
+        let Contents { spec, mut sequences, lens, parts, num_rows } = self.contents;
         for (part, i) in parts {
-            let (Outline { len, known, .. }, sequence) = (&outlines[i], &mut sequences[i]);
+            let ((len, known), sequence) = (lens[i], &mut sequences[i]);
             match part {
                 Part::Rows => {
-                    sequence.rows = self.reader.values(*len, u64::from_le_bytes)?;
+                    sequence.rows = self.reader.values(len, u64::from_le_bytes)?;
                     check_rows(i, &sequence.rows, num_rows as u64)?;
                 }
-                Part::Tokens => sequence.tokens = self.reader.values(*known, u32::from_le_bytes)?,
+                Part::Tokens => sequence.tokens = self.reader.values(known, u32::from_le_bytes)?,
                 Part::Positions => {
-                    sequence.positions = self.reader.values(*len, i32::from_le_bytes)?;
+                    sequence.positions = self.reader.values(len, i32::from_le_bytes)?;
                     check_positions(i, &sequence.positions)?;
                 }
             }
             if !wanted(i) {
                 *sequence = SavedSequence::default();
             }
-        }
-        for (sequence, Outline { salt, shifts, gone, ga_i, .. }) in sequences.iter_mut().zip(outlines) {
-            (sequence.salt, sequence.shifts, sequence.gone, sequence.ga_i) = (salt, shifts, gone, ga_i);
         }
         let mut indexes = 0..;
         sequences.retain(|_| indexes.next().is_some_and(&wanted));
