@@ -163,21 +163,11 @@ class Report:
 
 
 def _case(row: dict[str, Any]) -> CaseResult:
-    difference = row.get("difference")
-    diagnosis = row.get("diagnosis")
-    return CaseResult(
-        suite=row["suite"],
-        operator=row["operator"],
-        name=row["case"],
-        about=row["about"],
-        rules=tuple(row["rules"]),
-        verdict=row["verdict"],
-        seconds=row["seconds"],
-        reason=row.get("reason"),
-        outside=row.get("outside"),
-        difference=difference and _difference(difference),
-        diagnosis=diagnosis and Diagnosis(diagnosis["mistake"], diagnosis["about"], diagnosis["rule"]),
-    )
+    difference, diagnosis = row.get("difference"), row.get("diagnosis")
+    fields: dict[str, Any] = {name: row.get(name) for name in CaseResult.__dataclass_fields__}
+    fields |= {"name": row["case"], "rules": tuple(row["rules"])}
+    fields |= {"difference": difference and _difference(difference), "diagnosis": diagnosis and Diagnosis(**diagnosis)}
+    return CaseResult(**fields)
 
 
 def _difference(row: dict[str, Any]) -> Difference:
