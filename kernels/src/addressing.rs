@@ -154,21 +154,6 @@ mod tests {
     }
 
     #[test]
-    fn neighboring_pages_are_one_run() {
-        let addressing = Addressing::Paged { cachestarts: &[4, 8, 0, 12, -1], max_p: 5, page_size: 4 };
-        let runs: Vec<_> = addressing.runs(0, 2..15).collect();
-        let run = |token, slot, len| Run { token, slot, len };
-        assert_eq!(runs, [run(2, 6, 6), run(8, 0, 4), run(12, 12, 3)]);
-    }
-
-    #[test]
-    fn a_run_ends_with_its_sequence() {
-        let addressing = Addressing::Strided { stride: 5 };
-        let runs: Vec<_> = (0..3).flat_map(|b| addressing.runs(b, 1..5)).collect();
-        assert_eq!(runs, [1, 6, 11].map(|slot| Run { token: 1, slot, len: 4 }));
-    }
-
-    #[test]
     fn no_tokens_read_no_entry() {
         let addressing = Addressing::Paged { cachestarts: &[], max_p: 0, page_size: 4 };
         assert_eq!(addressing.runs(0, 0..0).count(), 0);

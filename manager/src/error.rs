@@ -200,6 +200,10 @@ fn of(append: Option<usize>) -> String {
 }
 
 impl Error {
+    pub(crate) fn memory(source: impl Into<MemoryError>) -> Self {
+        Self::Memory { source: source.into() }
+    }
+
     pub(crate) fn check_spec(name: &'static str, got: usize, min: usize, max: usize) -> Result<(), Self> {
         if (min..=max).contains(&got) { Ok(()) } else { Err(Self::SpecRange { name, got, min, max }) }
     }

@@ -49,8 +49,7 @@ impl Setup {
         let mut keys = vec![0.0; self.config.block * width];
         for (layer, index) in index.chunks_exact_mut(len.max(1)).enumerate() {
             for (row, keys) in rows.chunks_exact(row_len).zip(keys.chunks_exact_mut(width)) {
-                let failed = |error| Error::Memory { source: MemoryError::from(error) };
-                self.spec.rows().keys(layer, row, keys).map_err(failed)?;
+                self.spec.rows().keys(layer, row, keys).map_err(Error::memory)?;
             }
             let key = |token: usize, h: usize| &keys[token * width + h * head_dim..][..head_dim];
             match self.config.score {
@@ -126,11 +125,10 @@ impl InfLlm {
         let pages = sequence.device.pages.iter().chain(&entry.tail).skip(first_page).take(setup.pages(block));
         let slots: Vec<usize> = slots(&pages.copied().collect::<Vec<_>>(), setup.page_size()).collect();
         let mut rows = vec![0; block * setup.spec.bytes_per_token()];
-        let failed = |source| Error::Memory { source };
-        memory.read_rows(&slots, &mut rows).map_err(failed)?;
+        memory.read_rows(&slots, &mut rows).map_err(Error::memory)?;
         if let (FarPositions::FarFixed { .. }, KeyForm::Roped) = (setup.config.positions, setup.spec.key_form()) {
             let position = setup.rest_start(sequence.n) + nth * block - sequence.device.shift;
-            setup.rotate(&mut rows, setup.config.init as i64 - position as i64).map_err(failed)?;
+            setup.rotate(&mut rows, setup.config.init as i64 - position as i64).map_err(Error::memory)?;
         }
         let tokens = nth * block..(nth + 1) * block;
         let mass = |(layer, observed): (usize, &ArrayView2<'_, f32>)| {
@@ -141,7 +139,7 @@ impl InfLlm {
         let (groups, rows) = (setup.groups(), Bytes::from(rows));
         let mut formed = Formed { keys: Vec::with_capacity(groups) };
         for group in 0..groups {
-            let of_group = self.setup.group_rows(group, &rows).map_err(failed)?;
+            let of_group = self.setup.group_rows(group, &rows).map_err(Error::memory)?;
             match self.put(of_group) {
                 Ok(key) => formed.keys.push(key),
                 Err(error) => {

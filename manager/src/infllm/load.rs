@@ -81,9 +81,8 @@ impl InfLlm {
         rotated: &[SeqId],
         loads: &Loads,
     ) -> Result<(), Error> {
-        let failed = |source| Error::Memory { source };
         let result = match self.setup.spec.rope() {
-            Some(rope) if !rotations.is_empty() => memory.rotate_keys(rotations, rope).map_err(failed),
+            Some(rope) if !rotations.is_empty() => memory.rotate_keys(rotations, rope).map_err(Error::memory),
             _ => Ok(()),
         };
         if result.is_err() {
@@ -110,7 +109,7 @@ impl InfLlm {
             } else {
                 memory.write_rows(&slots, block.rows())
             };
-            written.map_err(|source| Error::Memory { source })?;
+            written.map_err(Error::memory)?;
         }
         Ok(())
     }

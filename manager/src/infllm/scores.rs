@@ -149,21 +149,6 @@ mod tests {
             best.sort_unstable();
             prop_assert_eq!(top_k(&scores, k), best);
         }
-
-        #[test]
-        fn representatives_are_means_of_the_best(
-            keys in prop::collection::vec(prop::array::uniform3(-4.0_f32..4.0), 1..9),
-            k in 1_usize..5,
-            seed: u64,
-        ) {
-            let scores: Vec<f32> = (0..keys.len()).map(|i| ((seed >> i) & 3) as f32).collect();
-            let mut mean = [0.0; 3];
-            representative(|token| &keys[token][..], &scores, k, &mut mean);
-            let best = top_k(&scores, k);
-            let expected: [f32; 3] =
-                std::array::from_fn(|d| best.iter().fold(0.0, |sum, &t| sum + keys[t as usize][d]) / best.len() as f32);
-            prop_assert_eq!(mean, expected);
-        }
     }
 
     #[test]

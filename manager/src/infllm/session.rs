@@ -203,7 +203,7 @@ impl InfLlm {
         let mut bytes = vec![0; page_size * self.setup.spec.bytes_per_token()];
         for slots in slots.chunks(page_size) {
             let bytes = &mut bytes[..slots.len() * self.setup.spec.bytes_per_token()];
-            memory.read_rows(slots, bytes).map_err(|source| Error::Memory { source })?;
+            memory.read_rows(slots, bytes).map_err(Error::memory)?;
             writer.write(bytes)?;
         }
         Ok(writer.finish()?)
@@ -297,7 +297,7 @@ impl InfLlm {
         let slots: Vec<usize> = slots(&sequence.device.pages, page_size).take(rows).collect();
         for slots in slots.chunks(page_size) {
             let rows = reader.block(slots.len() * row_len)?;
-            memory.write_rows(slots, rows).map_err(|source| Error::Memory { source })?;
+            memory.write_rows(slots, rows).map_err(Error::memory)?;
         }
         sequence.n = saved.n;
         let selection =

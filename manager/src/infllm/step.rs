@@ -65,11 +65,10 @@ impl InfLlm {
             Ok((Loads::fetch(setup, &**store, &entries, sequences, &planned)?, planned))
         });
         let copied = loads.and_then(|loads| {
-            let failed = |source| Error::Memory { source };
             if plan.copies.is_empty() {
                 Ok(loads)
             } else {
-                memory.copy_rows(&plan.copies).map_err(failed).map(|()| loads)
+                memory.copy_rows(&plan.copies).map_err(Error::memory).map(|()| loads)
             }
         });
         let (loads, planned) = match copied {

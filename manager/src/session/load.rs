@@ -123,7 +123,7 @@ impl Writer<'_> {
                 }
                 &self.rows
             };
-            memory.write_rows(&self.slots, rows).map_err(|source| Error::Memory { source })?;
+            memory.write_rows(&self.slots, rows).map_err(Error::memory)?;
         }
         Ok(())
     }

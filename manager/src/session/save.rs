@@ -67,9 +67,7 @@ impl Manager {
         let saved = |sequence| rows.save(&self.state, sequence, page_size);
         let sequences = sequences.into_iter().map(saved).collect();
         let session = Session { spec: self.spec().into(), sequences, num_rows: rows.slots.len() };
-        write(path, &session, |range, bytes| {
-            memory.read_rows(&rows.slots[range], bytes).map_err(|source| Error::Memory { source })
-        })
+        write(path, &session, |range, bytes| memory.read_rows(&rows.slots[range], bytes).map_err(Error::memory))
     }
 }
 
