@@ -1,10 +1,13 @@
-"""Bit for bit comparison, with a message that names the first difference."""
+"""Comparisons: bit for bit, with a message that names the first difference; and refusals by their kind."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
+from kvcache_ops import KvCacheError
 
 Arrays = dict[str, np.ndarray]
 
@@ -39,3 +42,11 @@ def assert_same_outputs(got: Sequence[Sequence[np.ndarray]], expected: Sequence[
     for i, (some, others) in enumerate(zip(got, expected)):
         for position, (a, b) in enumerate(zip(some, others, strict=True)):
             assert_same_bits(f"output {position} of {i}", a, b)
+
+
+@contextmanager
+def refused(kind: str, text: str = "") -> Iterator[pytest.ExceptionInfo[KvCacheError]]:
+    """Expects a `KvCacheError` of this kind, with this text."""
+    with pytest.raises(KvCacheError) as refusal:
+        yield refusal
+    assert refusal.value.kind == kind and text in str(refusal.value)

@@ -10,7 +10,7 @@ from kvcache import cache_shape, create_session
 from node import quiet_options
 from pmx_numpy import run_export
 from pmx_params import Params
-from ragged import RaggedCache
+from setting import RaggedCache
 
 # The sequences of each step, by number, how many tokens each gets, and how many of them decode: prompts, one of a
 # single token; a long prompt beside decoding ones and one that has no token; chunks of prompts beside decoding ones.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 
 import numpy as np
@@ -12,8 +12,7 @@ from onnx import TensorProto
 from compare import Arrays
 from kvcache import NUMPY_TYPES, cache_shape
 from kvcache import TYPE_NAMES as TYPE_NAMES
-from node import node_model, node_types, run_node, session_of
-from ragged import RaggedCache
+from node import FUSED_INPUTS, PACKED_INPUTS, node_model, node_types, run_node, session_of
 
 FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
 
@@ -129,3 +128,135 @@ def random_values(random: np.random.Generator, shape: tuple[int, ...], element_t
         return random.integers(-128, 128, shape, np.int8)
     magnitude = 2.0 ** random.integers(-6, 7, shape)
     return (random.standard_normal(shape) * magnitude).astype(NUMPY_TYPES[element_type])
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A `MultiHeadCacheAttention` node. `cached` is what it has in common with `KeyValueCache`; its heads are Hk."""
+
+    cached: Setting = field(default_factory=Setting)
+    group: int = 2  # query heads for each cache head
+
+    operator = "MultiHeadCacheAttention"
+
+    def __str__(self) -> str:
+        return f"{self.cached}-heads{self.num_heads}on{self.cached.num_heads}"
+
+    @property
+    def num_heads(self) -> int:
+        """Hq."""
+        return self.cached.num_heads * self.group
+
+    @property
+    def own_attributes(self) -> dict[str, int]:
+        """Those that `MultiHeadAttention` has too."""
+        return dict(
+            num_heads=self.num_heads,
+            head_dim=self.cached.head_dim,
+            is_causal=1,
+            is_alibi=0,
+            num_kv_heads=self.cached.num_heads,
+        )
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """All attributes of the node."""
+        return self.own_attributes | {k: v for k, v in self.cached.attributes.items() if k != "num_repeat"}
+
+    def types(self, given: Arrays, names: tuple[str, ...] = FUSED_INPUTS) -> dict[str, int]:
+        """The element types of a node's inputs, by name; the mask is there if it is given."""
+        known = self.cached.types()
+        known |= dict.fromkeys(("query", "key", "value", "attn_mask"), self.cached.t1)
+        left_out = {"attn_mask"} - given.keys() | {"scale"} - known.keys()
+        return {name: known.get(name, known["seqstarts"]) for name in names if name not in left_out}
+
+    def model(self, given: Arrays | None = None) -> bytes:
+        """The model of this one node, with a mask if `given` has one."""
+        return node_model(self.types(given or {}), self.attributes, operator=self.operator)
+
+    def inputs(self, random: np.random.Generator, step: Arrays, decoding_batches: int = 0) -> Arrays:
+        """Random rows for the index inputs of a call, and those."""
+        tokens, size = int(step["seqstarts"][-1]), self.cached.head_dim
+        heads = dict(query=self.num_heads, current_key=self.cached.num_heads, current_value=self.cached.num_heads)
+        rows = {name: random_rows(random, (tokens, count, size), self.cached.t1) for name, count in heads.items()}
+        return rows | step | dict(decoding_batches=np.full(step["max_seqlen"].shape, decoding_batches, np.int64))
+
+    def run(
+        self, inputs: Arrays, memory: Memory, session: onnxruntime.InferenceSession | None = None
+    ) -> list[np.ndarray]:
+        """One call on the memory itself: attn_output alone."""
+        return run_node(session or session_of(self.model(inputs)), inputs | memory.arrays, memory.int4_shape)
+
+    def run_packed(self, inputs: Arrays, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """The same attention over packed keys and values."""
+        given = {name: inputs[name] for name in PACKED_INPUTS if name in inputs} | dict(key=key, value=value)
+        model = node_model(self.types(given, PACKED_INPUTS), self.own_attributes, operator="MultiHeadAttention")
+        return run_node(session_of(model), given)[0]
+
+
+def random_rows(random: np.random.Generator, shape: tuple[int, ...], element_type: int) -> np.ndarray:
+    """Random finite values whose products stay in the range of float16."""
+    return np.clip(random_values(random, shape, element_type), -64, 64)
+
+
+@dataclass
+class Sequence:
+    """One sequence: its entry of `cachestarts`, the tokens it has in the cache, and how many it has slots for."""
+
+    starts: list[int]
+    length: int
+    capacity: int
+
+
+class RaggedCache:
+    """Sequences that share a cache of `max_t` slots: scattered pages, or one run each if `page_size` is None."""
+
+    def __init__(self, random: np.random.Generator, capacities: list[int], page_size: int | None = None):
+        self.page_size = page_size
+        self.sequences: list[Sequence] = []
+        run = page_size or 0
+        pages = [-(-capacity // page_size) if page_size else 1 for capacity in capacities]
+        # One block of slots for each page (or sequence), in random order with random gaps: starts are not aligned.
+        blocks = [(b, i) for b, count in enumerate(pages) for i in range(count)]
+        starts: dict[tuple[int, int], int] = {}
+        slot = int(random.integers(0, 3))
+        for b, i in (blocks[j] for j in random.permutation(len(blocks))):
+            starts[b, i] = slot
+            slot += (run or capacities[b]) + int(random.integers(0, 3))
+        self.max_t = slot
+        for b, capacity in enumerate(capacities):
+            self.sequences.append(Sequence([starts[b, i] for i in range(pages[b])], 0, capacity))
+
+    def room(self, member: int) -> int:
+        """How many more tokens a sequence has slots for."""
+        return self.sequences[member].capacity - self.sequences[member].length
+
+    def step(self, random: np.random.Generator, members: list[int], seqlens: list[int]) -> dict[str, np.ndarray]:
+        """The index inputs of a call that stores that many tokens for each member; counts them as stored."""
+        batch = [self.sequences[member] for member in members]
+        start_pos = np.array([sequence.length for sequence in batch], np.int64)
+        seqlen = np.array(seqlens, np.int64)
+        for member, new in zip(members, seqlens):
+            assert new <= self.room(member), "the test asks for more tokens than the sequence has slots"
+            self.sequences[member].length += new
+        kvlen = start_pos + seqlen
+        if self.page_size is None:
+            cachestarts = np.array([sequence.starts[0] for sequence in batch], np.int64)
+        else:
+            max_p = max((len(sequence.starts) for sequence in batch), default=0) + int(random.integers(0, 3))
+            cachestarts = np.full((len(batch), max_p), -1, np.int64)
+            for row, sequence in zip(cachestarts, batch):
+                row[: len(sequence.starts)] = sequence.starts
+        # max_seqlen and max_kvlen are bounds, exact ones or larger, and come as a scalar or as shape [1].
+        shape = [(), (1,)][random.integers(2)]
+        max_seqlen, max_kvlen = (
+            np.full(shape, lengths.max(initial=0) + random.integers(0, 2), np.int64) for lengths in (seqlen, kvlen)
+        )
+        return dict(
+            seqstarts=np.concatenate([[0], np.cumsum(seqlen)]).astype(np.int64),
+            kvstarts=np.concatenate([[0], np.cumsum(kvlen)]).astype(np.int64),
+            cachestarts=cachestarts,
+            start_pos=start_pos,
+            max_seqlen=max_seqlen,
+            max_kvlen=max_kvlen,
+        )

@@ -16,8 +16,8 @@ from kvcache_ops._command import main
 from kvcache_ops.conformance._library import Library
 from kvcache_ops.conformance._run import run_suites
 
-from golden_cases import some_cases
 from kvcache import find_library
+from test_conformance import some_cases
 
 FEW = ["--suite", "key-value-cache", "--cases", some_cases("cases", "chunked-prefill").name]
 

@@ -8,13 +8,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from kvcache_ops import step_indices
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx.compose import add_prefix
 
 from compare import assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, create_session
-from node import INPUTS, quiet_options
-from setting import HALF, INT8, Setting, one_call
+from node import INPUTS, node_model, node_types, quiet_options, run_node, session_of
+from setting import FLOAT, HALF, INT8, Setting, one_call
 
 SETTING = Setting(HALF, INT8, HALF, quant_bit=8, num_layer=2, layer_idx=1, cache_mode=1, page_size=3, num_repeat=2)
 LEVELS = [
@@ -115,28 +117,6 @@ def test_all_read_inputs_as_initializers(example: Example, level: onnxruntime.Gr
         example.check(session)
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
-def test_a_branch_of_an_if(example: Example, level: onnxruntime.GraphOptimizationLevel) -> None:
-    """A node in a branch works on the cache of the graph around it when the branch is taken, and only then."""
-    passed_on = [helper.make_node("Identity", [f"current_{name}"], [f"passed_{name}"]) for name in KEY_AND_VALUE]
-    choice = helper.make_node(
-        "If",
-        ["condition"],
-        ["chosen_key", "chosen_value"],
-        then_branch=helper.make_graph([the_node()], "cached", [], outputs_named(*KEY_AND_VALUE)),
-        else_branch=helper.make_graph(passed_on, "passed", [], outputs_named("passed_key", "passed_value")),
-    )
-    inputs = value_infos(INPUT_TYPES) + value_infos({"condition": TensorProto.BOOL}, [])
-    session = session_at(level, model([choice], inputs, outputs_named("chosen_key", "chosen_value")))
-    example.check(session, {"condition": np.array(True)})
-
-    memory = example.before.copy()
-    feeds = example.inputs | memory.arrays | {"condition": np.array(False)}
-    key, _ = session.run(None, feeds)
-    assert_same_bits("key", key, example.inputs["current_key"])
-    assert_same_arrays(memory.arrays, example.before.arrays)
-
-
 def test_the_body_of_a_loop(example: Example) -> None:
     """A node in a body stores in every iteration, into the cache of the graph around it. (A cache that is the state of
     a Scan or Loop may be a copy, which the operator cannot see.)"""
@@ -164,9 +144,25 @@ def test_a_function_of_the_model(example: Example) -> None:
     example.check(create_session(made, quiet_options()))
 
 
-@pytest.mark.parametrize("opset", [11, 17, 21])
-def test_default_opsets_of_exporters(example: Example, opset: int) -> None:
-    """The node does not depend on the version of the default operators beside it; PMX exports have 11."""
-    made = onnx.load_from_string(SETTING.model())
-    made.opset_import[0].version = opset
-    example.check(create_session(made.SerializeToString(), quiet_options()))
+# Of a float32 node of static batching.
+STATIC_TYPES = dict(current_key=FLOAT, current_value=FLOAT, start_pos=TensorProto.INT64, cache=FLOAT)
+
+
+def test_both_operators_are_in_one_graph() -> None:
+    """One name in four domains: each node is what its domain says."""
+    both = onnx.load_from_string(node_model(STATIC_TYPES, {}, domain="opmx"))
+    dynamic = add_prefix(onnx.load_from_string(node_model(node_types(FLOAT, FLOAT), {})), "dynamic/")
+    for field in ("node", "input", "output"):
+        getattr(both.graph, field).extend(getattr(dynamic.graph, field))
+    both.opset_import.append(dynamic.opset_import[1])
+
+    current = np.ones((1, 1, 2, 8), np.float32)
+    inputs = dict(
+        current_key=current, current_value=-current, start_pos=np.array([1]), cache=np.zeros((1, 1, 2, 4, 2, 8), "f")
+    )
+    of_dynamic = dict(current_key=current[0], current_value=-current[0], cache=np.zeros((4, 1, 2, 2, 8), "f"))
+    of_dynamic |= step_indices([1], [2], cachestarts=[1])._asdict()
+    inputs |= {f"dynamic/{name}": array for name, array in of_dynamic.items()}
+    key, _, dynamic_key, _ = run_node(session_of(both.SerializeToString()), inputs)
+    assert (key.shape, dynamic_key.shape) == ((1, 2, 2, 8), (3, 2, 8))
+    assert inputs["cache"][0, 0, 0, 1].all() and inputs["dynamic/cache"][3, 0, 0].all()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvcache_ops import KvCacheError, models
+from kvcache_ops import models
 from kvcache_ops.models._config import rotary
 from ml_dtypes import bfloat16
 from safetensors.numpy import save_file
 
+from compare import refused
 from numpy_gguf import NumpyGguf, yarn
 from test_models import EXACT, PROMPT, TEXT, built, expect_near
 from tiny_models import SIZES, TOKENS, random_tensors, write_gguf
@@ -197,11 +198,10 @@ def test_a_sentence_piece_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.decode(encoded) == "ab aé"
 
 
-def refused(kind: str, words: str, source: Path, **options: object) -> None:
+def refuses(kind: str, words: str, source: Path, **options: object) -> None:
     """`build` refuses it with this kind and a sentence with these words, and leaves nothing behind."""
-    with pytest.raises(KvCacheError) as caught:
+    with refused(kind, words):
         models.build(source, source.parent / "out", **options)
-    assert caught.value.kind == kind and words in str(caught.value)
     out = source.parent / "out"
     assert not out.exists() or not list(out.iterdir())
 
@@ -211,7 +211,7 @@ def test_a_truncated_file(tmp_path: Path, cut: int) -> None:
     """Wherever it ends: in the header, the tokens, the tensors."""
     path = write_gguf(tmp_path / "model.gguf", "Q8_0")
     path.write_bytes(path.read_bytes()[:cut])
-    refused("source_damaged", "model.gguf is no whole GGUF file", path)
+    refuses("source_damaged", "model.gguf is no whole GGUF file", path)
 
 
 def without(name: str) -> dict[str, np.ndarray]:
@@ -259,7 +259,7 @@ FILES: dict[str, tuple[str, str, dict[str, object]]] = {
 def test_a_file_that_is_refused(tmp_path: Path, name: str) -> None:
     """Each with its kind, what was got and what was expected."""
     kind, words, wrong = FILES[name]
-    refused(kind, words, write_gguf(tmp_path / "model.gguf", **wrong))
+    refuses(kind, words, write_gguf(tmp_path / "model.gguf", **wrong))
 
 
 def change(**values: object) -> Callable[[Path], None]:
@@ -316,17 +316,17 @@ def test_a_folder_that_is_refused(tmp_path: Path, name: str) -> None:
     kind, words, spoil = FOLDERS[name]
     folder = write_folder(tmp_path / "source")
     spoil(folder)
-    refused(kind, words, folder)
+    refuses(kind, words, folder)
 
 
 def test_arguments_that_are_refused(tmp_path: Path) -> None:
     """Before anything is written."""
     path = write_gguf(tmp_path / "model.gguf", "Q8_0")
     for name in ("weights", "cache", "attention", "activations"):
-        refused("option_unknown", f"{name} is 'x', expected one of", path, **{name: "x"})
-    refused("head_dim_not_divisible", "", path, quant_group=48)
-    refused("weights_quantized", "is quantized in the file", path, weights="float16")
-    refused("source_missing", "there is no file or folder", tmp_path / "none.gguf")
+        refuses("option_unknown", f"{name} is 'x', expected one of", path, **{name: "x"})
+    refuses("head_dim_not_divisible", "", path, quant_group=48)
+    refuses("weights_quantized", "is quantized in the file", path, weights="float16")
+    refuses("source_missing", "there is no file or folder", tmp_path / "none.gguf")
 
 
 def test_a_model_that_is_refused(tmp_path: Path) -> None:
@@ -340,9 +340,8 @@ def test_a_model_that_is_refused(tmp_path: Path) -> None:
         (folder / name).unlink()
         if content is not None:
             (folder / name).write_bytes(content)
-        with pytest.raises(KvCacheError) as caught:
+        with refused(kind):
             models.load(folder)
-        assert caught.value.kind == kind
 
     for name in whole:
         refused_model("model_missing", name, None)

@@ -16,12 +16,11 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from attention_node import Attention, random_rows
 from compare import Arrays, assert_same_arrays, assert_same_bits
 from graph import Graph
 from kvcache import DOMAIN, create_session
 from node import DOMAINS, OPERATORS, PACKED_INPUTS, RUNTIME, quiet_options, run_node
-from setting import FLOAT, HALF, INT4, INT8, Memory, Setting, one_call
+from setting import FLOAT, HALF, INT4, INT8, Attention, Memory, Setting, one_call, random_rows
 
 pytestmark = pytest.mark.runtime
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvcache import create_session
 from node import quiet_options, run_node
-from ragged import RaggedCache
+from setting import RaggedCache
 
 NUM_HEADS = 4
 TYPES = {"float32": torch.float32, "float16": torch.float16}
