@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import ClassVar
 
 import numpy as np
 
-from attention_case import AttentionCase
-from cases import INT4, PAGE_SIZE
-from kvcache import NUMPY_TYPES, cache_shape
-from native import WrongAnswer
+from cases import HALF, INT4, PAGE_SIZE, Format, Lengths, Traffic
+from kvcache import BITS, NUMPY_TYPES, cache_shape
+from loops import movers
+from measure import Contender
+from native import DirectCall, Measured, Native, WrongAnswer
 from tensors import CACHE_LIMIT, NUM_LAYER, ROTATION, Arena, Tensors, index_inputs, place, random_pattern, repeat
 
 # Scores have this deviation: weights are then neither equal nor all in one key.
@@ -152,3 +154,88 @@ def tensors_of(case: AttentionCase, arena: Arena) -> AttentionTensors:
     layers = [i * num_layer // num_rotated for i in range(num_rotated)]
     output = arena.tensor(f"{case.name} output", form.t1, (tokens, heads.query, heads.dim))
     return AttentionTensors(case, attributes, layers, inputs, {"attn_output": output}, shape)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query heads, key heads, and elements of a head."""
+
+    query: int
+    key: int
+    dim: int
+
+
+MODEL, SMALL = Heads(32, 8, 128), Heads(4, 1, 64)
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """A causal call; cold, it never finds keys or values in a cache of the processor."""
+
+    lengths: Lengths
+    format: Format
+    cache_layout: int = 3
+    paged: bool = True
+    heads: Heads = MODEL
+    cold: bool = True
+
+    @property
+    def name(self) -> str:
+        """All that tells it from other cases."""
+        mode = "paged" if self.paged else "offset"
+        return f"{self.lengths.name} {self.format.name} layout {self.cache_layout} {mode}"
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's key and value in cache and scale."""
+        values, form = 2 * self.heads.key * self.heads.dim, self.format
+        scales = 0 if form.t3 is None else values // form.quant_group * BITS[form.t3] // 8
+        return values * BITS[form.t2] // 8 + scales
+
+    @property
+    def traffic(self) -> Traffic:
+        """What must be read from the cache once, and the output."""
+        output = sum(self.lengths.seqlens) * self.heads.query * self.heads.dim * BITS[self.format.t1] // 8
+        return Traffic(sum(self.lengths.kvlens) * self.token_bytes, output)
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of both matrix products, of those keys alone that a query sees."""
+        pairs = sum(n * m - n * (n - 1) // 2 for n, m in zip(self.lengths.seqlens, self.lengths.kvlens))
+        return 4 * pairs * self.heads.query * self.heads.dim
+
+    def of(self, form: Format) -> AttentionCase:
+        """The same call in another format."""
+        return replace(self, format=form)
+
+    @property
+    def tolerance(self) -> float:
+        """How far an element may be from the oracle's, as a part of the largest value."""
+        return 2**-9 if self.format.t1 == HALF else 2**-14
+
+
+class Direct:
+    """The operator on a case's layers, called without ONNX Runtime; right on each of these numbers of threads."""
+
+    def __init__(self, native: Native, tensors: AttentionTensors, *threads: int) -> None:
+        self.tensors = tensors
+        self._calls = [DirectCall(native, tensors, layer_idx) for layer_idx in tensors.layers]
+        self._calls[0].measure(threads[0], 1)
+        # By what the cache holds after the call: the current tokens have been stored.
+        tensors.expect()
+        for count in threads:
+            tensors.check(f"called directly on {count} threads", partial(self._calls[0].measure, count, 1))
+
+    def contender(self, threads: int, label: str = "") -> Contender:
+        """The calls, on one layer after another."""
+
+        def sample(turn: int, iterations: int) -> Measured:
+            return self._calls[turn % len(self._calls)].measure(threads, iterations)
+
+        name = f"{label or self.tensors.case.format.name}, direct"
+        return Contender(name, threads, sample, cold=self.tensors.case.cold)
+
+
+def reads(native: Native, label: str, traffic: Traffic, threads: int, arena: Arena) -> list[Contender]:
+    """Loops that read these bytes once, in several orders; each reads what no cache of the processor holds."""
+    return movers(native, f"{label}, read", traffic, threads, True, False, arena)

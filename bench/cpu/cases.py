@@ -161,8 +161,6 @@ def full_cases() -> Iterator[Case]:
         yield Case(LONG_REPEATED, form, layout, True, 4, True)
     for form, layout in product((F16, INT8_F16), (0, 3)):
         yield Case(ragged(100_000, 256, 8), form, layout, True, 1, True)
-        for batch, kvlen in ((1, 16384), (32, 512), (256, 64)):
-            yield Case(decode(batch, kvlen), form, layout, True, 1, True)
     yield from small_calls()
 
 

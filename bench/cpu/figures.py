@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -103,23 +104,23 @@ def run(groups: Iterable[tuple[str, Callable[[], list[Row]]]], title: str, chose
             milliseconds = Spread.of([ns * 1e-6 for ns in times(contender)[0]])
             contender_times.append({"group": name, "contender": contender.name, "threads": contender.threads})
             contender_times[-1] |= asdict(milliseconds)
-    write(figures, contender_times, title, chosen.out, time.monotonic() - begin)
+    header = ["group", "contender", "threads", "milliseconds", "lower quartile", "upper quartile"]
+    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values()] for row in contender_times]
+    table = markdown(["what", "figure", "goal", ""], [figure.cells for figure in figures])
+    report = {"rows": [asdict(figure) for figure in figures], "times": contender_times}
+    seconds = time.monotonic() - begin
+    write(chosen.out, title, seconds, report, table, "## Times of one call", markdown(header, cells))
     print(f"\n{len(figures)} figures, {sum(not figure.met for figure in figures)} not as they should be")
 
 
-def write(figures: list[Figure], contender_times: list[dict], title: str, folder: Path, seconds: float) -> None:
-    """Writes the report as Markdown and as JSON."""
+def write(folder: Path, title: str, seconds: float, report: dict[str, Any], *parts: str) -> None:
+    """Writes a report as Markdown, of these parts, and as JSON; both say where the numbers come from."""
     folder.mkdir(parents=True, exist_ok=True)
-    file, origin = folder / f"{title}.md", provenance(seconds)
-    report = {"origin": origin, "rows": [asdict(figure) for figure in figures], "times": contender_times}
-    file.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    lines = [f"# {title}", "", *(f"- {name}: {value}" for name, value in origin.items()), ""]
-    lines.append(markdown(["what", "figure", "goal", ""], [figure.cells for figure in figures]))
-    header = ["group", "contender", "threads", "milliseconds", "lower quartile", "upper quartile"]
-    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values()] for row in contender_times]
-    lines += ["", "## Times of one call", "", markdown(header, cells)]
-    file.write_text("\n".join(lines) + "\n")
-    print(f"wrote {file}, {title}.json")
+    origin = provenance(seconds)
+    (folder / f"{title}.json").write_text(json.dumps({"origin": origin} | report, indent=1) + "\n")
+    said = "\n".join(f"- {name}: {value}" for name, value in origin.items())
+    (folder / f"{title}.md").write_text("\n\n".join([f"# {title}", said, *parts]) + "\n")
+    print(f"wrote {folder / title}.md, {title}.json")
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

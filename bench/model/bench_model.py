@@ -12,7 +12,6 @@ loop like ours and in onnxruntime-genai, and transformers on torch. What is not 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import resource
@@ -28,10 +27,10 @@ import naive
 import numpy as np
 from group_query import GroupQuery
 from llama_cpp import LIBRARIES, VERSION, LlamaCpp
-
-from figures import ROOT, markdown, provenance
-from measure import Spread
 from ours import OurEngine, Ours
+
+from figures import ROOT, markdown, write
+from measure import Spread
 
 OURS, LLAMA_CPP, GROUP_QUERY = "kvcache_ops", f"llama.cpp {VERSION}", "GroupQueryAttention, float32"
 GENAI, NAIVE = genai.TITLE or "onnxruntime-genai", naive.TITLE or "transformers"
@@ -252,16 +251,10 @@ def main() -> int:
         for cache in ("int8",) if arguments.quick else ("float16", "int8"):
             more = measure(arguments, Path(folder), cache, text)
             rows, lines = rows + more[0], lines + more[1]
-    origin = provenance(time.monotonic() - begin)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    report = {"origin": origin, "rows": rows, "lines": lines}
-    (arguments.out / "model.json").write_text(json.dumps(report, indent=1) + "\n")
     peers = [title for peer in (LLAMA_CPP, GROUP_QUERY, GENAI, NAIVE) for title in (peer, "times as fast")]
-    header = ["cache", "tokens/s", OURS, *peers]
-    said = [*(f"- {name}: {value}" for name, value in origin.items()), "", markdown(header, [cells(r) for r in rows])]
-    page = "\n".join(["# model", "", *said, "", *(f"- {line}" for line in lines)])
-    (arguments.out / "model.md").write_text(page + "\n")
-    print(f"wrote {arguments.out / 'model.md'}, model.json")
+    table = markdown(["cache", "tokens/s", OURS, *peers], [cells(row) for row in rows])
+    said = "\n".join(f"- {line}" for line in lines)
+    write(arguments.out, "model", time.monotonic() - begin, {"rows": rows, "lines": lines}, table, said)
     return 0
 
 

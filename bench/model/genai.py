@@ -11,8 +11,8 @@ import onnx
 from group_query import GroupQueryDecoder
 from kvcache_ops.models._checkpoint import open_checkpoint
 from kvcache_ops.models._graph import Graph
+from naive import OneSequence, titled
 from onnx import TensorProto, helper
-from packages import titled
 
 TITLE = titled("onnxruntime-genai")
 
@@ -41,8 +41,8 @@ class GenaiDecoder(GroupQueryDecoder):
         graph.node("Cast", [total], "total_length", to=TensorProto.INT32)
 
 
-class Genai:
-    """One sequence; of a prompt, onnxruntime-genai computes all tokens at once."""
+class Genai(OneSequence):
+    """Of a prompt, onnxruntime-genai computes all tokens at once."""
 
     def __init__(self, source: str, length: int, threads: int) -> None:
         import onnxruntime_genai
@@ -102,15 +102,8 @@ class Genai:
         self._generator.append_tokens(np.array([appended], np.int32))
         return self._generator.get_logits().reshape(1, -1)
 
-    def prompt(self, sequence: int, tokens: list[int]) -> np.ndarray:
-        """Computes a prompt; the logits of its last token."""
-        self._generator.rewind_to(0)
-        return self.step({sequence: tokens})[0]
+    def _held(self) -> int:
+        return self._generator.token_count()
 
-    def place(self, sequences: int, source: int, tokens: list[int]) -> None:
-        """Goes back, or on, to the rows of `tokens`, with which the sequence begins."""
-        held = self._generator.token_count()
-        if held < len(tokens):
-            self.step({source: tokens[held:]})
-        else:
-            self._generator.rewind_to(len(tokens))
+    def _keep(self, tokens: int) -> None:
+        self._generator.rewind_to(tokens)

@@ -1,18 +1,54 @@
-"""transformers on torch, as a program uses it that asks for nothing: float32 weights, and a cache that grows."""
+"""transformers on torch, as a program uses it that asks for nothing: float32 weights, and a cache that grows.
+
+Packages of peers need not be installed: PEERS has further folders to look for them.
+"""
 
 from __future__ import annotations
 
+import os
+import site
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from packages import titled
+
+for folder in os.environ.get("PEERS", "").split():
+    site.addsitedir(folder)
+
+
+def titled(package: str, *needed: str) -> str | None:
+    """A package's name and version; None where it is not installed, or one that it needs."""
+    try:
+        for other in needed:
+            version(other)
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return None
+
 
 TITLE = titled("transformers", "torch")
 
 
-class Transformers:
-    """One sequence."""
+class OneSequence:
+    """A peer that has one sequence: `step` appends to it, `_held` counts its tokens, `_keep` keeps the first ones."""
+
+    def prompt(self, sequence: int, tokens: list[int]) -> np.ndarray:
+        """Computes a prompt; the logits of its last token."""
+        self._keep(0)
+        return self.step({sequence: tokens})[0]
+
+    def place(self, sequences: int, source: int, tokens: list[int]) -> None:
+        """Goes back, or on, to the rows of `tokens`, with which the sequence begins."""
+        held = self._held()
+        if held < len(tokens):
+            self.step({source: tokens[held:]})
+        else:
+            self._keep(len(tokens))
+
+
+class Transformers(OneSequence):
+    """The model as its authors publish it."""
 
     def __init__(self, source: str, threads: int) -> None:
         import torch
@@ -34,17 +70,11 @@ class Transformers:
         self._cache = found.past_key_values
         return found.logits[0].numpy()
 
-    def prompt(self, sequence: int, tokens: list[int]) -> np.ndarray:
-        """Computes a prompt; the logits of its last token."""
-        self._cache = None
-        return self.step({sequence: tokens})[0]
+    def _held(self) -> int:
+        return self._cache.get_seq_length() if self._cache else 0
 
-    def place(self, sequences: int, source: int, tokens: list[int]) -> None:
-        """Goes back, or on, to the rows of `tokens`, with which the sequence begins."""
-        held = self._cache.get_seq_length() if self._cache else 0
-        if held < len(tokens):
-            self.step({source: tokens[held:]})
-        elif not tokens:
+    def _keep(self, tokens: int) -> None:
+        if not tokens:
             self._cache = None
-        elif held > len(tokens):
-            self._cache.crop(len(tokens) - held)  # so many fewer
+        elif (held := self._held()) > tokens:
+            self._cache.crop(tokens - held)  # so many fewer

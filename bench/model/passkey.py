@@ -11,7 +11,6 @@ step behind. InfLLM's representatives need the attention's mass, which the opera
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from kvcache_ops.models import build
 
-from figures import ROOT, markdown, provenance
+from figures import ROOT, markdown, write
 from long_context import ASKED, FILLER, SAID, Reader
 
 
@@ -97,7 +96,7 @@ def main() -> int:
         "Quest": sizes | {"score": "page_bounds"} | blocks,
         "InfLLM": sizes | {"score": "representatives"} | blocks,
     }
-    given.out.mkdir(parents=True, exist_ok=True)
+    header = ["attention", "tokens", "pass keys", "slots", "loads a step", "tokens/s of the text", "of the answer"]
     found: list[Read] = []
     for times in given.times:
         length = times * given.trained
@@ -114,12 +113,8 @@ def main() -> int:
             reader = Reader(given.folder, slots, given.threads, **config)
             found.append(passkey(reader, way, length, given.chunk, given.prompts))
             print(" | ".join(found[-1].cells()), flush=True)
-            report = {"origin": provenance(time.monotonic() - begin), "reads": [asdict(read) for read in found]}
-            (given.out / "passkey.json").write_text(json.dumps(report, indent=1) + "\n")
-    header = ["attention", "tokens", "pass keys", "slots", "loads a step", "tokens/s of the text", "of the answer"]
-    origin = [f"- {name}: {value}" for name, value in provenance(time.monotonic() - begin).items()]
-    table = markdown(header, [read.cells() for read in found])
-    (given.out / "passkey.md").write_text("\n".join(["# pass keys", "", *origin, "", table]) + "\n")
+            table = markdown(header, [read.cells() for read in found])
+            write(given.out, "passkey", time.monotonic() - begin, {"reads": [asdict(read) for read in found]}, table)
     return 0
 
 

@@ -12,7 +12,6 @@ they are served: quantized.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -23,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 from kvcache_ops.models._perplexity import losses_of
-
-from figures import ROOT, markdown, provenance
 from ours import Ours
+
+from figures import ROOT, markdown, write
 
 FORMATS = [("float32", 32), ("float16", 32), ("int8", 8), ("int8", 32), *(("int4", group) for group in (8, 16, 32, 64))]
 WINDOW = 512
@@ -129,15 +128,11 @@ def main() -> int:
             values = losses(model, windows), passkeys(model, tokens, random), repetition(model, text, random)
             measured.append(Quality(cache, group, model.bytes_per_token, *values))
         print(" | ".join(measured[-1].cells(measured[0])), flush=True)
-    origin = provenance(time.monotonic() - begin) | {"text": f"{len(windows)} windows of {WINDOW} tokens"}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    report = {"origin": origin, "formats": [asdict(quality) for quality in measured]}
-    (arguments.out / "quality.json").write_text(json.dumps(report, indent=1) + "\n")
     header = ["cache", "bytes for a token", "perplexity", "above float32's", "pass keys copied", "words repeated"]
     table = markdown(header, [quality.cells(measured[0]) for quality in measured])
-    said = [*(f"- {name}: {value}" for name, value in origin.items()), "", table]
-    (arguments.out / "quality.md").write_text("\n".join(["# quality", "", *said]) + "\n")
-    print(f"wrote {arguments.out / 'quality.md'}, quality.json")
+    said = f"{len(windows)} windows of {WINDOW} tokens"
+    report = {"text": said, "formats": [asdict(quality) for quality in measured]}
+    write(arguments.out, "quality", time.monotonic() - begin, report, said, table)
     return 0
 
 

@@ -12,7 +12,6 @@
 
 mod call;
 mod case;
-mod measure;
 mod run;
 
 use std::env;

@@ -8,13 +8,10 @@
 mod direct;
 mod empty;
 mod limit;
-mod line;
 mod manager;
-mod moved;
 #[cfg(feature = "tiers")]
 mod swaps;
 mod team;
-mod tensor;
 #[cfg(feature = "tiers")]
 mod tiers;
 

@@ -5,11 +5,12 @@
 //! line is read, or written, whenever one is due by the ratio. Which order is fastest depends on the machine and on the
 //! ratio: there are several, and the driver takes the fastest.
 
+use std::iter::Sum;
+use std::sync::OnceLock;
+
 use kvcache_op::Workers;
 use pyo3::prelude::*;
 
-use crate::line::{self, LINE, Line};
-use crate::moved::Moved;
 use crate::refused;
 use crate::team::{Sample, Team};
 
@@ -149,7 +150,7 @@ impl Limit {
         // SAFETY: the lines that are left.
         unsafe { turns.group::<AVX512, STREAM, 1>(&mut rest, steps, &mut sum) };
         if STREAM {
-            line::fence();
+            fence();
         }
         let moved = |lines: usize, left: usize| ((lines - left) * LINE) as u64;
         Moved(moved(self.reads, rest.reads), moved(self.writes, rest.writes), sum.sum())
@@ -218,5 +219,106 @@ impl Turns {
         rest.to = rest.to.wrapping_add(PAGES * writes * LINE);
         rest.reads -= PAGES * reads;
         rest.writes -= PAGES * writes;
+    }
+}
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// A line of 16-bit numbers, which compilers keep in the widest registers that a loop is compiled for.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Line([u16; LINE / 2]);
+
+impl Line {
+    /// Only zeros.
+    pub(crate) const ZERO: Self = Self([0; LINE / 2]);
+
+    /// The line at any address.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of a line.
+    #[inline(always)]
+    pub(crate) unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: `from` is valid for a line, at any address.
+        Self(unsafe { from.cast::<[u16; LINE / 2]>().read_unaligned() })
+    }
+
+    /// Writes the line, with non-temporal stores if `stream` and the processor has such; with `AVX512`, one of the
+    /// whole line.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of a line; with `stream` it is aligned to one. With `AVX512` the processor has AVX-512F.
+    #[inline(always)]
+    pub(crate) unsafe fn put<const AVX512: bool>(self, to: *mut u8, stream: bool) {
+        #[cfg(target_arch = "x86_64")]
+        if stream {
+            use std::arch::x86_64::{__m128i, __m512i, _mm_stream_si128, _mm512_stream_si512};
+            // SAFETY: `to` is valid for a line and aligned to one, and so is `self`; the instructions are there: this
+            // function's conditions, and every x86-64 has SSE2.
+            unsafe {
+                if AVX512 {
+                    _mm512_stream_si512(to.cast(), self.0.as_ptr().cast::<__m512i>().read());
+                } else {
+                    for i in 0..4 {
+                        _mm_stream_si128(to.cast::<__m128i>().add(i), self.0.as_ptr().cast::<__m128i>().add(i).read());
+                    }
+                }
+            }
+            return;
+        }
+        let _ = stream;
+        // SAFETY: `to` is valid for a line, at any address.
+        unsafe { to.cast::<[u16; LINE / 2]>().write_unaligned(self.0) }
+    }
+
+    /// The sums of numbers at the same place, modulo 65536.
+    #[inline(always)]
+    pub(crate) fn add(self, other: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i].wrapping_add(other.0[i])))
+    }
+
+    /// The sum of all numbers, modulo 65536.
+    pub(crate) fn sum(self) -> u64 {
+        self.0.into_iter().fold(0_u16, u16::wrapping_add).into()
+    }
+}
+
+/// Orders non-temporal stores before what follows.
+#[inline(always)]
+pub(crate) fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has SSE.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// What was read and written, as a named tuple of Python's would say it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, IntoPyObject)]
+pub(crate) struct Moved(
+    /// Bytes that were read.
+    pub(crate) u64,
+    /// Bytes that were written.
+    pub(crate) u64,
+    /// The sum, modulo 65536, of all that was read as 16-bit numbers.
+    pub(crate) u64,
+);
+
+impl Sum for Moved {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |all, part| Self(all.0 + part.0, all.1 + part.1, (all.2 + part.2) % (1 << 16)))
+    }
+}
+
+impl Moved {
+    /// What the workers' threads move, where `part` is what one of them does.
+    pub(crate) fn by_threads(workers: &dyn Workers, part: impl Fn(usize) -> Self + Sync) -> Self {
+        let threads = workers.threads();
+        let parts: Vec<_> = (0..threads).map(|_| OnceLock::new()).collect();
+        workers.run(threads, &|thread| {
+            parts[thread].get_or_init(|| part(thread));
+        });
+        parts.into_iter().filter_map(OnceLock::into_inner).sum()
     }
 }
