@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+
 #[cfg(feature = "program")]
 use std::{fs, io};
 
@@ -11,7 +12,7 @@ use safetensors::{SafeTensorError, SafeTensors};
 #[cfg(feature = "program")]
 use tempfile::TempDir;
 
-use crate::case_files::{CaseFiles, Cause, ReadError};
+use crate::files::{CaseFiles, Cause, ReadError};
 
 /// What the folders of embedded cases begin with. There is no such folder.
 const ROOT: &str = "embedded:";

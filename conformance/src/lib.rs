@@ -37,15 +37,12 @@ pub mod attention;
 #[cfg(feature = "backends")]
 pub mod backends;
 mod case;
-mod case_files;
 pub mod diagnosis;
 mod difference;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod files;
 mod floats;
-mod implementation;
-mod key_value_cache;
 pub mod mistakes;
 pub mod oracle;
 mod profile;
@@ -61,19 +58,19 @@ mod suite;
 mod tensor;
 
 pub use case::{After, Case, Expected, NamedInputs, NanRule, Step, StepInputs, Types};
-pub use case_files::ReadError;
 pub use difference::{
     CacheLocation, Difference, Differing, Elements, Form, Inner, Location, Mismatch, OutputLocation, Owner, Part, Slot,
     Value,
 };
-pub use implementation::{CallResult, Demand, Implementation, Outcome};
-pub use key_value_cache::CaseInputs;
+pub use files::ReadError;
 pub use profile::{Profile, ProfileError, Standing};
 #[cfg(feature = "program")]
 pub use program::{Program, ProgramError};
+pub use read::CaseInputs;
 pub use read::{cases, read_cases};
 pub use report::{Counts, Entry, JSON_VERSION, Report, RuleCount, Verdict};
 pub use rules::{OperatorPage, Rule, rule, rules};
+pub use run::{CallResult, Demand, Implementation, Outcome};
 pub use run::{Runner, run};
 pub use suite::{Diagnosis, Features, Named, State, Suite};
 pub use tensor::Tensor;

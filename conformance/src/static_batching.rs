@@ -4,11 +4,9 @@
 use kvcache_schema::StaticAttributes;
 
 use crate::case::step_inputs;
-use crate::case_files::{CaseFiles, Cause};
 use crate::difference::{Location, Slot, output, static_cache, static_owner};
-use crate::files::readers;
-use crate::key_value_cache::CaseInputs;
-use crate::read::read_case;
+use crate::files::{CaseFiles, Cause, readers};
+use crate::read::{CaseInputs, read_case};
 use crate::rules::OperatorPage;
 use crate::tensor::Tensor;
 

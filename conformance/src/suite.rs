@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::case::{Expected, NanRule};
 use crate::difference::{Call, Difference, Location, Mismatch};
-use crate::implementation::{CallResult, Demand};
 use crate::rules::OperatorPage;
+use crate::run::{CallResult, Demand};
 use crate::tensor::Tensor;
 
 /// Tensors by their names.

@@ -5,8 +5,7 @@
 //! formats and the lengths of the sums (`oracle/attention_tolerance.py`).
 
 mod case;
-mod read;
 mod suite;
 
 pub use case::{Case, Inputs, Operator, Step};
-pub use read::{cases, read_cases};
+pub use case::{cases, read_cases};

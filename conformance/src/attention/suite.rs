@@ -7,7 +7,7 @@ use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes, 
 use super::case::{Case, Operator};
 use crate::case::NanRule;
 use crate::difference::{Indices, Location, integers, of_token, output};
-use crate::key_value_cache::{batch, head_sizes, in_cache};
+use crate::read::{batch, head_sizes, in_cache};
 use crate::rules::OperatorPage;
 use crate::suite::{State, Suite, fields_of_case};
 use crate::tensor::Tensor;

@@ -3,10 +3,10 @@
 use std::rc::Rc;
 
 use crate::case::NanRule;
-use crate::implementation::{CallResult, Outcome};
 use crate::mistakes::Mistake;
 use crate::oracle::attention::Attended;
 use crate::oracle::{Oracle, Outside, PredictedOutcome, Prediction, State};
+use crate::run::{CallResult, Outcome};
 use crate::suite::Suite;
 use crate::tensor::Tensor;
 

@@ -19,18 +19,15 @@
 //!
 //! A condition is given only if it separates the failures from the passed cases and is too rare for a coincidence.
 
-mod attention;
 mod candidate;
 mod explanation;
-mod groups;
-mod recorder;
 mod run;
 mod scope;
 mod stored;
 
 pub use candidate::{Diagnosable, Outputs};
+pub use explanation::Group;
 pub use explanation::{Explanation, RunDiagnosis};
-pub use groups::Group;
-pub use recorder::Recorder;
 pub use run::{KnownMistakes, Trial};
+pub use scope::Recorder;
 pub use scope::{Facts, Scope};

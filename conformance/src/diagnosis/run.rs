@@ -4,14 +4,13 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use super::candidate::{Candidate, Diagnosable, Fit};
-use super::explanation::{Explanation, RunDiagnosis};
-use super::groups::{Group, groups};
+use super::explanation::{Explanation, Group, RunDiagnosis, groups};
 use super::scope::{Facts, Scope};
 use crate::case::Expected;
 use crate::difference::{Difference, Mismatch};
-use crate::implementation::{CallResult, Demand, Outcome};
 use crate::mistakes::mistakes;
 use crate::oracle::{Oracle, Prediction};
+use crate::run::{CallResult, Demand, Outcome};
 
 /// For each failure that a mistake explains, so many cases may have passed that it would fail.
 const MOST_CONTRADICTIONS: usize = 4;

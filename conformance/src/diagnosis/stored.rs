@@ -1,9 +1,14 @@
-//! The cases of both `KeyValueCache`, whose bits count.
+//! The cases of both `KeyValueCache`, whose bits count, and those of attention.
+
+use std::rc::Rc;
 
 use super::candidate::Diagnosable;
-use crate::case::Case;
-use crate::implementation::CallResult;
-use crate::oracle::{Inputs, Oracle, Prediction, SharedAttributes};
+use crate::attention::{self, Operator};
+use crate::case::{Case, StepInputs};
+use crate::oracle::attention::{Attended, AttentionPrediction};
+use crate::oracle::{Inputs, Oracle, Prediction, SharedAttributes, indices};
+use crate::rules::{OperatorPage, rule as rule_of};
+use crate::run::CallResult;
 use crate::tensor::Tensor;
 
 impl<A: Sync, I: Inputs<A>> Diagnosable for Case<A, I> {
@@ -42,5 +47,40 @@ pub(super) fn concerns(attributes: SharedAttributes, rule: &str) -> bool {
         _ if rule == "cache-mode.0" => attributes.cache_mode == Some(0),
         _ if rule == "cache-mode.1" => attributes.cache_mode == Some(1),
         _ => true,
+    }
+}
+
+impl Diagnosable for attention::Case {
+    type Outputs = Rc<Attended>;
+
+    fn concerns(&self, rule: &str) -> bool {
+        let has_mask = || self.steps.iter().any(|step| step.inputs.contains_key("attn_mask"));
+        match rule.split('.').next() {
+            Some("alibi") => self.attributes.attention.is_alibi != 0,
+            // Some of attn_mask are of ALiBi, too.
+            Some("attn-mask") => has_mask() || self.attributes.attention.is_alibi != 0,
+            // Without a cache, a mistake in it shows in which of the inputs is the key.
+            _ if self.operator == Operator::MultiHeadAttention => {
+                rule_of(OperatorPage::KeyValueCache, rule).is_none() || rule == "outputs.packed"
+            }
+            _ => concerns(StepInputs::shared(&self.attributes.cache), rule),
+        }
+    }
+
+    fn predicted<'a>(
+        &'a self,
+        oracle: &'a Oracle,
+        made: Option<&'a [CallResult]>,
+    ) -> impl Iterator<Item = AttentionPrediction> + 'a {
+        oracle.predict_attention(self, made)
+    }
+
+    fn lengths(&self) -> [i64; 2] {
+        let starts =
+            |name: &'static str| self.steps.iter().filter_map(move |step| Some(indices(step.inputs.get(name)?)));
+        let longest = |starts: Vec<i64>| starts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max();
+        let tokens = starts("seqstarts").filter_map(|starts| starts.last().copied()).max().unwrap_or_default();
+        let kvlen = starts("kvstarts").filter_map(longest).max().unwrap_or_default();
+        [tokens, kvlen]
     }
 }

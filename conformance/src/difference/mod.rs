@@ -1,16 +1,13 @@
 //! The first difference between what an implementation did and what a case expects, and where it lies.
 
-mod call;
 mod compare;
-mod locate;
 mod location;
 mod mismatch;
 mod slots;
-mod value;
 
-pub(crate) use call::Call;
-pub(crate) use locate::{cache, of_token, output, static_cache};
+pub(crate) use compare::Call;
 pub use location::{CacheLocation, Inner, Location, OutputLocation, Owner, Part, Slot};
+pub use mismatch::Value;
 pub use mismatch::{Difference, Differing, Elements, Form, Mismatch};
 pub(crate) use slots::{Indices, integers, static_owner};
-pub use value::Value;
+pub(crate) use slots::{cache, of_token, output, static_cache};

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use crate::oracle::attention::decisions::Attention;
+use crate::oracle::attention::predict::Attention;
 use crate::oracle::{Behavior, Oracle};
 use crate::rules::{OperatorPage, rule};
 

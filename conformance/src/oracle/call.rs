@@ -4,8 +4,8 @@
 use kvcache_schema::ElementType;
 
 use crate::case::Types;
-use crate::key_value_cache::CaseInputs;
 use crate::oracle::decisions::Behavior;
+use crate::read::CaseInputs;
 use crate::tensor::Tensor;
 
 /// A call of the operator with attributes `A` and inputs `I`.

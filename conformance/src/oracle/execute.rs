@@ -3,7 +3,6 @@
 use kvcache_schema::ElementType;
 
 use crate::case::NanRule;
-use crate::implementation::CallResult;
 use crate::oracle::arithmetic::{Group, Steps};
 use crate::oracle::call::{Call, Heads, Inputs, Load, Place, Plan, SharedAttributes};
 use crate::oracle::decisions::{
@@ -11,6 +10,7 @@ use crate::oracle::decisions::{
     StoredScale,
 };
 use crate::oracle::numbers::{read, read_code, write, write_code};
+use crate::run::CallResult;
 use crate::tensor::Tensor;
 
 /// `cache` and `scale`.

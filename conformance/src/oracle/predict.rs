@@ -3,12 +3,12 @@
 use std::rc::Rc;
 
 use crate::case::{Case, Types};
-use crate::implementation::{CallResult, Implementation, Outcome};
-use crate::key_value_cache::CaseInputs;
-use crate::oracle::attention::decisions::Attention;
+use crate::oracle::attention::predict::Attention;
 use crate::oracle::call::{Call, Inputs};
 use crate::oracle::decisions::{Behavior, Outside};
 use crate::oracle::execute::{OutsideOfCache, State, execute};
+use crate::read::CaseInputs;
+use crate::run::{CallResult, Implementation, Outcome};
 use crate::tensor::Tensor;
 
 /// The operator as its specification has it, or with a mistake.

@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::process::run_once;
-use super::results::Results;
+use super::process::{Results, run_once};
 use super::server::Servers;
 use crate::files::OnDisk;
-use crate::implementation::{CallResult, Implementation};
+use crate::run::{CallResult, Implementation};
 use crate::suite::Suite;
 
 /// A program that runs cases: it is given a case's folder and the file for its result.

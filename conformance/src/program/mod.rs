@@ -2,7 +2,6 @@
 
 mod command;
 mod process;
-mod results;
 mod server;
 
 pub use command::{Program, ProgramError};

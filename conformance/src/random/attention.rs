@@ -7,9 +7,8 @@ use kvcache_schema::{AttentionAttributes, CacheAttentionAttributes, ElementType}
 
 use super::case::expected;
 use super::defects::{change_current, change_index};
-use super::entropy::Entropy;
+use super::entropy::{Choice, Entropy, floats, indices, values};
 use super::plan::{Plan, Planned};
-use super::values::{Choice, floats, indices, values};
 use crate::attention::{Case, Operator};
 use crate::case::{Expected, NamedInputs, Step};
 use crate::oracle::attention::Attended;

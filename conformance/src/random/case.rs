@@ -1,7 +1,7 @@
 //! What random cases of both operators have in common: which rules a call breaks, and what calls must do.
 
+use super::entropy::has_nan;
 use super::plan::Planned;
-use super::values::has_nan;
 use crate::case::{After, Case, Expected, NanRule, Step, Types};
 use crate::oracle::{Call, Inputs, Oracle, PredictedOutcome, Prediction, State};
 use crate::tensor::Tensor;

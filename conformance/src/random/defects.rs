@@ -4,9 +4,8 @@ use kvcache_schema::{Attributes, ElementType};
 
 use super::case::broken;
 use super::dynamic::planned;
-use super::entropy::Entropy;
+use super::entropy::{Entropy, bits, indices, tensor, zeros};
 use super::plan::{Plan, Planned};
-use super::values::{bits, indices, tensor, zeros};
 use crate::case::Case;
 use crate::oracle::Inputs;
 use crate::tensor::Tensor;

@@ -4,10 +4,8 @@ use kvcache_schema::{Attributes, CacheDims, CacheLayout};
 
 use super::case::{broken, case};
 use super::defects::{change_inputs, change_node};
-use super::entropy::Entropy;
-use super::node::Node;
-use super::plan::Planned;
-use super::values::indices;
+use super::entropy::{Entropy, indices};
+use super::plan::{Node, Planned};
 use crate::case::{Case, StepInputs};
 
 /// So many cases of a seed, named `random-SEED-I`.

@@ -10,8 +10,7 @@ use safetensors::tensor::TensorView;
 use serde::Serialize;
 
 use crate::case::{Case, Expected, NanRule};
-use crate::key_value_cache::CaseInputs;
-use crate::read::dtype;
+use crate::read::{CaseInputs, dtype};
 use crate::rules::OperatorPage;
 use crate::suite::Suite;
 

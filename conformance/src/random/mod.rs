@@ -11,10 +11,8 @@ mod defects;
 mod dynamic;
 mod entropy;
 mod folder;
-mod node;
 mod plan;
 mod static_batching;
-mod values;
 
 pub use attention::case as attention_case;
 pub use defects::changed_case;

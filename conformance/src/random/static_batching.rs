@@ -4,10 +4,8 @@ use kvcache_schema::{StaticAttributes, StaticCacheDims, StaticCacheLayout, TypeC
 
 use super::case::case;
 use super::defects::{attribute, change_current, change_index};
-use super::entropy::Entropy;
-use super::node::Node;
-use super::plan::{Planned, choice, group, head_dim};
-use super::values::{bits, indices, scales, values};
+use super::entropy::{Entropy, bits, indices, scales, values};
+use super::plan::{Node, Planned, choice, group, head_dim};
 use crate::case::Types;
 use crate::static_batching::{Case, StepInputs};
 

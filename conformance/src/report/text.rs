@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use super::counts::{Counts, RuleCount};
-use super::entry::{Entry, Report, Verdict};
+use super::entry::{Counts, Entry, Report, RuleCount, Verdict};
 
 /// A paragraph for each failure, the reasons why cases are unsupported, what explains the failures, and a closing
 /// count. What a program or an exception has said is shown so that it does nothing to a terminal: control characters

@@ -11,6 +11,4 @@ mod profile;
 #[cfg(unix)]
 mod program;
 mod random;
-mod reading;
 mod report;
-mod rules;

@@ -1,11 +1,16 @@
 //! The oracle in Rust against the values of the one in numpy.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
 use kvcache_conformance::attention::Operator;
 use kvcache_conformance::oracle::{Oracle, PredictedOutcome};
-use kvcache_conformance::{Expected, Tensor};
+use kvcache_conformance::{Expected, OperatorPage, Suite, Tensor, read_cases, rules};
 use kvcache_schema::ElementType;
+use tempfile::TempDir;
 
-use crate::answers::{ATTENTION, is_legal};
+use crate::answers::{ATTENTION, DYNAMIC, STATIC, is_legal};
 
 fn numbers(tensor: &Tensor) -> impl Iterator<Item = f64> + Clone {
     tensor.bytes().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes).into())
@@ -53,4 +58,85 @@ fn keys_of_another_type_than_t1_are_refused() {
         let outcome = first.expect("a call").outcome;
         assert!(matches!(outcome, PredictedOutcome::Refused("type_mismatch")), "{key}: {outcome:?}");
     }
+}
+
+/// The cases of all suites that name a rule of each page, by the rule.
+fn named() -> BTreeMap<OperatorPage, BTreeMap<String, Vec<String>>> {
+    fn of<C: Suite>(cases: &[C]) -> impl Iterator<Item = (OperatorPage, String, Vec<String>)> {
+        cases.iter().map(|case| (case.page(), case.name().to_owned(), case.rules().to_vec()))
+    }
+    let mut named: BTreeMap<_, BTreeMap<_, Vec<_>>> = BTreeMap::new();
+    for (page, name, rules) in of(&DYNAMIC).chain(of(&STATIC)).chain(of(&ATTENTION)) {
+        assert!(!rules.is_empty(), "{name} proves nothing");
+        assert_eq!(rules.iter().collect::<BTreeSet<_>>().len(), rules.len(), "{name} names a rule twice");
+        for rule in rules {
+            named.entry(page).or_default().entry(rule).or_default().push(name.clone());
+        }
+    }
+    named
+}
+
+#[test]
+fn every_rule_is_proven_by_a_case_or_says_why_not() {
+    let named = named();
+    for page in OperatorPage::ALL {
+        for rule in rules(page) {
+            let cases = named[&page].get(&rule.id).map_or(0, Vec::len);
+            match &rule.not_proven_by_cases {
+                None => assert!(cases > 0, "no case proves {}", rule.link()),
+                Some(why) => {
+                    assert!(why.ends_with('.'), "{} does not say why no case proves it", rule.link());
+                    assert_eq!(cases, 0, "{} is proven: {:?}", rule.link(), named[&page][&rule.id]);
+                }
+            }
+        }
+    }
+}
+
+/// The message with which a folder is refused that holds a copy of the first case, edited by `edit`.
+fn refusal(edit: impl FnOnce(&str) -> String) -> String {
+    let cases = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../golden/cases"));
+    let original = cases.join("decode-mode0-f32-f32");
+    let copy = TempDir::new().unwrap();
+    let folder = copy.path().join("copied");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(original.join("tensors.safetensors"), folder.join("tensors.safetensors")).unwrap();
+    let yaml = fs::read_to_string(original.join("case.yaml")).unwrap();
+    let edited = edit(&yaml);
+    fs::write(folder.join("case.yaml"), &edited).unwrap();
+    match read_cases(copy.path()) {
+        Ok(cases) => {
+            assert_eq!(cases.len(), 1);
+            assert_eq!(yaml, edited, "an edited case is refused");
+            String::new()
+        }
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn a_folder_that_is_no_case_says_where_and_why() {
+    let steps = |yaml: &str| yaml.find("steps:").expect("a case has steps");
+    type Edit<'a> = &'a dyn Fn(&str) -> String;
+    let edits: [(Edit<'_>, &str); 8] = [
+        (&|yaml| format!("{}steps: []\n", &yaml[..steps(yaml)]), "no steps"),
+        (&|yaml| yaml[..steps(yaml)].to_owned(), "missing field `steps`"),
+        (&|yaml| format!("misspelt: 1\n{yaml}"), "misspelt"),
+        (&|yaml| yaml.replace("rules: [", "rules: [scores, "), "KeyValueCache has no rule scores"),
+        (&|yaml| yaml.replace("rules:", "proves:"), "unknown field `proves`"),
+        (&|yaml| format!("domain: opmx\n{yaml}"), "domain is Some(\"opmx\"), expected None"),
+        (&|yaml| yaml.replace("attributes: {", "attributes: {pagesize: 1, "), "no attribute is called pagesize"),
+        (&|yaml| yaml.replace("T1: float", "T1: double"), "no element type is called double"),
+    ];
+    for (edit, expected) in edits {
+        let message = refusal(edit);
+        assert!(message.contains("copied") && message.contains(expected), "{expected}: {message}");
+    }
+}
+
+#[test]
+fn a_folder_without_cases_is_an_error() {
+    let empty = TempDir::new().unwrap();
+    assert!(read_cases(empty.path()).unwrap_err().to_string().contains("no case"));
+    assert!(read_cases(&empty.path().join("absent")).is_err());
 }

@@ -9,11 +9,10 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Parser, ValueEnum};
 
-use crate::error::Error;
-use crate::suites::SuiteName;
+use crate::output::Error;
 #[cfg(feature = "backends")]
-use crate::tested;
-use crate::tested::Tested;
+use crate::suites;
+use crate::suites::{SuiteName, Tested};
 
 /// Runs the conformance suite of KeyValueCache and attention on an implementation, and reports rule by rule.
 ///
@@ -37,7 +36,7 @@ pub struct Arguments {
 
     /// A backend of this project to test; `cpu` is the fastest that this machine can run, `all` is each.
     #[cfg(feature = "backends")]
-    #[arg(long, value_name = "NAME", group = "tested", value_parser = PossibleValuesParser::new(tested::backends()))]
+    #[arg(long, value_name = "NAME", group = "tested", value_parser = PossibleValuesParser::new(suites::backends()))]
     backend: Option<String>,
 
     /// Prints the cases, and tests nothing.

@@ -6,10 +6,8 @@
 //! Exit status: 0 if no case failed and at least one passed, 1 if not, 2 if the arguments or a file are at fault.
 
 mod arguments;
-mod error;
 mod output;
 mod suites;
-mod tested;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,7 +16,7 @@ use clap::Parser;
 use kvcache_conformance::{Profile, Report, Runner};
 
 use crate::arguments::Arguments;
-use crate::error::Error;
+use crate::output::Error;
 use crate::suites::Suites;
 
 fn main() -> ExitCode {

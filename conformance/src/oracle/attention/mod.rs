@@ -1,19 +1,15 @@
 //! Attention as its specification has it: scalar, in float64, and without a line of the kernels.
 //!
-//! A call goes through its `rules`; `ragged` is what it says of sequences and heads; `masks`, `scores` and `softmax` are
+//! A call goes through its `rules`; `ragged` is what it says of sequences and heads; `scores`, with masks and softmax, is
 //! what is computed from that, and `attend` computes it; `tolerance` says how far an implementation's result may be from
 //! it. What the cache does before is the oracle of `KeyValueCache`.
 
 mod attend;
-mod attended;
-pub mod decisions;
-mod masks;
-mod predict;
+pub(crate) mod predict;
 mod ragged;
 mod rules;
 mod scores;
-mod softmax;
 mod tolerance;
 
-pub use attended::Attended;
+pub use attend::Attended;
 pub use predict::AttentionPrediction;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvcache_schema::{AttentionAttributes, ElementType};
 
 use crate::attention::Step;
-use crate::oracle::attention::decisions::{Attention, KeyHead, Keys, Queries};
+use crate::oracle::attention::predict::{Attention, KeyHead, Keys, Queries};
 use crate::oracle::call::{indices, number};
 
 /// The indices of a legal call, and the sizes of its tensors.
