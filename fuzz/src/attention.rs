@@ -6,9 +6,8 @@ use kvcache_conformance::random::{Entropy, attention_case};
 use kvcache_conformance::{Implementation, Outcome, run as run_cases};
 use kvcache_op::{AttentionBackend, Backend};
 
-use crate::kindless::Kindless;
 use crate::tally;
-use crate::workers::Careless;
+use crate::tally::{Careless, Kindless};
 
 pub fn run(bytes: &[u8]) {
     let entropy = &mut Entropy::bytes(bytes);

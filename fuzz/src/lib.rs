@@ -7,15 +7,12 @@
 pub mod attention;
 pub mod dlpack;
 mod hostile;
-mod kindless;
 pub mod manager_script;
 pub mod session_reader;
 mod tally;
 mod targets;
-mod text_variation;
 pub mod validation;
 mod variation;
-mod workers;
 
 pub use tally::{Tally, tally};
 #[cfg(feature = "libfuzzer")]

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use kvcache_conformance::Report;
+use kvcache_conformance::{CallResult, Implementation, Outcome, Report, Suite};
+use kvcache_op::Workers;
 
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
@@ -38,4 +39,34 @@ pub fn tally() -> Tally {
 pub fn directory() -> PathBuf {
     let places = ["/dev/shm".into(), std::env::temp_dir()];
     places.into_iter().find(|path: &PathBuf| path.is_dir()).expect("a directory")
+}
+
+/// An implementation that says what it refuses, but not why: a call that breaks several rules may be refused for any.
+pub struct Kindless<T>(pub T);
+
+impl<C: Suite, T: Implementation<C>> Implementation<C> for Kindless<T> {
+    fn run(&self, case: &C) -> Result<Vec<CallResult>, String> {
+        let mut results = self.0.run(case)?;
+        for result in &mut results {
+            if let Outcome::Refused { kind, .. } = &mut result.outcome {
+                *kind = None;
+            }
+        }
+        Ok(results)
+    }
+}
+
+/// As many workers as the number says, of which the calling thread runs the tasks: the last one first, the first never.
+///
+/// The results must be right even so; see [`Workers`].
+pub struct Careless(pub usize);
+
+impl Workers for Careless {
+    fn threads(&self) -> usize {
+        self.0
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        (1..tasks).rev().for_each(task);
+    }
 }

@@ -11,10 +11,8 @@ use kvcache_conformance::random::{Entropy, Plan, any_case, any_static_case, chan
 use kvcache_conformance::{Case, run as run_cases};
 use kvcache_op::{Backend, Serial};
 
-use crate::hostile;
-use crate::kindless::Kindless;
-use crate::tally;
-use crate::workers::Careless;
+use crate::tally::{Careless, Kindless};
+use crate::{hostile, tally};
 
 pub fn run(bytes: &[u8]) {
     let entropy = &mut Entropy::bytes(bytes);

@@ -3,4 +3,3 @@
 mod header;
 mod pages;
 mod program;
-mod programs;

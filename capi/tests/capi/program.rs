@@ -1,4 +1,5 @@
-//! Compiles a program against the library of this test's build, and runs it.
+//! Compiles a program against the library of this test's build, and runs it: one in C11, with all warnings as errors.
+//! Those in C++ are the book's.
 
 use std::env;
 use std::os::unix::fs::symlink;
@@ -52,4 +53,12 @@ pub fn run(compiler: &str, source: &Path, flags: &[&str]) -> String {
     assert!(done.status.success(), "{:?}\n{text}\n{errors}", done.status);
     assert!(errors.is_empty(), "{errors}");
     text.into_owned()
+}
+
+#[test]
+fn every_call_and_refusal() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/calls.c");
+    for flags in [&SHARED[..], &STATIC_SANITIZED] {
+        assert_eq!(run("cc", &source, &[&["-std=c11"], flags].concat()), "ok\n");
+    }
 }

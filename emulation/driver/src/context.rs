@@ -5,8 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUdevice_attribute, CUresult};
 
-use crate::out::Out;
-use crate::state::driver;
+use crate::state::{Out, driver};
 
 const NAME: &[u8] = b"CUDA on the CPU\0";
 const ERROR: &std::ffi::CStr = c"an error of the driver on the CPU";

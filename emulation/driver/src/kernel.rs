@@ -14,8 +14,7 @@ use kvcache_kernels::cuda::{
 
 use crate::context::current;
 use crate::memory::{copy, find};
-use crate::out::{Out, text};
-use crate::state::{Function, LoadedModule, Node, State, driver};
+use crate::state::{Function, LoadedModule, Node, Out, State, driver, text};
 use crate::stream::context_of;
 
 #[unsafe(no_mangle)]

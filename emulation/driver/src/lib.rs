@@ -12,10 +12,7 @@
 //! takes, or races between streams.
 
 mod context;
-mod event;
-mod graph;
 mod kernel;
 mod memory;
-mod out;
 mod state;
 mod stream;

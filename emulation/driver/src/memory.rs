@@ -1,15 +1,13 @@
 //! Device memory and page-locked host memory.
 
-use std::env;
 use std::ffi::{c_uchar, c_uint, c_void};
-use std::slice;
+use std::{env, slice};
 
 use kvcache_emulation_kernels::DeviceMemory;
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 
 use crate::context::current;
-use crate::out::Out;
-use crate::state::{Memory, Node, State, driver};
+use crate::state::{Memory, Node, Out, State, driver};
 use crate::stream::context_of;
 
 /// The reported size of the device's memory, unless `KVCACHE_EMULATED_MEMORY` gives another: too small for the tests of

@@ -1,6 +1,7 @@
 //! The driver's state, behind one lock.
 
 use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use kvcache_attention::cuda::AttentionParameters;
@@ -100,4 +101,23 @@ pub(crate) fn driver(f: impl FnOnce(&mut State) -> Result<(), CUresult>) -> CUre
 fn lock() -> MutexGuard<'static, State> {
     static DRIVER: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
     DRIVER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a function stores a result.
+#[repr(transparent)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// Stores the result, unless the pointer is null.
+    pub(crate) fn put(self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: the driver API requires a pointer that is null or valid for this write.
+            unsafe { self.0.write(value) }
+        }
+    }
+}
+
+pub(crate) fn text<'a>(text: *const c_char) -> &'a str {
+    // SAFETY: the driver API requires a text that ends with NUL and lives for the call, which is as long as it is used.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap_or_default()
 }

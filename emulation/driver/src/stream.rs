@@ -1,12 +1,12 @@
 //! Streams: work is run when it is submitted, or recorded during capture.
 
-use std::ffi::c_uint;
+use std::ffi::{c_uint, c_ulonglong};
 
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use crate::context::current;
-use crate::out::Out;
-use crate::state::{Capture, State, Stream, driver};
+use crate::kernel::run;
+use crate::state::{Capture, Out, State, Stream, driver};
 
 /// The context of a stream; that of a default stream is the current one.
 pub(crate) fn context_of(state: &State, stream: usize) -> Result<usize, CUresult> {
@@ -96,4 +96,74 @@ extern "C" fn cuStreamEndCapture(stream: usize, graph: Out<usize>) -> CUresult {
         graph.put(new);
         Ok(())
     })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventCreate(event: Out<usize>, _flags: c_uint) -> CUresult {
+    driver(|state| {
+        event.put(state.new_handle());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventDestroy_v2(_event: usize) -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventRecord(_event: usize, stream: usize) -> CUresult {
+    driver(|state| context_of(state, stream).map(drop))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventSynchronize(_event: usize) -> CUresult {
+    driver(|state| state.not_captured())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventQuery(_event: usize) -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+/// Always a microsecond: this driver does not measure time.
+#[unsafe(no_mangle)]
+extern "C" fn cuEventElapsedTime_v2(milliseconds: Out<f32>, _start: usize, _end: usize) -> CUresult {
+    milliseconds.put(1e-3);
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, _flags: c_ulonglong) -> CUresult {
+    driver(|state| {
+        let nodes = state.graphs.get(&graph).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let new = state.new_handle();
+        state.graphs.insert(new, nodes);
+        executable.put(new);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphUpload(_executable: usize, _stream: usize) -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphLaunch(executable: usize, stream: usize) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        let nodes = state.graphs.get(&executable).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        nodes.iter().try_for_each(|node| run(state, node))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphExecDestroy(executable: usize) -> CUresult {
+    cuGraphDestroy(executable)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphDestroy(graph: usize) -> CUresult {
+    driver(|state| state.graphs.remove(&graph).map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE))
 }

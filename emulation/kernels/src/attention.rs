@@ -9,9 +9,9 @@ use kvcache_attention::{
 };
 use kvcache_kernels::Workers;
 
-use crate::builds::ATTENTION;
 use crate::device_memory::DeviceMemory;
 use crate::kernel::{EmulatedCuda, Failure, Uploaded, download};
+use crate::shim::ATTENTION;
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///

@@ -10,9 +10,9 @@ use kvcache_kernels::{
 use kvcache_schema::ElementType;
 use thiserror::Error;
 
-use crate::builds::{Build, FAITHFUL};
 use crate::device_memory::DeviceMemory;
 use crate::launch::{Access, Fault, KernelParameters, Operand, Order, launch};
+use crate::shim::{Build, FAITHFUL};
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///

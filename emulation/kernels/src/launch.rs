@@ -6,9 +6,8 @@ use kvcache_attention::cuda::AttentionParameters;
 use kvcache_kernels::cuda::{BLOCK, Launch, MoveParameters, Parameters, RotateParameters};
 use thiserror::Error;
 
-use crate::builds::Build;
 use crate::device_memory::DeviceMemory;
-use crate::shim::{ShimLaunch, ShimOperand};
+use crate::shim::{Build, ShimLaunch, ShimOperand};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {

@@ -14,7 +14,6 @@
 
 mod arithmetic;
 mod attention;
-mod builds;
 mod device_memory;
 mod kernel;
 mod launch;
@@ -22,7 +21,7 @@ mod shim;
 
 pub use arithmetic::{alibi_slope, exponential, wrong_of_float16, wrong_of_float32};
 pub use attention::EmulatedAttention;
-pub use builds::{ATTENTION, ATTENTION_MUTANTS, Build, FAITHFUL, MUTANTS, ROWS, ROWS_MUTANTS};
 pub use device_memory::DeviceMemory;
 pub use kernel::EmulatedCuda;
 pub use launch::{Access, Fault, KernelParameters, Operand, Order, launch};
+pub use shim::{ATTENTION, ATTENTION_MUTANTS, Build, FAITHFUL, MUTANTS, ROWS, ROWS_MUTANTS};

@@ -1,6 +1,7 @@
 //! The C interface of the shim: what `shim.hpp` declares for the launcher.
 
 use std::ffi::{c_char, c_void};
+use std::fmt;
 
 /// Memory that a launch may access.
 #[repr(C)]
@@ -31,3 +32,22 @@ pub(crate) struct ShimLaunch {
 
 /// The entry point of one build: runs a kernel by its place in `Module::kernels`. Not 0 after a fault.
 pub(crate) type Entry = unsafe extern "C" fn(kernel: u32, launch: *const ShimLaunch) -> i32;
+
+/// The kernels for one combination of types.
+pub struct Build {
+    /// The types or, for a mutant, its name.
+    pub name: &'static str,
+    /// The types, as in the names of the kernels.
+    pub types: &'static str,
+    pub(crate) launch: Entry,
+}
+
+impl fmt::Debug for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+// FAITHFUL, ATTENTION and ROWS, the kernels as they are; MUTANTS, ATTENTION_MUTANTS and ROWS_MUTANTS, those with one bug
+// each.
+include!(concat!(env!("OUT_DIR"), "/builds.rs"));

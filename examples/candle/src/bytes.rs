@@ -1,8 +1,11 @@
 //! candle's storage as the operator's tensors: borrowed, under candle's own locks.
 
 use candle_core::{CpuStorage, Error, Layout, Result, Tensor, WithDType, bail};
-use kvcache_op::{Element, TensorMut};
+use kvcache_manager::{CacheSpec, HostMemory};
+use kvcache_op::{Element, Rayon, TensorMut};
 use ndarray::{Array, ArrayView, ArrayViewMut, IxDyn};
+
+use crate::in_place::in_place1;
 
 /// Storage that is read, of type `T`.
 pub(crate) fn view<'a, T: WithDType>(
@@ -62,4 +65,27 @@ fn contiguous(name: &str, layout: &Layout) -> Result<(usize, usize)> {
         Some(part) => Ok(part),
         None => bail!("{name} is not contiguous (shape {:?})", layout.dims()),
     }
+}
+
+/// Gives `cache` and `scale`, made for `spec`, to `body` as the memory that the manager's plans are applied to.
+///
+/// # Errors
+/// Tensors that are not those of `spec`, and what `body` returns.
+pub fn with_memory<R>(
+    spec: &CacheSpec,
+    cache: &Tensor,
+    scale: Option<&Tensor>,
+    body: impl FnOnce(&mut HostMemory<'_>) -> Result<R>,
+) -> Result<R> {
+    let host = |cache: TensorMut<'_>, scale: Option<TensorMut<'_>>| {
+        body(&mut HostMemory::new(spec, cache, scale, &Rayon).map_err(Error::wrap)?)
+    };
+    in_place1(cache, |cache| {
+        with_mut("cache", spec.attributes().quant_bit, cache.0, cache.1, |cache| match scale {
+            None => host(cache, None),
+            Some(scale) => {
+                in_place1(scale, |scale| with_mut("scale", 0, scale.0, scale.1, |scale| host(cache, Some(scale))))
+            }
+        })
+    })
 }

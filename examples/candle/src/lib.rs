@@ -6,8 +6,7 @@
 
 mod bytes;
 mod in_place;
-mod memory;
 mod operators;
 
-pub use memory::with_memory;
+pub use bytes::with_memory;
 pub use operators::{key_value_cache, multi_head_cache_attention};

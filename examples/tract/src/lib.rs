@@ -5,8 +5,6 @@
 //! run has stored. tract has no int4.
 
 mod expansion;
-mod node;
 mod operator;
-mod tensor;
 
-pub use node::register;
+pub use expansion::register;

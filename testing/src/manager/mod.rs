@@ -6,7 +6,6 @@
 
 pub mod check;
 pub mod copies;
-pub mod head;
 pub mod memory;
 pub mod outputs;
 pub mod refusals;
@@ -15,8 +14,6 @@ pub mod run;
 pub mod script;
 pub mod sequences;
 pub mod sessions;
-pub mod specification;
 pub mod step;
 pub mod store;
-pub mod swaps;
 pub mod types;
