@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Literal
 
 import numpy as np
 from kvcache_ops import KvCacheError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+    version_converter,
+)
 
-from kvcache_pmx._attention import ATTENTION_OPSET
+from kvcache_pmx._body import Function
 from kvcache_pmx._call import Call, Refusal
-from kvcache_pmx._functions import Functions
 from kvcache_pmx._masks import known_shapes, open_masks, without_absent
 from kvcache_pmx._operators import (
     DYNAMIC_DOMAINS,
@@ -21,7 +31,7 @@ from kvcache_pmx._operators import (
     lowering_of,
     stored_value_input,
 )
-from kvcache_pmx._opset import lift, opset_of
+from kvcache_pmx._ragged import ATTENTION_OPSET
 
 # The first opset that has the operators which the functions are made of, in the form in which they use them.
 FUNCTION_OPSET = 18
@@ -210,3 +220,92 @@ def _as_the_library_takes_it(node: NodeProto, makers: dict[str, NodeProto]) -> l
     kept = helper.make_node("Reshape", [value, f"{name}/shape"], [name], name)
     node.input[index] = name
     return [shape, kept, node]
+
+
+class Functions:
+    """Adds functions to a model. Nodes of the same form share one."""
+
+    def __init__(self, model: ModelProto, opset: int) -> None:
+        self._model = model
+        self._imports = [helper.make_opsetid("", opset)]
+        self._names = {(function.domain, function.name) for function in model.functions}
+        self._by_content: dict[tuple[str, str, bytes], str] = {}
+
+    def stand_for(self, node: NodeProto, function: Function) -> str:
+        """Adds `function`, unless the model has it, and gives its name: the operator's own for its first form.
+
+        The node's attributes remain, though the function has their values in its nodes.
+        """
+        proto = FunctionProto(
+            domain=node.domain,
+            input=function.inputs,
+            output=function.outputs[: len(node.output)],
+            node=function.nodes,
+            opset_import=self._imports,
+            attribute=sorted(attribute.name for attribute in node.attribute),
+        )
+        content = node.domain, node.op_type, proto.SerializeToString(deterministic=True)
+        name = self._by_content.get(content)
+        if name is None:
+            name = self._by_content[content] = self._free_name(node)
+            proto.name = name
+            self._model.functions.append(proto)
+        return name
+
+    def _free_name(self, node: NodeProto) -> str:
+        name, number = node.op_type, 1
+        while (node.domain, name) in self._names:
+            number += 1
+            name = f"{node.op_type}_{number}"
+        self._names.add((node.domain, name))
+        return name
+
+
+# IR 8 is the first with model-local functions; IR 10 is what ONNX Runtime 1.20 reads.
+LOWEST_IR, HIGHEST_IR = 8, 10
+# A tensor beyond this many elements is a weight, not the axes or the shape that an operator's newer form may need.
+_SMALL = 64
+
+
+def opset_of(model: ModelProto) -> int:
+    """The version of the default domain."""
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    return versions[0] if versions else 1
+
+
+def lift(model: ModelProto, opset: int) -> None:
+    """Changes the model's nodes to those of `opset`, unless it has that or a later one.
+
+    Weights are left out of what is converted, so that neither their number nor where they are stored matters.
+    """
+    model.ir_version = min(max(model.ir_version, LOWEST_IR), HIGHEST_IR)
+    if opset_of(model) >= opset:
+        return
+    lean = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    _copy_without_weights(model.graph, lean.graph)
+    try:
+        converted = version_converter.convert_version(lean, opset)
+    except Exception as error:
+        raise KvCacheError(f"the model cannot be lifted to opset {opset}: {error}", "opset") from error
+    del model.graph.node[:]
+    model.graph.node.extend(converted.graph.node)
+    # What the newer forms need as tensors.
+    known = {tensor.name for tensor in model.graph.initializer}
+    model.graph.initializer.extend(t for t in converted.graph.initializer if t.name not in known)
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = opset
+
+
+def _copy_without_weights(graph: GraphProto, lean: GraphProto) -> None:
+    """The graph with its weights as graph inputs of the same types and shapes."""
+    lean.name = graph.name
+    lean.node.extend(graph.node)
+    lean.input.extend(graph.input)
+    lean.output.extend(graph.output)
+    inputs = {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        if prod(tensor.dims) <= _SMALL and tensor.data_location != TensorProto.EXTERNAL:
+            lean.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            lean.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from onnx import NodeProto
 
-from kvcache_pmx import _activations, _alibi, _experts, _linear, _norms, _positions
-from kvcache_pmx._attention import multi_head_attention
+from kvcache_pmx import _activations, _linear, _ragged
 from kvcache_pmx._body import Function
 from kvcache_pmx._call import Call
 
@@ -21,30 +20,30 @@ PACKED_ATTENTION = "PackedAttention"
 # The operators of kvcache_ops, and the position of `current_value` among their inputs.
 _NATIVE = {"KeyValueCache": 1, "MultiHeadAttention": None, "MultiHeadCacheAttention": 2}
 _STATIC: dict[str, Callable[[Call], Function]] = {
-    "ALiBiSlope": _alibi.alibi_slope,
+    "ALiBiSlope": _ragged.alibi_slope,
     "ColumnParallelLinear": _linear.linear,
     "GELU": _activations.gelu,
     "GeGLU": _activations.geglu,
-    "LayerNorm": _norms.layer_norm,
+    "LayerNorm": _activations.layer_norm,
     "Linear": _linear.linear,
-    "MoeColumnParallelLinear": _experts.moe_linear,
-    "MoeReduce": _experts.moe_reduce,
-    "MoeRowParallelLinear": _experts.moe_linear,
-    "MoeSelect": _experts.moe_select,
+    "MoeColumnParallelLinear": _linear.moe_linear,
+    "MoeReduce": _linear.moe_reduce,
+    "MoeRowParallelLinear": _linear.moe_linear,
+    "MoeSelect": _linear.moe_select,
     "ParallelEmbedding": _linear.parallel_embedding,
-    "RMSNorm": _norms.rms_norm,
+    "RMSNorm": _activations.rms_norm,
     "Reshape": _linear.reshape,
     "RowParallelLinear": _linear.linear,
     "SiLU": _activations.silu,
     "SwiGLU": _activations.swiglu,
     "Swish": _activations.swish,
-    "TensorParallelRMSNorm": _norms.tensor_parallel_rms_norm,
+    "TensorParallelRMSNorm": _activations.tensor_parallel_rms_norm,
 }
 _DYNAMIC: dict[str, Callable[[Call], Function]] = {
-    "ALiBiMask": _alibi.alibi_mask,
-    PACKED_ATTENTION: multi_head_attention,
-    "PositionIndex": _positions.position_index,
-    "RotaryPositionEmbedding": _positions.rotary_position_embedding,
+    "ALiBiMask": _ragged.alibi_mask,
+    PACKED_ATTENTION: _ragged.multi_head_attention,
+    "PositionIndex": _ragged.position_index,
+    "RotaryPositionEmbedding": _ragged.rotary_position_embedding,
 }
 
 
