@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from .call import INPUTS, Attributes, Inputs
 
 CACHE_ATTENTION_INPUTS = ("query", *INPUTS, "decoding_batches", "attn_mask")
-ATTENTION_INPUTS = (
-    "query",
-    "key",
-    "value",
-    "seqstarts",
-    "kvstarts",
-    "decoding_batches",
-    "max_seqlen",
-    "max_kvlen",
-    "attn_mask",
-)
 
 
 @dataclass(frozen=True)
@@ -60,3 +49,6 @@ class AttentionInputs:
     max_seqlen: np.ndarray  # () or (1)
     max_kvlen: np.ndarray  # () or (1)
     attn_mask: np.ndarray | None = None  # (seqstarts[B], W) or (Hq, seqstarts[B], W) of T1
+
+
+ATTENTION_INPUTS = tuple(field.name for field in fields(AttentionInputs))

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from ml_dtypes import bfloat16, float8_e4m3fn
-
-INPUTS = (
-    "current_key",
-    "current_value",
-    "seqstarts",
-    "kvstarts",
-    "cachestarts",
-    "start_pos",
-    "max_seqlen",
-    "max_kvlen",
-)
 
 # numpy has no int4: such a tensor is an int8 array that holds values from -8 to 7.
 NUMPY_TYPES = {
@@ -39,18 +28,24 @@ class Types:
 
 
 @dataclass(frozen=True)
-class Attributes:
-    """The attributes and their defaults."""
+class StaticAttributes:
+    """The attributes of static batching and their defaults."""
 
     num_layer: int = 1
     layer_idx: int = 0
     quant_bit: int = 0
     quant_group: int = 8
     num_repeat: int = 1
-    cache_mode: int = 0
     cache_layout: int = 0
-    page_size: int = 128
     quant_type: int = 0
+
+
+@dataclass(frozen=True)
+class Attributes(StaticAttributes):
+    """Those of dynamic batching."""
+
+    cache_mode: int = 0
+    page_size: int = 128
 
 
 @dataclass
@@ -65,3 +60,6 @@ class Inputs:
     start_pos: np.ndarray  # (B)
     max_seqlen: np.ndarray  # () or (1)
     max_kvlen: np.ndarray  # () or (1)
+
+
+INPUTS = tuple(field.name for field in fields(Inputs))

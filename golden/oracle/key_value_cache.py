@@ -23,8 +23,10 @@ def key_value_cache(
         for t in range(seqlen(inputs, b)):
             token = int(inputs.seqstarts[b]) + t
             slot = cache_slot(inputs, attributes, b, int(inputs.start_pos[b]) + t)
-            store(inputs.current_key[token], cache, scale, slot, KEY, attributes)
-            store(inputs.current_value[token], cache, scale, slot, VALUE, attributes)
+            for key_or_value, current in ((KEY, inputs.current_key), (VALUE, inputs.current_value)):
+                for h, x in enumerate(current[token]):
+                    row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
+                    store_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
     return loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])
 
 
@@ -39,8 +41,11 @@ def loaded(
         for t in range(kvlen(inputs, b)):
             token = int(inputs.kvstarts[b]) + t
             slot = cache_slot(inputs, attributes, b, t)
-            load(key[token], cache, scale, slot, KEY, attributes)
-            load(value[token], cache, scale, slot, VALUE, attributes)
+            for key_or_value, output in ((KEY, key), (VALUE, value)):
+                for repeated, x in enumerate(output[token]):
+                    h = repeated // attributes.num_repeat
+                    row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
+                    load_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
     return key, value
 
 
@@ -60,35 +65,6 @@ def cache_slot(inputs: Inputs, attributes: Attributes, b: int, t: int) -> int:
         return int(inputs.cachestarts[b]) + t
     page = int(inputs.cachestarts[b, t // attributes.page_size])
     return page + t % attributes.page_size
-
-
-def store(
-    current: np.ndarray,
-    cache: np.ndarray,
-    scale: np.ndarray | None,
-    slot: int,
-    key_or_value: int,
-    attributes: Attributes,
-) -> None:
-    """Stores the token current (H, Dh) of T1 into its slot."""
-    for h, x in enumerate(current):
-        row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
-        store_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
-
-
-def load(
-    output: np.ndarray,
-    cache: np.ndarray,
-    scale: np.ndarray | None,
-    slot: int,
-    key_or_value: int,
-    attributes: Attributes,
-) -> None:
-    """Loads the token output (H * num_repeat, Dh) of T1 from its slot."""
-    for repeated, x in enumerate(output):
-        h = repeated // attributes.num_repeat
-        row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
-        load_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
 
 
 def store_head(

@@ -6,26 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .call import NUMPY_TYPES, Types
+from .call import NUMPY_TYPES, StaticAttributes, Types
 from .key_value_cache import KEY, VALUE, load_head, store_head
 
 STATIC_INPUTS = ("current_key", "current_value", "start_pos")
 
 # The outer axes by cache_layout, outermost first; the innermost is Dh for cache and Dh / quant_group for scale.
 STATIC_LAYOUTS = {0: ("MaxB", "L", "2", "MaxS", "H"), 1: ("L", "MaxB", "2", "H", "MaxS")}
-
-
-@dataclass(frozen=True)
-class StaticAttributes:
-    """The attributes and their defaults."""
-
-    num_layer: int = 1
-    layer_idx: int = 0
-    quant_bit: int = 0
-    quant_group: int = 8
-    num_repeat: int = 1
-    cache_layout: int = 0
-    quant_type: int = 0
 
 
 @dataclass

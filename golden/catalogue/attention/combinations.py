@@ -8,12 +8,19 @@ from itertools import product
 from oracle.layouts import LAYOUTS
 from oracle.rules import FLOATS
 
-from ..case import LONG_NAMES, Sequence
+from ..case import LONG_NAMES, Sequence, quantized
 from ..combinations import MODES, TYPES
-from .case import AttentionCase, over_cache
+from ..extensions import TYPES as EXTENSIONS
+from .case import AttentionCase, mask, over_cache, packed
+from .packed import BATCH
 
 HEADS = ((4, 2), (2, 2), (4, 1), (3, 1), (2, 1))
 HEAD_DIMS = (16, 40, 8, 24)
+# A decode step, a prefill and the second chunk of a prompt, by mode.
+SEQUENCES = [
+    (Sequence(2, 1, decode), Sequence(0, 2, prefill), Sequence(1, 2, chunk))
+    for decode, prefill, chunk in ((0, 6, 3), ((3, 5), (6,), (1, 0)))
+]
 GROUPS = {16: (8, 16, 4, 2), 40: (8, 40, 4, 20), 8: (8, 4, 2, 8), 24: (8, 24, 12, 6)}
 
 
@@ -42,6 +49,24 @@ def combination(number: int, cache_layout: int, cache_mode: int, mode: str, type
         f"Layout {cache_layout}, {mode} mode, {types.replace(' ', '/')}, {heads[0]} heads on {heads[1]}, head_dim"
         f" {head_dim}: a decode step, a prefill and the second chunk of a prompt in one call."
     )
-    decode, prefill, chunk = (0, 6, 3) if cache_mode == 0 else ((3, 5), (6,), (1, 0))
     case = over_cache(name, about, types, heads, head_dim, proves=rules, max_t=8, **attributes)
-    return case.call(Sequence(2, 1, decode), Sequence(0, 2, prefill), Sequence(1, 2, chunk), decoding_batches=1)
+    return case.call(*SEQUENCES[cache_mode], decoding_batches=1)
+
+
+def extensions() -> Iterator[AttentionCase]:
+    """Caches of each row of the table of types that is an extension, and packed rows of bfloat16."""
+    for number, (types, quant_bit) in enumerate(EXTENSIONS.items()):
+        cache_layout, cache_mode, head_dim = number % 4, number % 2, (16, 40)[number // 2 % 2]
+        attributes = dict(cache_mode=cache_mode, cache_layout=cache_layout) | quantized(types, quant_bit, 8)
+        if cache_mode == 1:
+            attributes |= dict(page_size=2)
+        name = f"layout{cache_layout}-{('offset', 'paged')[cache_mode]}-{types.replace(' ', '-')}"
+        about = f"{types.replace(' ', '/')}: a decode step, a prefill and the second chunk of a prompt in one call."
+        rules = "types.legal equivalence" + (" quantizing.float8" if "fp8" in types else "")
+        case = over_cache(name, about, types, (4, 2), head_dim, proves=rules, max_t=8, **attributes)
+        yield case.call(*SEQUENCES[cache_mode], decoding_batches=1)
+    for head_dim, rank in ((40, 2), (64, 3)):
+        about = f"head_dim {head_dim}, a mask of rank {rank}: decode steps, a prompt, and no queries."
+        rules = "types.legal scores weights precision attn-mask"
+        case = packed(f"packed-bf16-head-dim-{head_dim}", about, "bf16", (4, 2), head_dim, proves=rules)
+        yield case.call(*BATCH, attn_mask=mask(case, BATCH, heads=4 if rank == 3 else None, width=32))

@@ -1,5 +1,5 @@
 """The golden cases of KeyValueCache of static batching, one module per subject."""
 
-from . import batches, combinations, extensions, large, refused, values
+from . import batches, combinations, large, refused, values
 
-MODULES = (combinations, batches, values, large, extensions, refused)
+MODULES = (combinations, batches, values, large, refused)

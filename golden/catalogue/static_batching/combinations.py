@@ -11,6 +11,7 @@ from oracle.static_batching import STATIC_LAYOUTS
 
 from ..case import quantized
 from ..combinations import GROUPS, REPEATS, TYPES
+from ..extensions import TYPES as EXTENSIONS
 from .case import StaticCase, begin
 
 
@@ -107,3 +108,9 @@ def scale_untouched() -> Iterator[StaticCase]:
         about = f"A scale of shape {list(shape)} without quantization: left untouched."
         scale = np.full(shape, 3, {"f32": np.float32, "f16": np.float16}[types.split()[2]])
         yield begin(name, about, types, proves="scale.unused", scale=scale).call(2, 1, 2)
+
+
+def extensions() -> Iterator[StaticCase]:
+    """Each row of the table of types that is one."""
+    for number, (types, quant_bit) in enumerate(EXTENSIONS.items()):
+        yield combination(number, number % 2, types, (1, 4)[number // 2 % 2], quant_bit)
