@@ -5,12 +5,25 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from kvcache_ops.manager import Append, HostMemory, Manager, ManagerError
 
 from managed import MODES, make, make_manager, make_spec, sequence
+
+
+def on_threads(work: Callable[[int], None], interval: float) -> None:
+    """Does it on four threads, each with its number, switching that often; raises what one of them has raised."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(interval)
+    with ThreadPoolExecutor(4) as pool:
+        done = list(map(pool.submit, [work] * 4, range(4)))
+    sys.setswitchinterval(before)
+    for each in done:
+        each.result()
 
 
 def longest_pause(call) -> tuple[float, float]:
@@ -63,44 +76,33 @@ def test_other_threads_run_while_bytes_move(tmp_path) -> None:
 def test_threads_share_a_manager(mode: str) -> None:
     """Each edits sequences of its own; of steps one is open at a time. All that they lose is a refusal."""
     manager, memory = make(mode, max_tokens=2048)
-    kinds, failures = set(), []
+    kinds = set()
 
     def work(number: int) -> None:
-        try:
-            random = np.random.default_rng(number)
-            seqs: list[int] = []
-            for _ in range(300):
-                s = seqs[random.integers(len(seqs))] if seqs else None
-                try:
-                    match 6 if s is None else random.integers(7):
-                        case 6:
-                            seqs.append(manager.create())
-                        case 0:
-                            manager.seq_rm(s, int(random.integers(8)), int(random.integers(20)))
-                        case 1:
-                            seqs.append(manager.fork(s))
-                        case 2:
-                            manager.free(s)
-                            seqs.remove(s)
-                        case 3:
-                            manager.update(memory)
-                        case _:
-                            with manager.begin_step([Append(s, n=int(random.integers(1, 5)))], memory) as step:
-                                assert step.key_positions.size == step.kvstarts[-1]
-                except ManagerError as error:
-                    kinds.add(error.kind)
-        except BaseException as error:  # reported below
-            failures.append(error)
+        random = np.random.default_rng(number)
+        seqs: list[int] = []
+        for _ in range(300):
+            s = seqs[random.integers(len(seqs))] if seqs else None
+            try:
+                match 6 if s is None else random.integers(7):
+                    case 6:
+                        seqs.append(manager.create())
+                    case 0:
+                        manager.seq_rm(s, int(random.integers(8)), int(random.integers(20)))
+                    case 1:
+                        seqs.append(manager.fork(s))
+                    case 2:
+                        manager.free(s)
+                        seqs.remove(s)
+                    case 3:
+                        manager.update(memory)
+                    case _:
+                        with manager.begin_step([Append(s, n=int(random.integers(1, 5)))], memory) as step:
+                            assert step.key_positions.size == step.kvstarts[-1]
+            except ManagerError as error:
+                kinds.add(error.kind)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sys.setswitchinterval(interval)
-    assert not failures, failures
+    on_threads(work, 1e-6)
     assert kinds <= {"step_open", "out_of_pages", "no_slot"}, kinds
     manager.check()
 
@@ -109,26 +111,17 @@ def test_threads_share_memory() -> None:
     """Managers on one HostMemory wait for each other instead of failing."""
     spec = make_spec("runs", max_tokens=600, num_layers=4, num_kv_heads=8, head_dim=64)
     memory = HostMemory(spec, *spec.allocate())
-    failures = []
 
-    def work() -> None:
-        try:
-            manager = make_manager(spec)
-            for _ in range(20):
-                s = sequence(manager, memory, 500)
-                manager.seq_rm(s, 100, 200)
-                manager.update(memory)
-                manager.free(s)
-            manager.check()
-        except BaseException as error:  # reported below
-            failures.append(error)
+    def work(_number: int) -> None:
+        manager = make_manager(spec)
+        for _ in range(20):
+            s = sequence(manager, memory, 500)
+            manager.seq_rm(s, 100, 200)
+            manager.update(memory)
+            manager.free(s)
+        manager.check()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    on_threads(work, sys.getswitchinterval())
 
 
 class Meddler:

@@ -18,9 +18,8 @@ from compare import refused
 from kvcache import create_session, find_library
 from node import quiet_options
 from pmx_export import export
-from pmx_node import node_model
 from pmx_params import Params, mixtral, random_weights
-from pmx_steps import Steps
+from pmx_steps import Steps, node_model
 
 PARAMS = Params(element="float32")
 

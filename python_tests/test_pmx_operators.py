@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from compare import Arrays
-from pmx_node import run_node
 from pmx_numpy import run_operator
+from pmx_steps import run_node
 
 pytestmark = pytest.mark.runtime
 

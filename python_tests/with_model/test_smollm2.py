@@ -93,3 +93,13 @@ def test_english(tmp_path: Path) -> None:
         tokens = [int(run.step({seq: tokens})[-1].argmax())]
         answer += tokens
     assert run.model.tokenizer.decode(answer).startswith(" Paris.")
+
+
+def test_perplexity_by_cache() -> None:
+    """An int8 cache costs less than the hundredth part, an int4 one less than the fifth."""
+    text = LONG.read_text(encoding="utf-8")[:8_000]
+    built = {cache: models.open_model(SOURCE, cache=cache) for cache in ("float16", "int8", "int4")}
+    found = {cache: models.perplexity(model, text, threads=1).value for cache, model in built.items()}
+    assert 5 < found["float16"] < 40
+    assert abs(found["int8"] / found["float16"] - 1) < 0.01
+    assert 0 < found["int4"] / found["float16"] - 1 < 0.2
