@@ -3,8 +3,7 @@
 use kvcache_op::dlpack::DLTensor;
 use kvcache_op::{IndexInputs, Inputs, TensorMut, TensorRef};
 
-use crate::error::Error;
-use crate::guard::required;
+use crate::error::{Error, required};
 
 /// The inputs of type int64: the lengths, positions and slots of the B sequences of a batch. They are the same for
 /// every layer of a step.

@@ -7,7 +7,6 @@
 
 mod attributes;
 mod error;
-mod guard;
 mod inputs;
 mod operator;
 mod step;

@@ -4,8 +4,7 @@ use kvcache_op::dlpack::DLTensor;
 use kvcache_op::{Call, KeyValueCache, Outputs};
 
 use crate::attributes::kvcache_attributes;
-use crate::error::{Error, free, kvcache_error};
-use crate::guard::{guard, required, result};
+use crate::error::{Error, free, guard, kvcache_error, required, result};
 use crate::inputs::{kvcache_inputs, write, write_optional};
 use crate::workers::kvcache_workers;
 

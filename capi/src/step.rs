@@ -3,8 +3,7 @@
 use kvcache_op::dlpack::{DLDataType, DLTensor};
 use kvcache_op::{Layers, dlpack};
 
-use crate::error::{Error, free, kvcache_error};
-use crate::guard::{guard, required, result};
+use crate::error::{Error, free, guard, kvcache_error, required, result};
 use crate::inputs::{kvcache_indices, read, write, write_optional};
 use crate::operator::{kvcache_operator, run, write_shape};
 use crate::workers::kvcache_workers;

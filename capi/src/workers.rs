@@ -8,8 +8,7 @@ use std::sync::Mutex;
 use kvcache_op::{Rayon, Serial, Workers};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::error::{Error, free, kvcache_error};
-use crate::guard::{guard, result};
+use crate::error::{Error, free, guard, kvcache_error, result};
 
 /// The threads that calls use. Several calls may use it at once.
 pub struct kvcache_workers(Threads);

@@ -50,7 +50,7 @@ pub fn run(bytes: &[u8]) {
     }
     let kind = {
         let mut calls = Calls { attributes: &case.attributes, tensors: &mut tensors, nulls: &nulls, shape: &shape };
-        if by_step { calls.run_step() } else { calls.run() }
+        if by_step { calls.run_step() } else { calls.run() }.err()
     };
     assert_ne!(kind.as_deref(), Some("panic"));
     tally::count(kind.is_none());
@@ -291,11 +291,8 @@ impl Calls<'_> {
     }
 
     /// The kind of error by which a call is refused, if it is.
-    fn run(&mut self) -> Option<String> {
-        let op = match self.operator() {
-            Ok(op) => op,
-            Err(kind) => return Some(kind),
-        };
+    fn run(&mut self) -> Result<(), String> {
+        let op = self.operator()?;
         let tensor = self.described();
         let inputs = kvcache_inputs {
             current_key: tensor("current_key"),
@@ -309,33 +306,22 @@ impl Calls<'_> {
         let (key, value, workers) = (tensor("key"), tensor("value"), ptr::null());
         // SAFETY: the same; the memory is nobody else's.
         let ran = kind(unsafe { kvcache_run(op.0, &raw const inputs, cache, scale, key, value, workers) });
-        match (checked, ran) {
-            (Err(checked), ran) => {
-                assert_eq!(ran.as_ref().err(), Some(&checked));
-                Some(checked)
-            }
-            (Ok(()), ran) => {
-                assert!(ran.is_err() || shape.map(|len| len as usize) == *self.shape);
-                ran.err()
-            }
+        match &checked {
+            Err(_) => assert_eq!(ran, checked),
+            Ok(()) => assert!(ran.is_err() || shape.map(|len| len as usize) == *self.shape),
         }
+        ran
     }
 
     /// The same, by the call of a layer of a step.
-    fn run_step(&mut self) -> Option<String> {
-        let op = match self.operator() {
-            Ok(op) => op,
-            Err(kind) => return Some(kind),
-        };
+    fn run_step(&mut self) -> Result<(), String> {
+        let op = self.operator()?;
         let tensor = self.described();
         let indices = indices(&tensor);
         let (cache, scale, mut step) = (tensor("cache"), tensor("scale"), ptr::null_mut());
         let t1 = self.tensors[0].dtype;
         // SAFETY: an operator, and descriptions that are null or as they say, of memory that outlives the step.
-        let begun = kind(unsafe { kvcache_step_begin(op.0, t1, &raw const indices, cache, scale, &raw mut step) });
-        if let Err(kind) = begun {
-            return Some(kind);
-        }
+        kind(unsafe { kvcache_step_begin(op.0, t1, &raw const indices, cache, scale, &raw mut step) })?;
         let mut shape = [-1; 3];
         // SAFETY: a step, and room for three numbers.
         assert_eq!(kind(unsafe { kvcache_step_shape(step, shape.as_mut_ptr()) }), Ok(()));
@@ -345,7 +331,7 @@ impl Calls<'_> {
         let ran = kind(unsafe { kvcache_step_layer(step, layer, current_key, current_value, key, value, ptr::null()) });
         // SAFETY: it has not ended.
         unsafe { kvcache_step_end(step) };
-        ran.err()
+        ran
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use kvcache_conformance::{CallResult, Implementation, Outcome, Report, Suite};
+use kvcache_conformance::{CallResult, Implementation, Outcome, Suite, run};
 use kvcache_op::Workers;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -24,8 +24,9 @@ pub fn count(is_accepted: bool) {
     });
 }
 
-/// Fails if a case did, and counts it.
-pub fn report(report: &Report) {
+/// Fails if the case does, and counts it.
+pub fn passes<C: Suite>(implementation: &impl Implementation<C>, case: &C) {
+    let report = run(implementation, std::slice::from_ref(case));
     assert!(report.failed() == 0, "{}", report.text());
     count(true);
 }
