@@ -8,6 +8,7 @@ from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int8, c_int3
 from pathlib import Path
 
 import numpy as np
+from ours import Chunked
 
 LIBRARIES = Path(os.environ.get("LLAMA_CPP") or "nowhere")
 VERSION = "v0.5.0"
@@ -110,7 +111,7 @@ def library() -> ctypes.CDLL:
 SILENT = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)(lambda *_: None)
 
 
-class LlamaCpp:
+class LlamaCpp(Chunked):
     """The model with a context of `sequences` sequences of `length` tokens, each with a cache of its own, and one more.
 
     flash attention is on, which quantized values need. Weights are mapped, and repacked where llama.cpp can do so.
@@ -130,7 +131,7 @@ class LlamaCpp:
         if not self._context:
             raise RuntimeError(f"llama.cpp opens no context of {sequences} sequences for {source}")
         self._memory = llama.llama_get_memory(self._context)
-        self._batch, self._size = llama.llama_batch_init(params.n_batch, 0, 1), params.n_batch
+        self._batch, self.chunk = llama.llama_batch_init(params.n_batch, 0, 1), params.n_batch
         self._vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
         self._lengths: dict[int, int] = {}
 
@@ -157,13 +158,6 @@ class LlamaCpp:
         return np.stack(
             [np.ctypeslib.as_array(self._llama.llama_get_logits_ith(self._context, i), shape) for i in rows]
         )
-
-    def prompt(self, sequence: int, tokens: list[int]) -> np.ndarray:
-        """Computes a prompt; the logits of its last token."""
-        self.clear(sequence)
-        for first in range(0, len(tokens), self._size):
-            logits = self.step({sequence: tokens[first : first + self._size]})
-        return logits[0]
 
     def place(self, sequences: int, source: int, tokens: list[int]) -> None:
         """Gives the first `sequences` copies of the source's first rows, which are those of `tokens`."""

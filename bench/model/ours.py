@@ -17,13 +17,15 @@ CHUNK = 512  # tokens of a prompt in a step, as the engine's budget
 
 
 class Chunked:
-    """What computes prompts as its steps, `CHUNK` tokens at a time."""
+    """What computes prompts as its steps, so many tokens at a time."""
+
+    chunk = CHUNK
 
     def prompt(self, sequence: int, tokens: list[int]) -> np.ndarray:
         """Computes a prompt; the logits of its last token."""
         self.clear(sequence)
-        for first in range(0, len(tokens), CHUNK):
-            logits = self.step({sequence: tokens[first : first + CHUNK]})
+        for first in range(0, len(tokens), self.chunk):
+            logits = self.step({sequence: tokens[first : first + self.chunk]})
         return logits[0]
 
 

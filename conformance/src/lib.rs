@@ -66,12 +66,10 @@ pub use files::ReadError;
 pub use profile::{Profile, ProfileError, Standing};
 #[cfg(feature = "program")]
 pub use program::{Program, ProgramError};
-pub use read::CaseInputs;
-pub use read::{cases, read_cases};
+pub use read::{CaseInputs, cases, read_cases};
 pub use report::{Counts, Entry, JSON_VERSION, Report, RuleCount, Verdict};
 pub use rules::{OperatorPage, Rule, rule, rules};
-pub use run::{CallResult, Demand, Implementation, Outcome};
-pub use run::{Runner, run};
+pub use run::{CallResult, Demand, Implementation, Outcome, Runner, run};
 pub use suite::{Diagnosis, Features, Named, State, Suite};
 pub use tensor::Tensor;
 

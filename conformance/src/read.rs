@@ -7,8 +7,9 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use crate::case::{After, Case, Expected, NamedInputs, NanRule, Step, StepInputs, Types};
-use crate::difference::{Indices, Location, Slot, cache, integers, of_token, output};
+use crate::difference::{Indices, Location, Slot, cache, of_token, output};
 use crate::files::{CaseFiles, Cause, readers};
+use crate::oracle::indices;
 use crate::rules::{OperatorPage, rule};
 use crate::suite::{State, Suite, fields_of_case};
 use crate::tensor::Tensor;
@@ -273,7 +274,7 @@ impl CaseInputs<Attributes> for StepInputs {
     fn locate(&self, attributes: &Attributes, name: &str, tensor: &Tensor, index: usize) -> Option<Location> {
         if name == "key" || name == "value" {
             let repeat = usize::try_from(attributes.num_repeat).ok()?;
-            let kvstarts = integers(&self.kvstarts);
+            let kvstarts = indices(&self.kvstarts);
             return output(tensor, index, repeat, |row| of_token(&kvstarts, *row.first()?)).map(Location::Output);
         }
         let indices = Indices { seqstarts: &self.seqstarts, kvstarts: &self.kvstarts, cachestarts: &self.cachestarts };

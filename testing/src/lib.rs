@@ -9,5 +9,4 @@ pub mod guarded;
 #[cfg(feature = "manager")]
 pub mod manager;
 pub mod random;
-pub mod random_tensors;
 pub mod schemas;

@@ -1,16 +1,15 @@
 //! Random legal calls, as proptest wants them: the [conformance kit's](kvcache_conformance::random) generator, from a
 //! seed.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
-pub use crate::random_tensors::After;
-use crate::random_tensors::Output;
 use kvcache_conformance::backends::{inputs_of, static_inputs_of, write};
 use kvcache_conformance::random::{Entropy, static_call};
 pub use kvcache_conformance::random::{Plan, Planned};
-use kvcache_conformance::{StepInputs, static_batching};
+use kvcache_conformance::{StepInputs, Tensor, static_batching};
 use kvcache_op::{
-    Attributes, Backend, Call, KeyValueCache, Outputs, StaticAttributes, StaticCall, StaticKeyValueCache, Workers,
+    Attributes, Backend, Call, ElementType, KeyValueCache, Outputs, StaticAttributes, StaticCall, StaticKeyValueCache,
+    TensorMut, Workers,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
@@ -97,4 +96,45 @@ pub fn static_calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = Ra
         let mut entropy = Entropy::seed(seed);
         RandomCall { planned: static_call(&mut entropy, max_inner, tokens), past_line: entropy.below(2) }
     })
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct After {
+    pub key: Tensor,
+    pub value: Tensor,
+    pub cache: Tensor,
+    pub scale: Option<Tensor>,
+}
+
+/// The bytes around an output, and in it before it is written.
+const UNTOUCHED: u8 = 0xa5;
+
+/// An output at this offset in bytes from a cache line.
+pub struct Output {
+    element: ElementType,
+    shape: Vec<usize>,
+    memory: Vec<u8>,
+    place: Range<usize>,
+}
+
+impl Output {
+    pub fn new(element: ElementType, shape: &[usize], past_line: usize) -> Self {
+        let len = element.bytes(shape.iter().product()).unwrap();
+        let memory = vec![UNTOUCHED; len + 2 * 64];
+        let start = memory.as_ptr().align_offset(64) + past_line;
+        Self { element, shape: shape.to_vec(), memory, place: start..start + len }
+    }
+
+    pub fn write(&mut self) -> TensorMut<'_> {
+        let data = self.memory[self.place.clone()].as_mut_ptr();
+        // SAFETY: memory of this type and shape, aligned for it, borrowed mutably as long as the result lives.
+        unsafe { TensorMut::from_raw_parts(self.element, self.shape.as_slice(), data) }
+    }
+
+    /// The output, around which nothing has been written.
+    pub fn tensor(&self) -> Tensor {
+        let around = self.memory[..self.place.start].iter().chain(&self.memory[self.place.end..]);
+        assert!(around.copied().all(|byte| byte == UNTOUCHED), "written outside an output");
+        Tensor::new(self.element, self.shape.clone(), &self.memory[self.place.clone()]).unwrap()
+    }
 }

@@ -9,8 +9,6 @@ mod direct;
 mod empty;
 mod limit;
 mod manager;
-#[cfg(feature = "tiers")]
-mod swaps;
 mod team;
 #[cfg(feature = "tiers")]
 mod tiers;
@@ -31,14 +29,11 @@ mod kvcache_bench {
     use super::limit::limit;
     #[pymodule_export]
     use super::manager::Steps;
-    #[cfg(feature = "tiers")]
-    #[pymodule_export]
-    use super::swaps::Swaps;
     #[pymodule_export]
     use super::team::Team;
     #[cfg(feature = "tiers")]
     #[pymodule_export]
-    use super::tiers::Blocks;
+    use super::tiers::{Blocks, Swaps};
 }
 
 /// Python's exception for whatever cannot be done.

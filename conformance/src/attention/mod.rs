@@ -5,7 +5,5 @@
 //! formats and the lengths of the sums (`oracle/attention_tolerance.py`).
 
 mod case;
-mod suite;
 
-pub use case::{Case, Inputs, Operator, Step};
-pub use case::{cases, read_cases};
+pub use case::{Case, Inputs, Operator, Step, cases, read_cases};

@@ -26,8 +26,6 @@ mod scope;
 mod stored;
 
 pub use candidate::{Diagnosable, Outputs};
-pub use explanation::Group;
-pub use explanation::{Explanation, RunDiagnosis};
+pub use explanation::{Explanation, Group, RunDiagnosis};
 pub use run::{KnownMistakes, Trial};
-pub use scope::Recorder;
-pub use scope::{Facts, Scope};
+pub use scope::{Facts, Recorder, Scope};

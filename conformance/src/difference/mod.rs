@@ -7,7 +7,5 @@ mod slots;
 
 pub(crate) use compare::Call;
 pub use location::{CacheLocation, Inner, Location, OutputLocation, Owner, Part, Slot};
-pub use mismatch::Value;
-pub use mismatch::{Difference, Differing, Elements, Form, Mismatch};
-pub(crate) use slots::{Indices, integers, static_owner};
-pub(crate) use slots::{cache, of_token, output, static_cache};
+pub use mismatch::{Difference, Differing, Elements, Form, Mismatch, Value};
+pub(crate) use slots::{Indices, cache, of_token, output, static_cache, static_owner};

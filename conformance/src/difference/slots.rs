@@ -1,8 +1,9 @@
 //! Which tokens of a call have a slot. The call may be one that must be refused, so indices may be anything.
 
-use kvcache_schema::{Axis, CacheLayout, CacheMode, ElementType, StaticAxis, StaticCacheLayout};
+use kvcache_schema::{Axis, CacheLayout, CacheMode, StaticAxis, StaticCacheLayout};
 
 use super::location::{CacheLocation, Inner, OutputLocation, Owner, Part, Slot};
+use crate::oracle::indices;
 use crate::tensor::Tensor;
 
 /// The index inputs of a call in dynamic batching.
@@ -11,14 +12,6 @@ pub(crate) struct Indices<'a> {
     pub(crate) seqstarts: &'a Tensor,
     pub(crate) kvstarts: &'a Tensor,
     pub(crate) cachestarts: &'a Tensor,
-}
-
-/// The elements of an int64 tensor; none, if it is of another type.
-pub(crate) fn integers(tensor: &Tensor) -> Vec<i64> {
-    match tensor.element() {
-        ElementType::Int64 => tensor.bytes().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
-        _ => Vec::new(),
-    }
 }
 
 /// The lengths between neighboring starts.
@@ -32,8 +25,8 @@ impl Indices<'_> {
         let (Some(mode), Ok(slot)) = (CacheMode::from_code(cache_mode), i64::try_from(slot)) else {
             return Vec::new();
         };
-        let cachestarts = integers(self.cachestarts);
-        let (seqstarts, kvstarts) = (integers(self.seqstarts), integers(self.kvstarts));
+        let cachestarts = indices(self.cachestarts);
+        let (seqstarts, kvstarts) = (indices(self.seqstarts), indices(self.kvstarts));
         // Pages of a sequence, as long as its tokens go; without pages there is a single one.
         let (columns, page_size) = match mode {
             CacheMode::Offset => (1, i64::MAX),
@@ -67,7 +60,7 @@ fn within(slot: i64, start: i64, len: i64) -> Option<i64> {
 /// The token of a call of static batching that has a slot, if there is one.
 pub(crate) fn static_owner(current_key: &Tensor, start_pos: &Tensor, row: usize, position: usize) -> Option<Owner> {
     let &[batch, seqlen, ..] = current_key.shape() else { return None };
-    let start_pos = usize::try_from(*integers(start_pos).first()?).ok()?;
+    let start_pos = usize::try_from(*indices(start_pos).first()?).ok()?;
     let has_it = row < batch && position < start_pos.checked_add(seqlen)?;
     has_it.then_some(Owner { sequence: row, position, current: position >= start_pos })
 }
@@ -90,40 +83,37 @@ pub(super) fn coordinates(shape: &[usize], index: usize) -> Vec<usize> {
 
 /// What the element of a `cache` stands for, or the scale of a `scale` (`is_scale`); without owners.
 pub(crate) fn cache(layout: i64, tensor: &Tensor, index: usize, is_scale: bool) -> Option<CacheLocation> {
-    let layout = CacheLayout::from_code(layout)?;
-    let [outer @ .., inner]: [usize; 5] = coordinates(tensor.shape(), index).try_into().ok()?;
-    let along = |axis: Axis| Some(outer[layout.axes().iter().position(|&other| other == axis)?]);
-    Some(CacheLocation {
-        layer: along(Axis::Layer)?,
-        part: part(along(Axis::Kv)?)?,
-        slot: Slot::Number(along(Axis::Token)?),
-        head: along(Axis::Head)?,
-        inner: within_head(inner, is_scale),
-        owners: Vec::new(),
-    })
+    let along = along(CacheLayout::from_code(layout)?.axes(), tensor, index, is_scale)?;
+    location([Axis::Layer, Axis::Kv, Axis::Head], Slot::Number(along.0(Axis::Token)?), along)
 }
 
 /// The same in static batching.
 pub(crate) fn static_cache(layout: i64, tensor: &Tensor, index: usize, is_scale: bool) -> Option<CacheLocation> {
-    let layout = StaticCacheLayout::from_code(layout)?;
-    let [outer @ .., inner]: [usize; 6] = coordinates(tensor.shape(), index).try_into().ok()?;
-    let along = |axis: StaticAxis| Some(outer[layout.axes().iter().position(|&other| other == axis)?]);
-    Some(CacheLocation {
-        layer: along(StaticAxis::Layer)?,
-        part: part(along(StaticAxis::Kv)?)?,
-        slot: Slot::Place { row: along(StaticAxis::Batch)?, position: along(StaticAxis::Position)? },
-        head: along(StaticAxis::Head)?,
-        inner: within_head(inner, is_scale),
-        owners: Vec::new(),
-    })
+    let along = along(StaticCacheLayout::from_code(layout)?.axes(), tensor, index, is_scale)?;
+    let slot = Slot::Place { row: along.0(StaticAxis::Batch)?, position: along.0(StaticAxis::Position)? };
+    location([StaticAxis::Layer, StaticAxis::Kv, StaticAxis::Head], slot, along)
 }
 
-fn part(kv: usize) -> Option<Part> {
-    [Part::Key, Part::Value].get(kv).copied()
+/// How far along each axis an element lies, and where in its head.
+fn along<A: Copy + PartialEq, const N: usize>(
+    axes: [A; N],
+    tensor: &Tensor,
+    index: usize,
+    is_scale: bool,
+) -> Option<(impl Fn(A) -> Option<usize>, Inner)> {
+    let mut outer = coordinates(tensor.shape(), index);
+    let inner = outer.pop().filter(|_| outer.len() == N)?;
+    let along = move |axis| Some(outer[axes.iter().position(|&other| other == axis)?]);
+    Some((along, if is_scale { Inner::Group(inner) } else { Inner::Element(inner) }))
 }
 
-fn within_head(inner: usize, is_scale: bool) -> Inner {
-    if is_scale { Inner::Group(inner) } else { Inner::Element(inner) }
+fn location<A>(
+    [layer, kv, head]: [A; 3],
+    slot: Slot,
+    (along, inner): (impl Fn(A) -> Option<usize>, Inner),
+) -> Option<CacheLocation> {
+    let part = [Part::Key, Part::Value].get(along(kv)?).copied()?;
+    Some(CacheLocation { layer: along(layer)?, part, slot, head: along(head)?, inner, owners: Vec::new() })
 }
 
 /// What the element of an output stands for, whose innermost axes are heads and their elements and whose outer axes

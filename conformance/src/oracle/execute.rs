@@ -3,13 +3,12 @@
 use kvcache_schema::ElementType;
 
 use crate::case::NanRule;
-use crate::oracle::arithmetic::{Group, Steps};
+use crate::oracle::arithmetic::{Group, Steps, read, read_code, write, write_code};
 use crate::oracle::call::{Call, Heads, Inputs, Load, Place, Plan, SharedAttributes};
 use crate::oracle::decisions::{
     Behavior, HeadAxes, Keeps, KeyValueAxis, LoadsFrom, Order, Outside, Repeats, Scales, Shares, StoredParts,
     StoredScale,
 };
-use crate::oracle::numbers::{read, read_code, write, write_code};
 use crate::run::CallResult;
 use crate::tensor::Tensor;
 

@@ -12,7 +12,6 @@ mod call;
 pub mod decisions;
 mod dynamic;
 mod execute;
-mod numbers;
 mod predict;
 mod rules;
 mod static_batching;

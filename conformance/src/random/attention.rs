@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use kvcache_schema::{AttentionAttributes, CacheAttentionAttributes, ElementType};
 
-use super::case::expected;
-use super::defects::{change_current, change_index};
+use super::defects::{change_current, change_index, expected};
 use super::entropy::{Choice, Entropy, floats, indices, values};
 use super::plan::{Plan, Planned};
 use crate::attention::{Case, Operator};

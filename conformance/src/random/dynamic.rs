@@ -2,8 +2,7 @@
 
 use kvcache_schema::{Attributes, CacheDims, CacheLayout};
 
-use super::case::{broken, case};
-use super::defects::{change_inputs, change_node};
+use super::defects::{broken, case, change_inputs, change_node};
 use super::entropy::{Entropy, indices};
 use super::plan::{Node, Planned};
 use crate::case::{Case, StepInputs};

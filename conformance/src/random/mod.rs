@@ -6,7 +6,6 @@
 //! are.
 
 mod attention;
-mod case;
 mod defects;
 mod dynamic;
 mod entropy;

@@ -2,8 +2,7 @@
 
 use kvcache_schema::{StaticAttributes, StaticCacheDims, StaticCacheLayout, TypeCombination};
 
-use super::case::case;
-use super::defects::{attribute, change_current, change_index};
+use super::defects::{attribute, case, change_current, change_index};
 use super::entropy::{Entropy, bits, indices, scales, values};
 use super::plan::{Node, Planned, choice, group, head_dim};
 use crate::case::Types;

@@ -10,5 +10,3 @@ mod oracle;
 mod profile;
 #[cfg(unix)]
 mod program;
-mod random;
-mod report;

@@ -9,8 +9,8 @@ use kvcache_attention::{
 };
 use kvcache_kernels::Workers;
 
-use crate::device_memory::DeviceMemory;
 use crate::kernel::{EmulatedCuda, Failure, Uploaded, download};
+use crate::launch::DeviceMemory;
 use crate::shim::ATTENTION;
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.

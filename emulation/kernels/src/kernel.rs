@@ -10,8 +10,7 @@ use kvcache_kernels::{
 use kvcache_schema::ElementType;
 use thiserror::Error;
 
-use crate::device_memory::DeviceMemory;
-use crate::launch::{Access, Fault, KernelParameters, Operand, Order, launch};
+use crate::launch::{Access, DeviceMemory, Fault, KernelParameters, Operand, Order, launch};
 use crate::shim::{Build, FAITHFUL};
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.

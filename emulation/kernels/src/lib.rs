@@ -14,14 +14,12 @@
 
 mod arithmetic;
 mod attention;
-mod device_memory;
 mod kernel;
 mod launch;
 mod shim;
 
 pub use arithmetic::{alibi_slope, exponential, wrong_of_float16, wrong_of_float32};
 pub use attention::EmulatedAttention;
-pub use device_memory::DeviceMemory;
 pub use kernel::EmulatedCuda;
-pub use launch::{Access, Fault, KernelParameters, Operand, Order, launch};
+pub use launch::{Access, DeviceMemory, Fault, KernelParameters, Operand, Order, launch};
 pub use shim::{ATTENTION, ATTENTION_MUTANTS, Build, FAITHFUL, MUTANTS, ROWS, ROWS_MUTANTS};

@@ -4,7 +4,6 @@
 
 mod engine;
 mod model;
-mod runtime;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -38,7 +37,7 @@ struct Arguments {
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    let session = runtime::session(&arguments.onnxruntime, &arguments.model.join("model.onnx"))?;
+    let session = model::session(&arguments.onnxruntime, &arguments.model.join("model.onnx"))?;
     let model = Model::new(session, &arguments.model)?;
     let mut engine = Engine::new(model, arguments.max_tokens, arguments.token_budget)?;
     for prompt in &arguments.prompts {

@@ -6,8 +6,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use kvcache_manager::op::TensorMut;
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
 use kvcache_manager::{CacheSpec, Geometry, HostMemory, MaskSpec, Mode, Rope, RopeStyle, Step, op};
+use libloading::Library;
 use ort::memory::Allocator;
 use ort::session::{Session, SessionInputValue};
+use ort::sys::{ORT_API_VERSION, OrtApiBase};
 use ort::value::{DynTensor, Tensor};
 use serde::Deserialize;
 use tokenizers::Tokenizer;
@@ -175,4 +177,21 @@ fn zeros(element: ElementType, shape: [usize; 5]) -> Result<DynTensor> {
 /// A type by its name.
 fn element(name: &str) -> Result<ElementType> {
     ElementType::ALL.into_iter().find(|element| element.name() == name).with_context(|| format!("a cache of {name:?}"))
+}
+
+/// A session of `model`. A program makes one.
+pub fn session(onnxruntime: &Path, model: &Path) -> Result<Session> {
+    // SAFETY: the initializers of ONNX Runtime have no preconditions.
+    let library = unsafe { Library::new(onnxruntime) }.with_context(|| onnxruntime.display().to_string())?;
+    let library = Box::leak(Box::new(library)); // what it gives lives as long as the program
+    // SAFETY: the runtime's header declares this function so; it has no preconditions and never gives null.
+    let base = unsafe { &*library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase")?() };
+    // SAFETY: `GetApi` takes any number, and gives null for a version that the runtime does not have.
+    let api = unsafe { (base.GetApi)(ORT_API_VERSION).as_ref() }.context("ONNX Runtime is older than 1.20")?;
+    ort::set_api(api.clone());
+
+    let mut builder = Session::builder(&ort::init().with_telemetry(false).build()?)?;
+    // SAFETY: `base` is of the runtime whose interface `ort` was given.
+    unsafe { kvcache_ort::register(&mut builder, base) }?;
+    Ok(builder.commit_from_file(model)?)
 }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use kvcache_schema::ElementType;
 
+use crate::oracle::arithmetic::{read, rounded, write};
 use crate::oracle::attention::predict::{Attention, OutputShape, WithoutKeys};
 use crate::oracle::attention::ragged::{Query, Ragged};
 use crate::oracle::attention::scores::{
@@ -12,7 +13,6 @@ use crate::oracle::attention::scores::{
 use crate::oracle::attention::tolerance::tolerance;
 use crate::oracle::decisions::{Conversion, Outside};
 use crate::oracle::execute::OutsideOfCache;
-use crate::oracle::numbers::{read, rounded, write};
 use crate::tensor::Tensor;
 
 /// Why a call is not predicted to its end.

@@ -7,7 +7,6 @@
 mod attend;
 pub(crate) mod predict;
 mod ragged;
-mod rules;
 mod scores;
 mod tolerance;
 
