@@ -11,10 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from cases import HALF, INT4, PAGE_SIZE, Format, Lengths, Traffic
+from figures import Contender, Measured
 from kvcache import BITS, NUMPY_TYPES, cache_shape
-from loops import movers
-from measure import Contender
-from native import DirectCall, Measured, Native, WrongAnswer
+from native import DirectCall, Native, WrongAnswer, movers
 from tensors import CACHE_LIMIT, NUM_LAYER, ROTATION, Arena, Tensors, index_inputs, place, random_pattern, repeat
 
 # Scores have this deviation: weights are then neither equal nor all in one key.

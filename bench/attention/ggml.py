@@ -12,7 +12,7 @@ import numpy as np
 
 from attention_tensors import AttentionTensors
 from cases import INT4, INT8
-from measure import Contender
+from figures import Contender
 from native import WrongAnswer
 from runtime import timed
 

@@ -12,9 +12,9 @@ import numpy as np
 from onnx import TensorProto
 
 from attention_tensors import AttentionTensors
+from figures import Contender
 from graph import Graph
 from kvcache import DOMAIN, ELEMENT_TYPES, NUMPY_TYPES, find_library
-from measure import Contender
 from runtime import bound, node_model, session_of, timed
 from tensors import Arena
 

@@ -19,10 +19,8 @@ from dataclasses import replace
 from functools import partial
 
 from cases import Case, full_cases, is_small, quick_cases, table_cases
-from figures import Row, arguments, fastest_of, microseconds, quotient, run
-from loops import check_limits, limits
-from measure import Contender
-from native import DirectCall, Measured, Native
+from figures import Contender, Measured, Row, arguments, fastest_of, microseconds, quotient, run
+from native import DirectCall, Native, check_limits, limits
 from runtime import empty, operator
 from tensors import Arena, Tensors, tensors_of
 

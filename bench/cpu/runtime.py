@@ -10,10 +10,10 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
+from figures import Contender, Measured
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, ELEMENT_TYPES, find_library
-from measure import Contender
-from native import Measured, library_path
+from native import library_path
 from tensors import Tensors
 
 EMPTY_DOMAIN = "kvcache.bench"

@@ -24,9 +24,8 @@ import numpy as np
 from kvcache_ops import CacheSpec, step_indices
 from kvcache_ops.manager import Append, HostMemory, Manager, Rope
 
-from figures import Row, arguments, microseconds, quotient, run
-from measure import Contender
-from native import Measured, Native, WrongAnswer
+from figures import Contender, Measured, Row, arguments, microseconds, quotient, run
+from native import Native, WrongAnswer
 from selection import long_steps, selection
 
 BATCH, KVLEN, LONG_KVLEN = 256, 2048, 32768

@@ -11,9 +11,8 @@ import numpy as np
 from kvcache_ops import CacheSpec
 from kvcache_ops.manager import Append, HostMemory, InfLlm, Manager
 
-from figures import Row, quotient
-from measure import Contender
-from native import Measured, WrongAnswer
+from figures import Contender, Measured, Row, quotient
+from native import WrongAnswer
 
 BLOCKS, HEADS, HEAD_DIM, TOPK, CHUNK = 8192, 8, 128, 16, 1024
 MILLION, LAYERS = 10**6, 16

@@ -29,8 +29,7 @@ from group_query import GroupQuery
 from llama_cpp import LIBRARIES, VERSION, LlamaCpp
 from ours import OurEngine, Ours
 
-from figures import ROOT, markdown, write
-from measure import Spread
+from figures import ROOT, Spread, markdown, write
 
 OURS, LLAMA_CPP, GROUP_QUERY = "kvcache_ops", f"llama.cpp {VERSION}", "GroupQueryAttention, float32"
 GENAI, NAIVE = genai.TITLE or "onnxruntime-genai", naive.TITLE or "transformers"

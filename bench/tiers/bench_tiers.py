@@ -23,9 +23,8 @@ from socket import socket
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from figures import Row, arguments, quotient, run
-from measure import Contender
-from native import Measured, Native, WrongAnswer
+from figures import Contender, Measured, Row, arguments, quotient, run
+from native import Native, WrongAnswer
 
 PAGES = 64
 ROWS = 256  # of 4096 bytes each: blocks of 1 MiB
