@@ -1,4 +1,5 @@
-//! Errors as C has them: an object with a kind and a text.
+//! The border to C: results become errors, objects with a kind and a text, or null; panics become errors, and null
+//! pointers are refused.
 
 use std::any::Any;
 use std::ffi::{CString, c_char};

@@ -1,4 +1,5 @@
-//! The files of the cases: in folders, or, with the feature `embedded`, in the library.
+//! The files of the cases: in folders, or, with the feature `embedded`, in the library; and why they
+//! cannot be read.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Reads cases from their files.
+//! Reads cases from their files; those of both `KeyValueCache` as suites.
 
 use std::collections::BTreeMap;
 

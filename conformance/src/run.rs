@@ -1,4 +1,4 @@
-//! Runs cases on an implementation, and says what becomes of each.
+//! The interface to an implementation under test; runs cases on one, and says what becomes of each.
 
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! What inputs have come to.
+//! What inputs have come to; implementations without kinds of errors, and threads that are none.
 
 use std::cell::RefCell;
 use std::path::PathBuf;

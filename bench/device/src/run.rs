@@ -1,4 +1,4 @@
-//! The times of one case.
+//! The times of one case: medians of graph replays.
 
 use std::env;
 use std::error::Error;

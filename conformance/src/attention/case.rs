@@ -1,4 +1,4 @@
-//! A case: a node, its state, and calls with the expected results.
+//! A case: a node, its state, and calls with the expected results; how it is read, and the suite that it is of.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The diagnosis of a run, and how it is told.
+//! The diagnosis of a run, and how it is told: also of failures that no mistake explains, by what is wrong with them.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

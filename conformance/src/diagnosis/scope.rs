@@ -1,4 +1,5 @@
-//! What cases have in common: the part of an implementation in which something is wrong.
+//! What cases have in common: the part of an implementation in which something is wrong. By it a
+//! report is diagnosed.
 
 use std::collections::HashMap;
 use std::fmt;

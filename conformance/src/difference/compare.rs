@@ -1,4 +1,4 @@
-//! Compares tensors, and refusals, with the expected ones.
+//! Compares tensors and refusals with the expected ones, and says what is wrong with one call.
 
 use std::slice::from_ref;
 

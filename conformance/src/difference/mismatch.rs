@@ -1,4 +1,4 @@
-//! What is wrong with the result of a case.
+//! What is wrong with the result of a case, down to one element as a number and as bits.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Which tokens of a call have a slot. The call may be one that must be refused, so indices may be anything.
+//! What an element of a tensor stands for, and which tokens of a call have a slot. The call may be one that must be
+//! refused, so indices and shapes may be anything.
 
 use kvcache_schema::{Axis, CacheLayout, CacheMode, StaticAxis, StaticCacheLayout};
 

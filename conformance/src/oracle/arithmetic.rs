@@ -1,4 +1,4 @@
-//! The arithmetic of one group.
+//! The arithmetic of one group: how numbers are rounded to types, and how they lie in memory.
 //!
 //! A number is an `f64` here, which holds every value of every type. An operation is computed in `f64`, and its result
 //! rounded to the type that the specification names: a quotient or product of two float32 or float16 values is then

@@ -1,4 +1,4 @@
-//! A process of a program under test, with all that it starts itself.
+//! A process of a program under test, with all that it starts itself, and what it writes of a case.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

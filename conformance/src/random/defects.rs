@@ -1,4 +1,5 @@
 //! Makes a call illegal: changes it, until it breaks one rule and no other of the same stage, or whatever comes of it.
+//! And which rules a call breaks, and what calls must do.
 
 use kvcache_schema::{Attributes, ElementType};
 

@@ -1,4 +1,5 @@
-//! Choices: numbers from a seed, or the bytes of a fuzzer's input one after the other.
+//! Choices: numbers from a seed, or the bytes of a fuzzer's input one after the other; and tensors of
+//! the values that implementations get wrong.
 
 use kvcache_schema::ElementType;
 

@@ -1,4 +1,5 @@
 //! Legal calls of any size: what they are made of is planned first, so that a test may choose parts of it.
+//! And nodes, as random cases of both operators are made on them.
 
 use kvcache_schema::{Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, TypeCombination};
 

@@ -1,4 +1,4 @@
-//! What became of each case.
+//! What became of each case, and how many ended how, all of them and those of each rule.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The oracle in Rust against the values of the one in numpy.
+//! The oracle in Rust against the values of the one in numpy; rules, each of which some case proves; how cases are read;
+//! and random ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

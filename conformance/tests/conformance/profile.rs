@@ -1,4 +1,5 @@
-//! Profiles: what is within is tested as ever, what is outside must be refused or is left out.
+//! Profiles: what is within is tested as ever, what is outside must be refused or is left out. And reports,
+//! whose forms say the same.
 
 use std::path::Path;
 

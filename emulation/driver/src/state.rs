@@ -1,4 +1,4 @@
-//! The driver's state, behind one lock.
+//! The driver's state, behind one lock; and pointer arguments of the driver API.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};

@@ -1,4 +1,5 @@
-//! Streams: work is run when it is submitted, or recorded during capture.
+//! Streams: work is run when it is submitted, or recorded during capture; graphs, and events, which are
+//! always complete.
 
 use std::ffi::{c_uint, c_ulonglong};
 

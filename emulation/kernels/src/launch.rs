@@ -1,4 +1,4 @@
-//! Running one launch on the CPU.
+//! Running one launch on the CPU, on emulated device memory.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::CStr;

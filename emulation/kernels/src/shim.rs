@@ -1,4 +1,5 @@
-//! The C interface of the shim: what `shim.hpp` declares for the launcher.
+//! The C interface of the shim: what `shim.hpp` declares for the launcher; and the kernels that the
+//! build script has compiled for the CPU.
 
 use std::ffi::{c_char, c_void};
 use std::fmt;

@@ -1,4 +1,5 @@
-//! candle's storage as the operator's tensors: borrowed, under candle's own locks.
+//! candle's storage as the operator's tensors: borrowed, under candle's own locks; and a cache of them as the
+//! manager's memory.
 
 use candle_core::{CpuStorage, Error, Layout, Result, Tensor, WithDType, bail};
 use kvcache_manager::{CacheSpec, HostMemory};

@@ -1,4 +1,5 @@
-//! A model folder: the graph, its tokenizer, and what the graph's metadata say of the cache.
+//! A model folder: the graph, its tokenizer, and what the graph's metadata say of the cache; and ONNX
+//! Runtime, opened at run time, with the operators linked into this program.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The operator in tract's typed graph.
+//! The operator in tract's typed graph, on tract's tensors.
 
 use half::f16;
 use kvcache_op::schema::{Attributes, INPUTS, NAME};

@@ -1,4 +1,5 @@
-//! What must be equal in the manager and in the model after every operation.
+//! What must be equal in the manager and in the model after every operation, the head of the cells
+//! included.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -1,4 +1,5 @@
-//! Sequences that are saved, and loaded into the same cache or into another.
+//! Sequences that are saved, and loaded into the same cache or into another; and those that leave
+//! the cache for a store and come back.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The types of a cache.
+//! The types of a cache, and what a script's cache is to a manager and to the model.
 
 use kvcache_manager::schema::{ElementType, QuantBit};
 use kvcache_manager::{CacheSpec, CacheSpecBuilder, Geometry, KeyForm, Mode, Rope};

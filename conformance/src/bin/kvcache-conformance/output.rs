@@ -1,4 +1,4 @@
-//! Writes reports.
+//! Writes reports; and what ends the program before there is one.
 
 use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};

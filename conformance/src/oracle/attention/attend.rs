@@ -1,4 +1,5 @@
-//! Attends: the scores of each sequence, their weights, and the weighted sums.
+//! Attends: the scores of each sequence, their weights, and the weighted sums; and the outputs that are
+//! predicted so.
 
 use std::rc::Rc;
 

@@ -1,8 +1,8 @@
 //! Attention as its specification has it: scalar, in float64, and without a line of the kernels.
 //!
-//! A call goes through its `rules`; `ragged` is what it says of sequences and heads; `scores`, with masks and softmax, is
-//! what is computed from that, and `attend` computes it; `tolerance` says how far an implementation's result may be from
-//! it. What the cache does before is the oracle of `KeyValueCache`.
+//! `ragged` is what a legal call says of sequences and heads, by its rules; `scores`, with masks and softmax, is what
+//! is computed from that, and `attend` computes it; `tolerance` says how far an implementation's result may be from it.
+//! What the cache does before is the oracle of `KeyValueCache`.
 
 mod attend;
 pub(crate) mod predict;

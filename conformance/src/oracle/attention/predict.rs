@@ -1,4 +1,5 @@
-//! What the oracle does with a case of attention, call by call.
+//! What the oracle does with a case of attention, call by call, and the decisions of that, of which each first value is
+//! the specification's.
 
 use std::convert::Infallible;
 use std::rc::Rc;

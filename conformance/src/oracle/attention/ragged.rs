@@ -1,4 +1,6 @@
-//! What a call of the attention operators says of its sequences, heads and mask.
+//! What a call of the attention operators says of its sequences, heads and mask, and the rules of a legal one,
+//! in stages: those of a stage can be asked only where those before hold. What `KeyValueCache` refuses of a call over a
+//! cache is asked after them.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Scores: the factor of inner products, and what masks do to a score.
+//! Scores: the factor of inner products, the masks and what they do to a score, and the softmax.
 
 use crate::oracle::attention::predict::{
     AlibiSequences, Attention, Bias, CausalSequences, Factor, Mask, Score, Sees, Slopes, Softmax,

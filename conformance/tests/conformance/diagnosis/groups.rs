@@ -1,5 +1,5 @@
-//! What is said where no known mistake explains failures: by what is wrong with them, and by a condition that tells them
-//! from the cases that passed.
+//! Each known mistake is wrong in some case and diagnosed by its own name. What is said where none explains failures: by
+//! what is wrong with them, and by a condition that tells them from the cases that passed.
 
 use std::collections::BTreeSet;
 
