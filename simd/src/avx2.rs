@@ -14,7 +14,7 @@ use crate::simd::{Simd, instructions};
 #[derive(Debug, Clone, Copy)]
 pub struct Avx2;
 
-#[target_feature(enable = "avx2,fma,f16c")]
+#[target_feature(enable = "avx2,fma,f16c,popcnt")]
 unsafe fn outlined<F: Function<Avx2>>(arguments: &F::Arguments<'_>) -> F::Output {
     // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
     F::run(arguments)

@@ -15,13 +15,13 @@ use crate::simd::{Simd, instructions};
 #[derive(Debug, Clone, Copy)]
 pub struct Avx512<const NATIVE_F16: bool>;
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt")]
 unsafe fn outlined<const NATIVE_F16: bool, F: Function<Avx512<NATIVE_F16>>>(arguments: &F::Arguments<'_>) -> F::Output {
     // SAFETY: the instructions are enabled here; the arguments are as `F` requires.
     F::run(arguments)
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512fp16,avx2,fma,f16c,popcnt")]
 unsafe fn outlined_native_f16<const NATIVE_F16: bool, F: Function<Avx512<NATIVE_F16>>>(
     arguments: &F::Arguments<'_>,
 ) -> F::Output {

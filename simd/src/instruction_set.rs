@@ -30,7 +30,10 @@ impl InstructionSet {
             Self::Neon => cfg!(target_endian = "little") && std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => {
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("popcnt")
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {

@@ -55,10 +55,11 @@ impl<S: Tiles, E: Float> Function<S> for ReadScales<E> {
 
     #[inline(always)]
     unsafe fn run(&Read { ref rows, to, .. }: &Read<'_>) {
-        let packed = to.cast::<E>();
-        // SAFETY: the rows can be read, and as many float32 be written, in whole registers. From the last register to the
-        // first, no number is written over one that has not been read.
+        let numbers = (rows.offsets.len() * rows.len).next_multiple_of(S::LANES);
+        // SAFETY: the rows can be read, and as many float32 be written, in whole registers. The numbers end where the
+        // float32 do: none is written over one that has not been read.
         unsafe {
+            let packed = to.add(numbers).cast::<E>().sub(numbers);
             match rows.len {
                 1 => copy::<E, 1>(rows, packed),
                 2 => copy::<E, 2>(rows, packed),
@@ -70,9 +71,7 @@ impl<S: Tiles, E: Float> Function<S> for ReadScales<E> {
                     }
                 }
             }
-            let mut at = (rows.offsets.len() * rows.len).next_multiple_of(S::LANES);
-            while at > 0 {
-                at -= S::LANES;
+            for at in (0..numbers).step_by(S::LANES) {
                 S::write_f32(to.add(at), E::read::<S>(packed.add(at)));
             }
         }

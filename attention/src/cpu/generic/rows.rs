@@ -86,15 +86,11 @@ impl<'a> Next<'a> {
     /// Prefetches the scales of some rows.
     #[inline(always)]
     pub(crate) fn prefetch_scales(&self, rows: Range<usize>) {
-        let (mut first, offsets) = (usize::MAX, self.scale_offsets.get(rows).unwrap_or_default());
-        let are_near = offsets.first_chunk().is_some_and(|[a, b]| b.wrapping_sub(*a) < LINE);
-        // The scales of near rows, up to a line from the first, may reach into the next line.
-        let bytes = if are_near { LINE + self.scale_len } else { self.scale_len };
-        for &offset in offsets {
-            if are_near && offset.wrapping_sub(first) < LINE {
-                continue;
-            }
-            first = offset;
+        let offsets = self.scale_offsets.get(rows).unwrap_or_default();
+        let step = offsets.first_chunk().map_or(LINE, |[a, b]| b.wrapping_sub(*a));
+        // The scales of near rows, as many as begin within a line, may reach into the next line.
+        let (near, bytes) = if step < LINE { (LINE / step.max(1), LINE + self.scale_len) } else { (1, self.scale_len) };
+        for &offset in offsets.iter().step_by(near) {
             for from in self.scales {
                 for at in (0..bytes).step_by(LINE) {
                     prefetch(from.wrapping_add(offset + at), self.to_l1);

@@ -35,6 +35,9 @@ pub(crate) struct Block<'a> {
 /// Turns products into weights; the mask is of type T.
 pub(crate) struct Softmax<T>(PhantomData<T>);
 
+/// Rows whose weights are computed at once: each instruction waits for the one before it.
+const AT_ONCE: usize = 4;
+
 /// The numbers from 0 on.
 pub(super) const COUNT: [f32; MOST_LANES] = {
     let mut count = [0.0; MOST_LANES];
@@ -55,6 +58,12 @@ pub(crate) struct Hidden {
     pub(crate) among_visible: bool,
 }
 
+impl Hidden {
+    fn add(&mut self, Self { any, among_visible }: Self) {
+        *self = Self { any: self.any | any, among_visible: self.among_visible | among_visible };
+    }
+}
+
 impl<S: Tiles, T: Float> Function<S> for Softmax<T> {
     type Arguments<'a> = Block<'a>;
     type Output = Hidden;
@@ -62,63 +71,85 @@ impl<S: Tiles, T: Float> Function<S> for Softmax<T> {
     #[inline(always)]
     unsafe fn run(block: &Block<'_>) -> Hidden {
         let mut hidden = Hidden::default();
-        for r in 0..block.rows.len() {
-            // SAFETY: the block has so many rows.
-            let Hidden { any, among_visible } = unsafe { row::<S, T>(block, r) };
-            hidden = Hidden { any: hidden.any | any, among_visible: hidden.among_visible | among_visible };
+        let mut first = 0;
+        // SAFETY: the block has the rows from `first` on.
+        unsafe {
+            while block.rows.len() - first >= AT_ONCE {
+                hidden.add(rows::<S, T, AT_ONCE>(block, first));
+                first += AT_ONCE;
+            }
+            for r in first..block.rows.len() {
+                hidden.add(rows::<S, T, 1>(block, r));
+            }
         }
         hidden
     }
 }
 
+/// R rows from `first` on.
 #[inline(always)]
-unsafe fn row<S: Tiles, T: Float>(block: &Block<'_>, r: usize) -> Hidden {
+unsafe fn rows<S: Tiles, T: Float, const R: usize>(block: &Block<'_>, first: usize) -> Hidden {
     let hidden = f32::NEG_INFINITY;
     let (keys, len) = (block.keys.len(), block.keys.len().next_multiple_of(SUMS));
-    let row = &block.rows[r];
-    let visible = row.visible.saturating_sub(block.keys.start).min(keys);
-    let biased = !row.mask.is_null() || row.slope != 0.0;
+    let rows = &block.rows[first..][..R];
+    let visible: [usize; R] = std::array::from_fn(|r| rows[r].visible.saturating_sub(block.keys.start).min(keys));
     // SAFETY: each row has `len` scores, one maximum and SUMS sums.
     unsafe {
-        let (scores, sums, max) = (block.scores.add(r * BLOCK), block.sums.add(r * SUMS), block.max.add(r));
-        let before = *max;
-        let mut largest = S::splat(before);
-        let mut unseen = 0;
-        for at in (0..len).step_by(S::LANES) {
-            let product = S::read_f32(scores.add(at));
-            let mut score = S::mul(product, S::splat(block.factor));
-            if biased {
-                score = biased_score::<S, T>(block, row, at, visible, product);
+        let (scores, sums) = (block.scores.add(first * BLOCK), block.sums.add(first * SUMS));
+        let (mut unseen, mut reference, mut changes) = ([0; R], [0.0; R], [0.0; MOST_LANES]);
+        for (r, row) in rows.iter().enumerate() {
+            let scores = scores.add(r * BLOCK);
+            let biased = !row.mask.is_null() || row.slope != 0.0;
+            let before = *block.max.add(first + r);
+            let mut largest = S::splat(before);
+            for at in (0..len).step_by(S::LANES) {
+                let product = S::read_f32(scores.add(at));
+                let mut score = S::mul(product, S::splat(block.factor));
+                if biased {
+                    score = biased_score::<S, T>(block, row, at, visible[r], product);
+                }
+                if visible[r] < at + S::LANES {
+                    let seen = S::splat(visible[r].saturating_sub(at) as f32);
+                    score = S::if_less(S::read_f32(COUNT.as_ptr()), seen, score, S::splat(hidden));
+                }
+                unseen[r] += S::count_equal(score, S::splat(hidden));
+                largest = S::max(score, largest);
+                S::write_f32(scores.add(at), score);
             }
-            if visible < at + S::LANES {
-                let seen = S::splat(visible.saturating_sub(at) as f32);
-                score = S::if_less(S::read_f32(COUNT.as_ptr()), seen, score, S::splat(hidden));
-            }
-            unseen += S::count_equal(score, S::splat(hidden));
-            largest = S::max(score, largest);
-            S::write_f32(scores.add(at), score);
+            let largest = S::max_lane(largest);
+            // Nothing seen so far: any number will do, as all weights are 0, or NaN.
+            reference[r] = if largest == hidden { 0.0 } else { largest };
+            changes[r] = if largest == before { 0.0 } else { before - reference[r] };
+            *block.max.add(first + r) = largest;
         }
-        let largest = S::max_lane(largest);
-        // Nothing seen so far: any number will do, as all weights are 0, or NaN.
-        let reference = if largest == hidden { 0.0 } else { largest };
-        let mut rescale = 1.0;
-        if largest != before {
-            rescale = exp_of::<S>(before - reference);
-            *max = largest;
-        }
-        *block.rescale.add(r) = rescale;
+        // Of all rows at once.
+        let mut rescale = [0.0; MOST_LANES];
+        S::write_f32(rescale.as_mut_ptr(), exp::<S>(S::read_f32(changes.as_ptr())));
+        block.rescale.add(first).copy_from_nonoverlapping(rescale.as_ptr(), R);
         for i in (0..SUMS).step_by(S::LANES) {
-            let mut sum = S::mul(S::read_f32(sums.add(i)), S::splat(rescale));
-            for at in (i..len).step_by(SUMS) {
-                let score = S::read_f32(scores.add(at));
-                let weight = exp::<S>(S::sub(score, S::splat(reference)));
-                let weight = S::if_equal(score, S::splat(hidden), S::splat(HIDDEN), weight);
-                S::write_f32(scores.add(at), weight);
-                sum = S::add(sum, weight);
+            let mut sum = [S::splat(0.0); R];
+            for (r, sum) in sum.iter_mut().enumerate() {
+                *sum = S::mul(S::read_f32(sums.add(r * SUMS + i)), S::splat(rescale[r]));
             }
-            S::write_f32(sums.add(i), sum);
+            for at in (i..len).step_by(SUMS) {
+                for (r, sum) in sum.iter_mut().enumerate() {
+                    let to = scores.add(r * BLOCK + at);
+                    let score = S::read_f32(to);
+                    let weight = exp::<S>(S::sub(score, S::splat(reference[r])));
+                    let weight = S::if_equal(score, S::splat(hidden), S::splat(HIDDEN), weight);
+                    S::write_f32(to, weight);
+                    *sum = S::add(*sum, weight);
+                }
+            }
+            for (r, sum) in sum.iter().enumerate() {
+                S::write_f32(sums.add(r * SUMS + i), *sum);
+            }
         }
-        Hidden { any: unseen > len - keys, among_visible: unseen > len - visible }
+        let mut hidden = Hidden::default();
+        for r in 0..R {
+            hidden.add(Hidden { any: unseen[r] > len - keys, among_visible: unseen[r] > len - visible[r] });
+        }
+        hidden
     }
 }
 
