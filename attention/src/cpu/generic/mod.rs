@@ -1,6 +1,7 @@
 //! What the kernel computes, over the vector registers of any instruction set.
 
-pub(super) mod exp;
+pub(super) mod digits;
+mod exp;
 pub(super) mod int_codes;
 pub(super) mod merge;
 pub(super) mod panel;
