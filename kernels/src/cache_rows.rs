@@ -1,4 +1,4 @@
-//! The rows of a whole cache: copying them, and reading and writing them in a form that no layout shows in.
+//! The rows of a whole cache: where their bytes are, and copies of them.
 //!
 //! The *row* of a slot is everything that the slot holds, of all layers, keys and values, codes and scales.
 
@@ -10,9 +10,6 @@ use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit, TypeCombinat
 use crate::cache_bytes::TensorBytes;
 use crate::rows_error::RowsError;
 use crate::workers::{PARALLEL_BYTES, Workers};
-
-/// About so many neighboring bytes of a canonical row are read or written before those of the next row.
-const TILE_BYTES: usize = 2048;
 
 /// One copy of the rows of neighboring slots. Source and destination may overlap, as in `memmove`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +34,8 @@ pub struct CacheRows {
     head_dim: usize,
     t2: ElementType,
     quant: Option<RowQuant>,
-    cache: TensorRows,
-    scale: TensorRows,
+    pub(crate) cache: TensorRows,
+    pub(crate) scale: TensorRows,
 }
 
 /// How the heads of rows are quantized.
@@ -54,24 +51,17 @@ pub(crate) struct RowQuant {
 
 /// The rows of `cache`, or of `scale`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct TensorRows {
-    bytes: TensorBytes,
+pub(crate) struct TensorRows {
+    pub(crate) bytes: TensorBytes,
     /// Where layer 0 begins, for slot 0.
-    start: usize,
+    pub(crate) start: usize,
     /// The lengths of the axes layer, key/value and head.
-    dims: [usize; 3],
+    pub(crate) dims: [usize; 3],
     /// Bytes of the tensor.
     len: usize,
     /// Bytes of a plane: neighboring slots are contiguous inside of one, since all axes outside the token axis are
     /// fixed.
-    plane_len: usize,
-}
-
-/// A part of the axes layer, key/value and head that lies contiguously within a row: its offset in the tensor for slot
-/// 0, and its place in the canonical row.
-struct Piece {
-    at: usize,
-    row: Range<usize>,
+    pub(crate) plane_len: usize,
 }
 
 impl CacheRows {
@@ -166,38 +156,6 @@ impl CacheRows {
         Ok(())
     }
 
-    /// Reads the rows of some slots into `rows`, one after the other, each in canonical order: the heads of `cache` by
-    /// layer, key/value and head, then those of `scale`.
-    ///
-    /// # Errors
-    /// [`RowsError::Length`], [`RowsError::Slots`].
-    pub fn read(&self, cache: &[u8], scale: &[u8], slots: &[usize], rows: &mut [u8]) -> Result<(), RowsError> {
-        self.check_memory(cache, scale)?;
-        self.check_rows(slots, rows)?;
-        let row_len = self.row_len();
-        self.cache.visit(slots, 0, row_len, |tensor, row| rows[row].copy_from_slice(&cache[tensor]));
-        self.scale.visit(slots, self.cache.row_len(), row_len, |tensor, row| {
-            rows[row].copy_from_slice(&scale[tensor]);
-        });
-        Ok(())
-    }
-
-    /// Writes rows in canonical order into some slots: the reverse of [`read`](Self::read). Where a slot is named
-    /// twice, the later row remains.
-    ///
-    /// # Errors
-    /// [`RowsError::Length`], [`RowsError::Slots`].
-    pub fn write(&self, cache: &mut [u8], scale: &mut [u8], slots: &[usize], rows: &[u8]) -> Result<(), RowsError> {
-        self.check_memory(cache, scale)?;
-        self.check_rows(slots, rows)?;
-        let row_len = self.row_len();
-        self.cache.visit(slots, 0, row_len, |tensor, row| cache[tensor].copy_from_slice(&rows[row]));
-        self.scale.visit(slots, self.cache.row_len(), row_len, |tensor, row| {
-            scale[tensor].copy_from_slice(&rows[row]);
-        });
-        Ok(())
-    }
-
     /// The rows of a layer that the cache has, in the memory of the whole cache.
     pub(crate) fn of_layer(&self, layer: usize) -> Self {
         Self { num_layer: 1, cache: self.cache.layer(layer), scale: self.scale.layer(layer), ..*self }
@@ -246,12 +204,6 @@ impl CacheRows {
             _ => Err(RowsError::Slots { start, len, max_t: self.max_t }),
         }
     }
-
-    /// Checks slots, and that `rows` has a row for each.
-    fn check_rows(&self, slots: &[usize], rows: &[u8]) -> Result<(), RowsError> {
-        slots.iter().try_for_each(|&slot| self.check_slots(slot, 1))?;
-        check_len("rows", slots.len().saturating_mul(self.row_len()), rows)
-    }
 }
 
 pub(crate) fn check_len(memory: &'static str, expected: usize, bytes: &[u8]) -> Result<(), RowsError> {
@@ -286,7 +238,7 @@ impl TensorRows {
     }
 
     /// The bytes that a slot has here.
-    fn row_len(&self) -> usize {
+    pub(crate) fn row_len(&self) -> usize {
         // The axes of an empty tensor may have any length.
         if self.len == 0 { 0 } else { self.dims.iter().product::<usize>() * self.bytes.head_len }
     }
@@ -317,40 +269,5 @@ impl TensorRows {
             workers.run(workers.threads(), &take);
         }
         take(0);
-    }
-
-    /// Calls `visit` with ranges of the tensor and of canonical rows that hold the same bytes. The rows have `row_len`
-    /// bytes, of which this tensor's begin at `at`.
-    fn visit(&self, slots: &[usize], at: usize, row_len: usize, mut visit: impl FnMut(Range<usize>, Range<usize>)) {
-        let pieces: Vec<Piece> = self.pieces().collect();
-        let in_tile = pieces.first().map_or(1, |piece| (TILE_BYTES / piece.row.len()).max(1));
-        for tile in pieces.chunks(in_tile) {
-            for (slot, first) in slots.iter().zip((at..).step_by(row_len)) {
-                for Piece { at: piece, row } in tile {
-                    let start = piece + slot * self.bytes.token;
-                    visit(start..start + row.len(), first + row.start..first + row.end);
-                }
-            }
-        }
-    }
-
-    /// The longest contiguous parts of a row, in canonical order.
-    fn pieces(&self) -> impl Iterator<Item = Piece> {
-        let TensorBytes { head_len, layer, kv, head, .. } = self.bytes;
-        let start = self.start;
-        let mut len = head_len;
-        let mut dims = self.dims;
-        for (dim, stride) in dims.iter_mut().zip([layer, kv, head]).rev() {
-            if *dim != 1 && stride != len {
-                break;
-            }
-            len *= *dim;
-            *dim = 1;
-        }
-        let [layers, kvs, heads] = if len == 0 { [0; 3] } else { dims };
-        let starts = (0..layers).flat_map(move |l| (0..kvs).flat_map(move |k| (0..heads).map(move |h| [l, k, h])));
-        starts
-            .enumerate()
-            .map(move |(i, [l, k, h])| Piece { at: start + l * layer + k * kv + h * head, row: i * len..(i + 1) * len })
     }
 }

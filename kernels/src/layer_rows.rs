@@ -36,7 +36,8 @@ impl LayerRows {
     /// # Errors
     /// [`RowsError::Length`], [`RowsError::Slots`].
     pub fn write(&self, cache: &mut [u8], scale: &mut [u8], slots: &[usize], rows: &[u8]) -> Result<(), RowsError> {
-        self.rows.write(cache, scale, slots, rows)
+        // Attention reads them next.
+        self.rows.write_with(cache, scale, slots, rows, false)
     }
 }
 

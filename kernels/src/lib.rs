@@ -3,6 +3,7 @@
 mod addressing;
 mod cache_bytes;
 mod cache_rows;
+mod canonical_rows;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

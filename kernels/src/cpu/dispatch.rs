@@ -14,7 +14,7 @@ use super::code_type::{Float8, Int4, Int8};
 use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
 use super::generic::codes::{Codes, LONG, ODD};
 use super::generic::convert::{LoadConverted, StoreConverted};
-use super::generic::copy::{CopyRows, StreamRows};
+use super::generic::copy::{CopyRows, StreamAny, StreamRows};
 use super::generic::dequantize::LoadQuantized;
 use super::generic::group::CodeLanes;
 use super::generic::quantize::StoreQuantized;
@@ -102,8 +102,14 @@ struct Portable;
 
 impl Implementation for Portable {
     fn copies() -> RowFunctions {
-        let copy = Stores::same(portable::copy as CopyFunction);
-        RowFunctions { copy, conversion: Conversion::None, rotate: portable::rotate, streams: false, fence: || () }
+        RowFunctions {
+            copy: Stores::same(portable::copy as CopyFunction),
+            stream_any: portable::copy,
+            conversion: Conversion::None,
+            rotate: portable::rotate,
+            streams: false,
+            fence: || (),
+        }
     }
 
     fn converted<V: Float, C: Float>() -> Conversion {
@@ -127,8 +133,14 @@ struct Vector<S>(PhantomData<S>);
 impl<S: Codes> Implementation for Vector<S> {
     fn copies() -> RowFunctions {
         let copy = Stores { plain: S::outlined::<CopyRows>(), stream: S::outlined::<StreamRows>() };
-        let rotate = S::outlined::<RotateHeads>();
-        RowFunctions { copy, conversion: Conversion::None, rotate, streams: S::STREAMS, fence: S::fence }
+        RowFunctions {
+            copy,
+            stream_any: S::outlined::<StreamAny>(),
+            conversion: Conversion::None,
+            rotate: S::outlined::<RotateHeads>(),
+            streams: S::STREAMS,
+            fence: S::fence,
+        }
     }
 
     fn converted<V: Float, C: Float>() -> Conversion {

@@ -63,6 +63,8 @@ pub(crate) enum Conversion {
 pub(crate) struct RowFunctions {
     /// Copies of bytes; streaming, to whole lines.
     pub(crate) copy: Stores<CopyFunction>,
+    /// Copies of bytes, one of each row, to any address, by non-temporal stores where there are any.
+    pub(crate) stream_any: CopyFunction,
     /// What is done to values on their way.
     pub(crate) conversion: Conversion,
     /// Rotates heads of float32.

@@ -1,9 +1,10 @@
 //! The fast CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 //!
-//! Each file imports only from those below it. From the top: `rotate_keys`; `row_loader` (rows for other kernels);
-//! `kernel` (phases); `partition` (tokens to threads) and `walk` (a thread's tokens to blocks); `block_kernels` (a block
-//! by row functions) and `dispatch` (which row functions); `tiling`, `x86_64` and `aarch64`; `generic` (row functions
-//! over any vector registers); `portable` (row functions in plain Rust); `code_type`, `functions` and `block` (types).
+//! Each file imports only from those below it. From the top: `rotate_keys`; `copy_parts` (bytes); `row_loader` (rows for
+//! other kernels); `kernel` (phases); `partition` (tokens to threads) and `walk` (a thread's tokens to blocks);
+//! `block_kernels` (a block by row functions) and `dispatch` (which row functions); `tiling`, `x86_64` and `aarch64`;
+//! `generic` (row functions over any vector registers); `portable` (row functions in plain Rust); `code_type`,
+//! `functions` and `block` (types).
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -15,6 +16,7 @@ mod aarch64;
 mod block;
 mod block_kernels;
 mod code_type;
+mod copy_parts;
 mod dispatch;
 mod functions;
 mod generic;
@@ -28,5 +30,6 @@ mod walk;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+pub(crate) use copy_parts::Parts;
 pub use kernel::Cpu;
 pub use row_loader::{LoadedRows, RowLoader};

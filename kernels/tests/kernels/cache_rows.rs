@@ -172,6 +172,46 @@ proptest! {
         prop_assert_eq!(written.memory, target.memory(&written.rows));
     }
 
+    /// As many rows at once as take another path are those that are moved one by one, at any address, and what is
+    /// around them stays.
+    #[test]
+    fn many_rows_are_moved_as_single_ones(
+        cache in caches().prop_filter("rows", |cache| cache.dims.max_t > 0),
+        other in prop::sample::select(&CacheLayout::ALL[..]),
+        factor in prop::sample::select(vec![13, 64]),
+        past_line in 0..64usize,
+        seed: usize,
+    ) {
+        let dims = CacheDims { inner: cache.dims.inner * factor, ..cache.dims };
+        let (cache, target) = (Cache { dims, ..cache }, Cache { dims, layout: other, ..cache });
+        let (rows, target) = (cache.rows(), target.rows());
+        let bytes = |len: usize| (0..len).map(|i| (i ^ seed).wrapping_mul(0x9e37_79b9).to_le_bytes()[3]).collect();
+        let memory: [Vec<u8>; 2] = [rows.cache_len(), rows.scale_len()].map(bytes);
+        let (row_len, first) = (rows.row_len(), past_line + 1);
+        let slots: Vec<usize> = (0..(1 << 20) / row_len).map(|i| (i * 7 + seed % 64) % dims.max_t).collect();
+
+        let mut expected = vec![0xa5; first + slots.len() * row_len + 64];
+        let mut read = expected.clone();
+        let of_rows = first..first + slots.len() * row_len;
+        for (slot, row) in slots.iter().zip(expected[of_rows.clone()].chunks_exact_mut(row_len)) {
+            rows.read(&memory[0], &memory[1], &[*slot], row).unwrap();
+        }
+        rows.read(&memory[0], &memory[1], &slots, &mut read[of_rows.clone()]).unwrap();
+        prop_assert!(read == expected);
+
+        let mut single = [target.cache_len(), target.scale_len()].map(|len| vec![0x5a; first + len + 64]);
+        let mut many = single.clone();
+        let [single_cache, single_scale] = single.each_mut().map(|memory| &mut memory[first..]);
+        let [many_cache, many_scale] = many.each_mut().map(|memory| &mut memory[first..]);
+        let (cache_len, scale_len) = (target.cache_len(), target.scale_len());
+        for (slot, row) in slots.iter().zip(read[of_rows.clone()].chunks_exact(row_len)) {
+            target.write(&mut single_cache[..cache_len], &mut single_scale[..scale_len], &[*slot], row).unwrap();
+        }
+        let (many_cache, many_scale) = (&mut many_cache[..cache_len], &mut many_scale[..scale_len]);
+        target.write(many_cache, many_scale, &slots, &read[of_rows]).unwrap();
+        prop_assert!(many == single);
+    }
+
     /// The ranges of some slots are in order, do not touch, and hold just what the slots' heads hold.
     #[test]
     fn ranges_are_the_longest_that_hold_the_slots((cache, slots) in with(runs)) {

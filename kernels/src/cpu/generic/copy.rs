@@ -18,6 +18,9 @@ pub(crate) struct CopyRows;
 /// address.
 pub(crate) struct StreamRows;
 
+/// Copies rows, once, to any address: lines by non-temporal stores, what is less than a line at either end by plain ones.
+pub(crate) struct StreamAny;
+
 impl<S: Simd> Function<S> for CopyRows {
     type Arguments<'a> = Copies;
     type Output = ();
@@ -39,6 +42,33 @@ impl<S: Simd> Function<S> for StreamRows {
         // One copy, the common case, is known to the compiler.
         // SAFETY: the rows and their copies, whole lines, are valid: CopyFunction's condition.
         unsafe { if all.copies == 1 { stream_rows::<S>(all, 1) } else { stream_rows::<S>(all, all.copies) } }
+    }
+}
+
+impl<S: Simd> Function<S> for StreamAny {
+    type Arguments<'a> = Copies;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run(all: &Copies) {
+        let len = all.len;
+        for r in 0..all.rows {
+            // SAFETY: r < rows, so this is one of the caller's rows, of head + whole + tail = len bytes.
+            unsafe {
+                let (from, to) = (all.from.add(r * all.from_step), all.to.add(r * all.to_step));
+                let ahead = from.wrapping_offset(all.prefetch.unwrap_or(0));
+                let head = to.align_offset(LINE).min(len);
+                let whole = (len - head) / LINE * LINE;
+                if whole < len {
+                    // Else the copy would wait for the lines that the next one's head and tail are in.
+                    S::prefetch(ahead);
+                    S::prefetch(ahead.wrapping_add(len));
+                }
+                copy::<S>(from, to, head, 1, None);
+                lines::<S, true, true>(from.add(head), to.add(head), whole, 1, ahead.wrapping_add(head));
+                copy::<S>(from.add(head + whole), to.add(head + whole), len - head - whole, 1, None);
+            }
+        }
     }
 }
 
