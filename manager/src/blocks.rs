@@ -88,7 +88,8 @@ pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
     });
     let quantization = (cache_type, scale_type, quant_bit, quant_group);
     let text = serde_json::json!([
-        "kvcache-block",
+        // The number is that of the rule which names the pages behind.
+        "kvcache-block 2",
         (num_layer, num_heads, head_dim),
         quantization,
         (key_form, rope),

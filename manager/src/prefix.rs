@@ -55,10 +55,7 @@ pub(crate) fn root(fingerprint: &str, salt: &[u8], seed: Option<&BlockKey>) -> P
 pub(crate) fn child(parent: PrefixKey, tokens: &[u32]) -> PrefixKey {
     // Two hashes of contiguous bytes take less than half as long as one of bytes that come in pieces.
     let both = [parent.hash.to_le_bytes(), xxh3_128(bytemuck::cast_slice(tokens)).to_le_bytes()];
-    let digest = parent.digest.map(|parent| {
-        let tokens: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-        BlockKey::digest([&parent.as_bytes()[..], &tokens])
-    });
+    let digest = parent.digest.map(|parent| parent.followed_by(tokens));
     PrefixKey { hash: xxh3_128(both.as_flattened()).max(1), digest }
 }
 

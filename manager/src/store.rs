@@ -4,14 +4,16 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use sha2::block_api::compress256;
 use sha2::{Digest, Sha256};
 
 use crate::block::{Block, BlockError};
 
 /// The name of a block: a SHA-256 digest. Written as 64 hexadecimal digits.
 ///
-/// The name of a page of known tokens is the digest of the page's tokens and of the page before it, whose first is a
-/// digest of all that makes rows of the same tokens differ. So it is the same in every process that stores such rows.
+/// The name of a page of known tokens is what SHA-256's compression function makes of the page's tokens and of the name
+/// of the page before it, which is its state; before the first page it is a digest of all that makes rows of the same
+/// tokens differ. So a name is the same in every process that stores such rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKey([u8; 32]);
 
@@ -21,6 +23,20 @@ impl BlockKey {
         let mut hash = Sha256::new();
         parts.into_iter().for_each(|part| hash.update(part));
         Self(hash.finalize().into())
+    }
+
+    /// The name of a page of these tokens behind the page of this name. All pages of a chain have as many.
+    pub(crate) fn followed_by(&self, tokens: &[u32]) -> Self {
+        let mut state = [0; 8];
+        state.iter_mut().zip(self.0.as_chunks().0).for_each(|(word, &bytes)| *word = u32::from_be_bytes(bytes));
+        for tokens in tokens.chunks(16) {
+            let mut block = [0; 64];
+            block.as_chunks_mut().0.iter_mut().zip(tokens).for_each(|(bytes, token)| *bytes = token.to_le_bytes());
+            compress256(&mut state, &[block]);
+        }
+        let mut key = [0; 32];
+        key.as_chunks_mut().0.iter_mut().zip(state).for_each(|(bytes, word)| *bytes = word.to_be_bytes());
+        Self(key)
     }
 
     /// A key of these bytes.
@@ -168,6 +184,17 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// From SHA-256's initial state on, the tokens of a padded message give its digest.
+    #[test]
+    fn tokens_are_compressed_as_sha_256_does() {
+        let initial: BlockKey = "6a09e667bb67ae853c6ef372a54ff53a510e527f9b05688c1f83d9ab5be0cd19".parse().unwrap();
+        let message: Vec<u8> = (0..116).collect();
+        let mut padded = [&message[..], &[0x80, 0, 0, 0]].concat();
+        padded.extend((8 * message.len() as u64).to_be_bytes());
+        let tokens: Vec<u32> = padded.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect();
+        assert_eq!(initial.followed_by(&tokens), BlockKey::digest([&message[..]]));
+    }
 
     #[test]
     fn keys_are_read_as_written() {
