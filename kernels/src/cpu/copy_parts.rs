@@ -33,8 +33,8 @@ impl Parts {
 }
 
 impl Cpu {
-    /// Copies parts of `from` to parts of `to`, one after the other: with a prefetch distance by non-temporal stores, if
-    /// there are any.
+    /// Copies parts of `from` to parts of `to`, one after the other: with a prefetch distance by non-temporal stores
+    /// where there are any.
     ///
     /// # Panics
     /// If a part is not inside its memory.

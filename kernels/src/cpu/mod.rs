@@ -1,7 +1,7 @@
 //! The fast CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 //!
-//! Each file imports only from those below it. From the top: `rotate_keys`; `copy_parts` (bytes); `row_loader` (rows for
-//! other kernels); `kernel` (phases); `partition` (tokens to threads) and `walk` (a thread's tokens to blocks);
+//! Each file imports only from those below it. From the top: `rotate_keys`; `copy_parts` (bytes); `row_loader` (rows
+//! for other kernels); `kernel` (phases); `partition` (tokens to threads) and `walk` (a thread's tokens to blocks);
 //! `block_kernels` (a block by row functions) and `dispatch` (which row functions); `tiling`, `x86_64` and `aarch64`;
 //! `generic` (row functions over any vector registers); `portable` (row functions in plain Rust); `code_type`,
 //! `functions` and `block` (types).

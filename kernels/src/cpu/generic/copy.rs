@@ -18,7 +18,8 @@ pub(crate) struct CopyRows;
 /// address.
 pub(crate) struct StreamRows;
 
-/// Copies rows, once, to any address: lines by non-temporal stores, what is less than a line at either end by plain ones.
+/// Copies rows, once, to any address: lines by non-temporal stores, what is less than a line at either end by plain
+/// ones.
 pub(crate) struct StreamAny;
 
 impl<S: Simd> Function<S> for CopyRows {
@@ -60,7 +61,7 @@ impl<S: Simd> Function<S> for StreamAny {
                 let head = to.align_offset(LINE).min(len);
                 let whole = (len - head) / LINE * LINE;
                 if whole < len {
-                    // Else the copy would wait for the lines that the next one's head and tail are in.
+                    // The lines of the next row's head and tail: plain loads that wait would hold up the stores behind.
                     S::prefetch(ahead);
                     S::prefetch(ahead.wrapping_add(len));
                 }
