@@ -8,6 +8,9 @@ use super::codes::prefetch_bytes;
 /// Bytes from which on one plain copy is left to the C library, which knows the processor's own instruction for it.
 const LIBRARY_BYTES: usize = 16 << 10;
 
+/// Bytes of a row from which on what is less than a line at its ends takes little of the time.
+const LONG_BYTES: usize = 2048;
+
 /// Lines that are read before they are written, so that reads and writes come in bursts.
 const BURST: usize = 4;
 
@@ -60,13 +63,16 @@ impl<S: Simd> Function<S> for StreamAny {
                 let ahead = from.wrapping_offset(all.prefetch.unwrap_or(0));
                 let head = to.align_offset(LINE).min(len);
                 let whole = (len - head) / LINE * LINE;
-                if whole < len {
-                    // The lines of the next row's head and tail: plain loads that wait would hold up the stores behind.
-                    S::prefetch(ahead);
-                    S::prefetch(ahead.wrapping_add(len));
+                if whole < len && len < LONG_BYTES {
+                    // All lines at once, those of head and tail too, whose plain loads would hold up all stores behind.
+                    prefetch_bytes::<S>(ahead, len);
+                    S::prefetch(ahead.wrapping_add(len - 1));
+                    copy::<S>(from, to, head, 1, None);
+                    lines::<S, true, false>(from.add(head), to.add(head), whole, 1, ahead);
+                } else {
+                    copy::<S>(from, to, head, 1, None);
+                    lines::<S, true, true>(from.add(head), to.add(head), whole, 1, ahead.wrapping_add(head));
                 }
-                copy::<S>(from, to, head, 1, None);
-                lines::<S, true, true>(from.add(head), to.add(head), whole, 1, ahead.wrapping_add(head));
                 copy::<S>(from.add(head + whole), to.add(head + whole), len - head - whole, 1, None);
             }
         }
