@@ -121,7 +121,8 @@ def device_call(
 ) -> Arrays:
     """One call of a one-node model: outputs of these shapes. The state stays on the GPU and is changed there."""
     rows = next(iter(inputs.values()))
-    made = {name: DeviceArray(np.zeros(shape, rows.dtype)) for name, shape in outputs.items()}
+    types = {"attention_mass": np.float32}  # the others have that of the first input
+    made = {name: DeviceArray(np.zeros(shape, types.get(name, rows.dtype))) for name, shape in outputs.items()}
     binding = device_session(model).io_binding()
     names = ON_HOST if "kvstarts" in inputs else STATIC_ON_HOST
     on_host = [name for name in names if name in inputs and not (name == "kvstarts" and "key" in inputs)]

@@ -80,7 +80,7 @@ def node_model(
 
 
 def with_mass(model: bytes) -> bytes:
-    """The model of a MultiHeadCacheAttention that also gives the attention's mass."""
+    """The model of an attention operator that also gives the attention's mass."""
     changed = onnx.load_from_string(model)
     changed.graph.node[0].output.append("attention_mass")
     changed.graph.output.append(helper.make_tensor_value_info("attention_mass", TensorProto.FLOAT, None))

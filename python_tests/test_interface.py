@@ -40,7 +40,7 @@ def test_parameters(op_type: str) -> None:
     """Names and order are the operator's."""
     inputs, outputs = _native.input_names(op_type), _native.output_names(op_type)
     call, check = (list(inspect.signature(function).parameters) for function in FUNCTIONS[op_type])
-    optional = ["attention_mass"] if op_type == "MultiHeadCacheAttention" else []
+    optional = ["attention_mass"] if op_type != "KeyValueCache" else []
     assert call == ["attributes", *inputs, *outputs, *optional, "more"]
     assert check == ["attributes", *inputs, "more"]
 

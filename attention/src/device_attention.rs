@@ -11,9 +11,9 @@ use crate::problem::AttentionGeometry;
 /// Whoever has a device execute it keeps to these conditions meanwhile:
 /// - The types are a legal combination, `num_kv_heads` divides `num_heads`, and a mask is as wide as there are rows of
 ///   keys. The stores, if there are any, are as a [`DeviceProblem`](kvcache_kernels::DeviceProblem) asks for.
-/// - Each address is aligned for its type and accessible to the device for its tensor's shape: `attn_output` and scratch
-///   memory for writes and reads, the status word for atomic access to its 8 bytes, the others for reads. `attn_output`
-///   and scratch memory overlap nothing else.
+/// - Each address is aligned for its type and accessible to the device for its tensor's shape: `attn_output`,
+///   `attention_mass` and scratch memory for writes and reads, the status word for atomic access to its 8 bytes, the
+///   others for reads. These three overlap nothing else.
 /// - Nothing else writes what the call reads or accesses what it writes.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceAttention {
@@ -31,6 +31,8 @@ pub struct DeviceAttention {
     pub attn_mask: Option<DeviceMask>,
     /// `attn_output`.
     pub attn_output: u64,
+    /// `attention_mass`, if it is asked for: float32, shape (Hq, rows of keys).
+    pub attention_mass: Option<u64>,
     /// Memory of as many bytes as the device's kernels say, aligned to 4.
     pub scratch: u64,
 }

@@ -57,7 +57,7 @@ def make_node(
     chosen = node_attributes(op_type, attributes, more)
     _native.check_node(op_type, chosen, list(given))
     results = _native.output_names(op_type)
-    optional = op_type == "MultiHeadCacheAttention"  # attention_mass
+    optional = op_type != "KeyValueCache"  # attention_mass
     if not _are_names(outputs) or not len(results) <= len(outputs) <= len(results) + optional:
         message = f"{op_type} gets outputs {outputs!r}, expected names for {', '.join(results)}"
         raise KvCacheError(message, "output_count")

@@ -133,6 +133,7 @@ def multi_head_attention(
     attn_mask: Tensor | None = None,
     *,
     attn_output: _Attended | None = None,
+    attention_mass: Tensor | None = None,
     **more: int,
 ) -> _Attended:
     """MultiHeadAttention: each sequence's queries attend over its packed keys and values.
@@ -143,11 +144,13 @@ def multi_head_attention(
     int64, so many first sequences are not masked by is_causal; 0 is right where each of them has one query.
     attn_mask: T1, (seqstarts[B], W) or (Hq, seqstarts[B], W) with W >= kvstarts[B], added to the scores.
     attn_output: where to write the output, of query's type and shape.
+    attention_mass: where to write, if anywhere, the sum of the probabilities that the queries of its sequence give each
+    key in each query head, float32 (Hq, kvstarts[B]). Scores are computed twice for that.
 
     Gives attn_output. Raises KvCacheError; nothing has then been written.
     """
     inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask]
-    (output,) = _call("MultiHeadAttention", attributes, more, inputs, [attn_output])
+    (output,) = _call("MultiHeadAttention", attributes, more, inputs, [attn_output, attention_mass])
     attended: _Attended = output
     return attended
 
@@ -194,8 +197,6 @@ def multi_head_cache_attention(
 
     query: T1 (float32 or float16), (seqstarts[B], Hq, Dh), rotary embedding applied; the other inputs are as theirs.
     more: further attributes, as num_heads, which has no default, and layer_idx, 0 if not given; num_repeat is none.
-    attention_mass: where to write, if anywhere, the sum of the probabilities that the queries of its sequence give each
-    key in each query head, float32 (Hq, kvstarts[B]). Scores are computed twice for that.
 
     Gives attn_output, T1 (seqstarts[B], Hq, Dh). Raises KvCacheError; nothing has then been written.
     """

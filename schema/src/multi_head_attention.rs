@@ -12,6 +12,10 @@ pub const INPUTS: [&str; 9] =
 /// The names of the operator's outputs, by position.
 pub const OUTPUTS: [&str; 1] = ["attn_output"];
 
+/// The name of the output behind [`OUTPUTS`] that a call may leave out, float32 of shape (Hq, `kvstarts[B]`): an
+/// extension.
+pub const MASS: &str = "attention_mass";
+
 /// Legal types of `query`, of the keys and values, of `attn_mask` and of `attn_output`; the last is an extension.
 pub const T1: [ElementType; 3] = [ElementType::Float32, ElementType::Float16, ElementType::BFloat16];
 

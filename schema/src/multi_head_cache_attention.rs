@@ -2,7 +2,7 @@
 
 use crate::TypeCombination;
 
-pub use super::multi_head_attention::{OUTPUTS, T1};
+pub use super::multi_head_attention::{MASS, OUTPUTS, T1};
 
 /// The operator's name in a graph.
 pub const NAME: &str = "MultiHeadCacheAttention";
@@ -23,10 +23,6 @@ pub const INPUTS: [&str; 13] = [
     "scale",
     "attn_mask",
 ];
-
-/// The name of the output behind [`OUTPUTS`] that a call may leave out, float32 of shape (Hq, `kvstarts[B]`): an
-/// extension.
-pub const MASS: &str = "attention_mass";
 
 /// The operator as data: the text of `multi_head_cache_attention.yaml`.
 pub const SCHEMA: &str = include_str!("../multi_head_cache_attention.yaml");

@@ -29,6 +29,8 @@ pub struct AttentionLaunches {
     pub attend: Option<Launch<AttentionParameters>>,
     /// Adds the pieces of decoding steps.
     pub combine: Option<Launch<AttentionParameters>>,
+    /// Sums the weights of each key.
+    pub mass: Option<Launch<AttentionParameters>>,
 }
 
 impl AttentionLaunches {
@@ -43,8 +45,8 @@ impl AttentionLaunches {
             DeviceKeys::Packed(_) => None,
             DeviceKeys::Cache(stores) => stores.store(multiprocessors)?,
         };
-        if call.query_rows == 0 || batch == 0 || num_heads == 0 || head_dim == 0 {
-            return Ok(Self { store, attend: None, combine: None });
+        if batch == 0 || num_heads == 0 || head_dim == 0 {
+            return Ok(Self { store, attend: None, combine: None, mass: None });
         }
         let parameters = call.parameters(&units)?;
         let (t1, t2, t3) = call.types();
@@ -57,10 +59,12 @@ impl AttentionLaunches {
             true => AttentionKernelName::AttendWide,
             false => AttentionKernelName::AttendNarrow,
         };
+        let has_queries = call.query_rows > 0;
         Ok(Self {
             store,
-            attend: Some(launch(attend, units.units)),
-            combine: (units.combined > 0).then(|| launch(AttentionKernelName::Combine, units.combined)),
+            attend: has_queries.then(|| launch(attend, units.units)),
+            combine: (has_queries && units.combined > 0).then(|| launch(AttentionKernelName::Combine, units.combined)),
+            mass: (units.masses > 0).then(|| launch(AttentionKernelName::Mass, units.masses)),
         })
     }
 }
@@ -81,13 +85,14 @@ fn wide(what: &'static str, got: usize) -> Result<i64, TooLarge> {
 }
 
 impl DeviceAttention {
-    /// The bytes of scratch memory that the call needs. No others than `geometry`, `keys`, `query_rows` and
-    /// `max_seqlen` decide; the addresses do not.
+    /// The bytes of scratch memory that the call needs. No others than `geometry`, `keys`, `query_rows`, `max_seqlen` and
+    /// whether there is an `attention_mass` decide; the addresses do not.
     ///
     /// # Errors
     /// [`TooLarge`].
     pub fn scratch_bytes(&self) -> Result<usize, TooLarge> {
-        Ok(self.units()?.scratch_bytes)
+        let Units { sums_bytes, totals_bytes, .. } = self.units()?;
+        Ok(sums_bytes + totals_bytes)
     }
 
     /// The types of the module whose kernels make the call: T1, T2 and, with quantization, T3.
@@ -123,6 +128,8 @@ impl DeviceAttention {
             mask: self.attn_mask.map_or(0, |mask| mask.address),
             output: self.attn_output,
             scratch: self.scratch,
+            totals: if units.masses > 0 { self.scratch + units.sums_bytes as u64 } else { 0 },
+            mass: self.attention_mass.unwrap_or(0),
             seqstarts,
             query_rows: wide("rows of query", self.query_rows)?,
             mask_width: wide("the width of attn_mask", mask_width)?,

@@ -23,6 +23,11 @@ pub struct AttentionParameters {
     /// The sums of pieces: float32, shape (`step_units`, `rows_per_tile`, 2 + Dh); not accessed where no sequence has
     /// two pieces.
     pub scratch: u64,
+    /// The largest score of each query row and the sum of its weights: float32, shape (`query_rows`, Hq, 2); 0 without
+    /// a mass.
+    pub totals: u64,
+    /// `attention_mass`: float32, shape (Hq, `tokens.rows`); 0 if it is not asked for.
+    pub mass: u64,
     /// int64, shape (B + 1).
     pub seqstarts: u64,
     /// Rows of `query` and `attn_output`.
@@ -60,8 +65,8 @@ pub struct AttentionParameters {
 }
 
 const _: () = {
-    assert!(size_of::<AttentionParameters>() == 392);
+    assert!(size_of::<AttentionParameters>() == 408);
     assert!(std::mem::offset_of!(AttentionParameters, rows) == 232);
-    assert!(std::mem::offset_of!(AttentionParameters, seqstarts) == 296);
-    assert!(std::mem::offset_of!(AttentionParameters, heads_per_key) == 352);
+    assert!(std::mem::offset_of!(AttentionParameters, seqstarts) == 312);
+    assert!(std::mem::offset_of!(AttentionParameters, heads_per_key) == 368);
 };

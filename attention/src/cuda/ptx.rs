@@ -12,6 +12,8 @@ pub enum AttentionKernelName {
     AttendNarrow,
     /// Adds the pieces of decoding steps.
     Combine,
+    /// Sums the weights of each key.
+    Mass,
 }
 
 macro_rules! modules {
@@ -22,6 +24,7 @@ macro_rules! modules {
                 concat!("kvcache_attend_wide_", $types),
                 concat!("kvcache_attend_narrow_", $types),
                 concat!("kvcache_combine_", $types),
+                concat!("kvcache_mass_", $types),
             ],
             include_bytes!(concat!("ptx/", $types, ".ptx.z")),
         )),*]

@@ -18,12 +18,13 @@ pub unsafe fn run(queue: &Queue<'_>, call: &DeviceAttention) -> Result<(), Error
     let store = launches.store.map(|store| queue.ready(store)).transpose()?;
     let attend = launches.attend.map(|attend| queue.ready(attend)).transpose()?;
     let combine = launches.combine.map(|combine| queue.ready(combine)).transpose()?;
+    let mass = launches.mass.map(|mass| queue.ready(mass)).transpose()?;
     if let Some(store) = store {
         // SAFETY: a launch of `DeviceStores` has the parameter of its kernel, whose addresses are accessible: see
         // `# Safety`.
         unsafe { store.launch() }?;
     }
-    for launch in [attend, combine].into_iter().flatten() {
+    for launch in [attend, combine, mass].into_iter().flatten() {
         // SAFETY: a launch of `DeviceAttention` has the parameter of its kernel, whose addresses are accessible: see
         // `# Safety`.
         unsafe { launch.launch() }?;

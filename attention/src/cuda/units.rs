@@ -33,7 +33,11 @@ pub(super) struct Units {
     /// Tiles of all decoding steps whose pieces must be added; 0 where no sequence can have two pieces.
     pub(super) combined: usize,
     /// The sums of all pieces.
-    pub(super) scratch_bytes: usize,
+    pub(super) sums_bytes: usize,
+    /// What the mass needs of query rows.
+    pub(super) totals_bytes: usize,
+    /// Pieces for each key head, whose mass is computed.
+    pub(super) masses: usize,
 }
 
 impl DeviceAttention {
@@ -55,22 +59,27 @@ impl DeviceAttention {
         let product = |factors: &[usize]| factors.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
         let counted = || {
             let slots = (key_rows / PIECE).checked_add(batch)?;
-            let step_units = product(&[slots, num_kv_heads, tiles_per_step])?;
+            let pieces = product(&[slots, num_kv_heads])?;
+            let step_units = product(&[pieces, tiles_per_step])?;
             let rows = product(&[self.query_rows, heads])?;
             // No sequence has more rows than there are.
             let tiles = if rows <= most_step_rows { 0 } else { product(&[rows / TILE + batch, num_kv_heads])? };
             let combined = if key_rows <= PIECE { 0 } else { product(&[batch, num_kv_heads, tiles_per_step])? };
             let sums = product(&[step_units, rows_per_tile, 2 + head_dim, size_of::<f32>()])?;
-            let scratch_bytes = if combined == 0 { 0 } else { sums };
+            let sums_bytes = if combined == 0 { 0 } else { sums };
+            let has_mass = self.attention_mass.is_some();
+            let totals = product(&[self.query_rows, num_heads, 2, size_of::<f32>()])?;
             let units = step_units.checked_add(tiles).filter(|&units| units < MOST_UNITS)?;
-            (sums < MOST_UNITS).then_some(Units {
+            (sums < MOST_UNITS && totals < MOST_UNITS).then_some(Units {
                 most_step_rows,
                 tiles_per_step,
                 rows_per_tile,
                 step_units,
                 units,
                 combined,
-                scratch_bytes,
+                sums_bytes,
+                totals_bytes: if has_mass { totals } else { 0 },
+                masses: if has_mass && key_rows > 0 { pieces } else { 0 },
             })
         };
         counted().ok_or(TooLarge { what: "rows * num_heads * head_dim", got: usize::MAX, limit: MOST_UNITS })

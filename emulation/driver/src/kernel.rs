@@ -164,11 +164,12 @@ fn run_cache(state: &mut State, node: &Launch) -> Result<(), CUresult> {
 
 fn run_attention(state: &mut State, node: &Launch<AttentionParameters>) -> Result<(), CUresult> {
     let p = node.parameters;
-    let combines = node.module.kernels.last() == Some(&node.kernel);
-    let scratch = if combines { Access::Read } else { Access::Write };
+    let sums = node.module.kernels.last() == Some(&node.kernel);
+    let scratch = if sums { Access::Read } else { Access::Write };
     let reads = [p.rows, p.scales, [p.query, p.mask], [p.seqstarts, p.tokens.seqstarts]].concat();
     let reads = reads.into_iter().chain([p.tokens.start_pos, p.tokens.cachestarts]).map(|at| (at, Access::Read));
-    let others = [(p.scratch, scratch), (p.output, Access::Write), (p.tokens.status, Access::Atomic)];
+    let written = [p.output, p.mass].map(|at| (at, Access::Write));
+    let others = written.into_iter().chain([(p.scratch, scratch), (p.tokens.status, Access::Atomic)]);
     launch(state, ATTENTION, node, reads.chain(others))
 }
 

@@ -83,7 +83,12 @@ impl EmulatedAttention {
         }
     }
 
-    fn try_attend(&self, problem: &AttentionProblem<'_>, attn_output: &mut [MaybeUninit<u8>]) -> Result<(), Failure> {
+    fn try_attend(
+        &self,
+        problem: &AttentionProblem<'_>,
+        attn_output: &mut [MaybeUninit<u8>],
+        mass: Option<&mut [MaybeUninit<f32>]>,
+    ) -> Result<(), Failure> {
         let geometry = *problem.geometry();
         let AttentionPointers { query, attn_mask } = problem.pointers();
         let shift = if self.device.unaligned { geometry.t1.align() } else { 0 };
@@ -98,6 +103,7 @@ impl EmulatedAttention {
             unsafe { upload(mask.data, planes * query_rows * mask.width * size, shift) }
         });
         let output = DeviceMemory::new(len, shift);
+        let masses = DeviceMemory::new(mass.as_ref().map_or(0, |mass| size_of_val(&**mass)), 0);
         let (keys, device_keys) = self.upload_keys(problem);
         let mut call = DeviceAttention {
             geometry,
@@ -111,6 +117,7 @@ impl EmulatedAttention {
                 per_head: mask.per_head,
             }),
             attn_output: output.address(),
+            attention_mass: mass.as_ref().map(|_| masses.address()),
             scratch: 0,
         };
         let scratch = DeviceMemory::new(call.scratch_bytes()?, 0);
@@ -123,12 +130,17 @@ impl EmulatedAttention {
             self.device.launch(ATTENTION, attend, keys.status(), [&reads, &[&output, &scratch]])?;
         }
         if let Some(combine) = &launches.combine {
+            self.device.launch(ATTENTION, combine, keys.status(), [&reads, &[&output, &scratch]])?;
+        }
+        if let Some(sum) = &launches.mass {
             reads.push(&scratch);
-            self.device.launch(ATTENTION, combine, keys.status(), [&reads, &[&output]])?;
+            self.device.launch(ATTENTION, sum, keys.status(), [&reads, &[&masses]])?;
         }
         assert_eq!(attn_output.len(), len);
         // SAFETY: `attn_output` is as long as the device's, checked above.
         unsafe { download(&output, attn_output.as_mut_ptr().cast()) };
+        // SAFETY: as long as the device's, which has been made so.
+        mass.into_iter().for_each(|mass| unsafe { download(&masses, mass.as_mut_ptr().cast()) });
         Ok(())
     }
 }
@@ -157,7 +169,6 @@ impl AttentionKernel for EmulatedAttention {
         mass: Option<&mut [MaybeUninit<f32>]>,
         _: &dyn Workers,
     ) {
-        assert!(mass.is_none(), "the CUDA kernels give no mass");
-        self.try_attend(problem, attn_output).unwrap_or_else(|failure| panic!("{failure}"));
+        self.try_attend(problem, attn_output, mass).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

@@ -45,13 +45,6 @@ pub(crate) enum Error {
          would write copies of what lies on the device"
     )]
     NoDeviceKernel,
-    /// An output that the provider's kernel cannot give.
-    #[cfg(feature = "cuda")]
-    #[error("{name} is an output of the CPU kernel alone, expected a node without it or a session on the CPU provider")]
-    NoDeviceOutput {
-        /// The output.
-        name: &'static str,
-    },
     /// An error that the kernels found on the device, in a call that was already reported as done.
     #[cfg(feature = "cuda")]
     #[error("device_status: in an earlier call of this node {0}; tokens without a place in the cache were skipped")]

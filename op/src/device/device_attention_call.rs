@@ -2,7 +2,7 @@
 
 use kvcache_attention::{DeviceAttention, DeviceKeys};
 use kvcache_schema::ElementType;
-use kvcache_schema::multi_head_attention::OUTPUTS;
+use kvcache_schema::multi_head_attention::{MASS, OUTPUTS};
 
 use super::device_call::Uses;
 use super::device_tensor::DeviceMut;
@@ -20,15 +20,40 @@ pub struct DeviceAttentionCall<'a, D: Device> {
     pub(super) uses: Uses<'a, D>,
 }
 
-impl<D: Device> DeviceAttentionCall<'_, D> {
+impl<'a, D: Device> DeviceAttentionCall<'a, D> {
     /// The shape of `attn_output`: (`seqstarts[B]`, Hq, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
         [self.call.query_rows, self.call.geometry.num_heads, self.call.geometry.head_dim]
     }
 
-    /// The bytes of scratch memory that [`launch`](Self::launch) needs, for the sums of pieces of long sequences; 0 if
-    /// no sequence can be as long as that. It depends on the shapes, on the rows that `kvstarts` gives, and on
-    /// `max_seqlen`.
+    /// The shape of `attention_mass`: (Hq, the rows that `kvstarts` gives).
+    pub fn mass_shape(&self) -> [usize; 2] {
+        let keys = match &self.call.keys {
+            DeviceKeys::Packed(packed) => packed.rows,
+            DeviceKeys::Cache(stores) => stores.all_rows,
+        };
+        [self.call.geometry.num_heads, keys]
+    }
+
+    /// The same call, which writes `attention_mass`, too, float32: for each query head and each key the sum of the
+    /// probabilities that the queries of its sequence give it, 0 for a key that none sees. Scores are computed twice for
+    /// that.
+    ///
+    /// # Errors
+    /// An [`Error`] that concerns `attention_mass`.
+    pub fn with_mass(mut self, attention_mass: DeviceMut<'a, D>) -> Result<Self, crate::Error> {
+        let tensor = &attention_mass.tensor;
+        equal_type(MASS, tensor.element, ElementType::Float32)?;
+        shapes::equal(MASS, &tensor.shape, &self.mass_shape(), "the shape (Hq, kvstarts[B]) of this call")?;
+        self.extents.write(MASS, tensor.into())?;
+        self.call.attention_mass = Some(attention_mass.address());
+        self.uses = Uses::of([(MASS, attention_mass.usage)]).and(self.uses);
+        Ok(self)
+    }
+
+    /// The bytes of scratch memory that [`launch`](Self::launch) needs, for the sums of pieces of long sequences, and for
+    /// the mass; 0 if there is none and no sequence can be as long as that. It depends on the shapes, on the rows that
+    /// `kvstarts` gives, and on `max_seqlen`.
     ///
     /// # Errors
     /// Dimensions that are too large for the device, as heads that are too long.

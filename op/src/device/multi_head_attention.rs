@@ -88,6 +88,7 @@ impl MultiHeadAttention {
             query: query.address(),
             attn_mask: mask.map(on_device),
             attn_output: 0,
+            attention_mass: None,
             scratch: 0,
         };
         let uses = [

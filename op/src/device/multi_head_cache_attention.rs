@@ -57,6 +57,7 @@ impl MultiHeadCacheAttention {
             query: query.address(),
             attn_mask: mask.map(on_device),
             attn_output: 0,
+            attention_mass: None,
             scratch: 0,
         };
         let own =

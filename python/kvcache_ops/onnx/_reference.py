@@ -16,8 +16,6 @@ from kvcache_ops import _native
 from kvcache_ops._int4 import pack_int4, unpack_int4
 from kvcache_ops._schemas import OPERATORS, Operator
 
-_KVSTARTS = _native.input_names("MultiHeadCacheAttention").index("kvstarts")
-
 
 def reference_ops() -> list[type[OpRun]]:
     """A class for each operator of dynamic batching in each of its domains, for `ReferenceEvaluator(new_ops=...)`.
@@ -60,7 +58,8 @@ def _run(operator: Operator, attributes: dict[str, Any], inputs: list[Any], want
             inputs[index] = pack_int4(array.astype(np.int8))
     outputs: list[Any] = [None] * len(operator.required_outputs)
     if wanted > len(outputs):  # attention_mass
-        outputs.append(np.empty((attributes["num_heads"], inputs[_KVSTARTS][-1]), np.float32))
+        kvstarts = inputs[_native.input_names(operator.name).index("kvstarts")]
+        outputs.append(np.empty((attributes["num_heads"], kvstarts[-1]), np.float32))
     results = _native.run(operator.name, attributes, inputs, outputs)
     for index, array in packed.items():
         array[...] = unpack_int4(inputs[index]).astype(array.dtype)

@@ -23,7 +23,7 @@ const INDICES: [&str; 7] =
     ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen"];
 
 /// Checks a call of the operator and makes it; gives its outputs: those given, in place, new numpy arrays for the
-/// others. `inputs` and `outputs` are in the operator's order, with None for what is left out; attention over a cache
+/// others. `inputs` and `outputs` are in the operator's order, with None for what is left out; attention
 /// writes its mass where an array for it stands behind the outputs. `expected` has, by the names of inputs, their type and,
 /// unless it is None, their shape, with None for any length.
 #[pyfunction]
@@ -40,8 +40,7 @@ pub fn run<'py>(
     let checked = operands.check(&operator)?;
     let (shape, t1) = (checked.output_shape(), operands.t1()?);
     let names = operands.kind.outputs();
-    let mass =
-        outputs.get(names.len()).filter(|mass| operands.kind == Kind::MultiHeadCacheAttention && !mass.is_none());
+    let mass = outputs.get(names.len()).filter(|mass| operands.kind != Kind::KeyValueCache && !mass.is_none());
     let mass = mass.map(|mass| Tensor::new(MASS, mass, Access::Write)).transpose()?;
     let given = outputs.into_iter().map(Some).chain(std::iter::repeat(None));
     let outputs = names

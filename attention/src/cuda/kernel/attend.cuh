@@ -18,6 +18,15 @@ __device__ __forceinline__ void write_output(const AttentionParameters& p, i64 a
     write(p.output + bytes_of_elements<T1>(at), bits_of<T1>(x));
 }
 
+// Keeps what the mass needs of a query row whose sums are complete: its largest score, and the sum of its weights.
+__device__ __forceinline__ void write_totals(const AttentionParameters& p, i64 token_and_head, float maximum,
+                                             float sum) {
+    if (p.totals != nullptr) {
+        write(p.totals + 2 * token_and_head * sizeof(float), maximum);
+        write(p.totals + (2 * token_and_head + 1) * sizeof(float), sum);
+    }
+}
+
 // Where the sums of a row of a unit are: the largest score, the sum of weights, then those of weighted values.
 __device__ __forceinline__ u8* scratch_of(const AttentionParameters& p, u64 unit, u32 r) {
     return p.scratch + (unit * p.rows_per_tile + r) * (2 + p.tokens.head_dim) * sizeof(float);
@@ -318,6 +327,9 @@ __device__ __forceinline__ void attend_tile(const AttentionParameters& p, const 
     } while (t < unit.end);
     if (!unit.is_whole) {
         return;
+    }
+    if (thread < unit.rows) {
+        write_totals(p, tile.output_at[thread] / p.tokens.head_dim, tile.maximum[thread], tile.sum[thread]);
     }
 #pragma unroll 1
     for (u32 e = thread; e < unit.rows * shares.row(); e += BLOCK) {

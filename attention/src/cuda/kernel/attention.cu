@@ -3,8 +3,7 @@
 //
 // The names are also in ptx.rs and modules.yaml.
 
-#include "attend.cuh"
-#include "combine.cuh"
+#include "mass.cuh"
 
 #define NAME_(kernel, types) kvcache_##kernel##_##types
 #define NAME(kernel, types) NAME_(kernel, types)
@@ -15,8 +14,9 @@
         kernel<VALUES, CELLS, SCALES>(p);                                                       \
     }
 
-// Two resident blocks per multiprocessor: 128 registers a thread, for a key and the sums of a tile. The narrow kernel
-// has more addresses at hand than fit beside them.
+// Two resident blocks per multiprocessor: 128 registers a thread, for a key and the sums of a tile. Where elements are
+// read one by one, more addresses are at hand than fit beside them.
 KERNEL(attend_wide, 2)
 KERNEL(attend_narrow, 1)
 KERNEL(combine, 2)
+KERNEL(mass, 1)

@@ -12,6 +12,8 @@ struct AttentionParameters {
     const u8* mask;       // T1, null if there is none
     u8* output;           // T1 (query_rows, Hq, Dh)
     u8* scratch;          // float32 (step_units, rows_per_tile, 2 + Dh)
+    u8* totals;           // float32 (query_rows, Hq, 2), null without a mass
+    u8* mass;             // float32 (Hq, tokens.rows), null without
     const i64* seqstarts;  // (B + 1)
     i64 query_rows;
     i64 mask_width;
@@ -31,9 +33,9 @@ struct AttentionParameters {
     u32 packed;
 };
 
-static_assert(sizeof(AttentionParameters) == 392, "as in parameters.rs");
+static_assert(sizeof(AttentionParameters) == 408, "as in parameters.rs");
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(AttentionParameters, rows) == 232, "as in parameters.rs");
-static_assert(offsetof(AttentionParameters, seqstarts) == 296, "as in parameters.rs");
-static_assert(offsetof(AttentionParameters, heads_per_key) == 352, "as in parameters.rs");
+static_assert(offsetof(AttentionParameters, seqstarts) == 312, "as in parameters.rs");
+static_assert(offsetof(AttentionParameters, heads_per_key) == 368, "as in parameters.rs");
 #endif

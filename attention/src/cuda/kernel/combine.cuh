@@ -38,17 +38,20 @@ __device__ __forceinline__ void combine(const AttentionParameters& p) {
             for (i64 piece = 0; piece < own.pieces(); ++piece) {
                 const u64 unit = (own.first_slot() + piece) * per_sequence + rest;
                 const u8* scratch = scratch_of(p, unit, r);
-                const float piece_maximum = read<float>(scratch);
-                const float piece_sum = read<float>(scratch + sizeof(float));
+                const float piece_maximum = read_written<float>(scratch);
+                const float piece_sum = read_written<float>(scratch + sizeof(float));
                 const Merge merge = merge_piece(maximum, sum, piece_maximum, piece_sum);
                 if (!(merge.added < 0.0f)) {
-                    total = merged(merge, total, read<float>(scratch + (2 + d) * sizeof(float)));
+                    total = merged(merge, total, read_written<float>(scratch + (2 + d) * sizeof(float)));
                 }
             }
             const i64 i = (first_row + r) / heads;
             const u32 head = rest / p.tiles_per_step * heads + (first_row + r - i * heads);
-            const i64 at = ((own.first_query + i) * p.num_heads + head) * head_dim + d;
-            write_output<T1>(p, at, total, sum);
+            const i64 at = (own.first_query + i) * p.num_heads + head;
+            write_output<T1>(p, at * head_dim + d, total, sum);
+            if (d == 0) {
+                write_totals(p, at, maximum, sum);
+            }
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use kvcache_op::cuda::cudarc::driver::CudaStream;
 use kvcache_op::cuda::cudarc::driver::sys::CUstream;
-use kvcache_op::cuda::{Cuda, DeviceAttentionInputs, DeviceOutputs};
-use kvcache_schema::multi_head_cache_attention::MASS;
+use kvcache_op::cuda::{Cuda, DeviceAttentionCall, DeviceAttentionInputs, DeviceOutputs};
+use kvcache_schema::multi_head_attention::OUTPUTS;
 
 use super::device_tensors::DeviceTensors;
 use crate::call_tensors::Tensors;
@@ -97,17 +97,13 @@ impl DeviceCompute for MultiHeadAttentionNode {
             exact_rows: true,
         };
         let call = self.operator.check_device(inputs)?;
-        let attn_output = tensors.write(0, &call.output_shape())?;
         // SAFETY: `stream` and `status` are as `launch` says.
-        Ok(unsafe { call.launch_raw_alloc(attn_output, status, stream) }?)
+        unsafe { launch(call, self.has_mass, tensors, status, stream) }
     }
 }
 
 impl DeviceCompute for MultiHeadCacheAttentionNode {
     fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
-        if self.has_mass {
-            return Err(Error::NoDeviceOutput { name: MASS });
-        }
         let scale = self.has_scale.then(|| node.element(cached::AT.scale));
         let [t1, t2] = [cached::QUERY, cached::AT.cache].map(|index| node.element(index));
         Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)
@@ -116,8 +112,27 @@ impl DeviceCompute for MultiHeadCacheAttentionNode {
     unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
         let (cache, scale) = cached::AT.state(tensors, self.has_scale)?;
         let call = self.operator.check_device(self.inputs(tensors)?, cache, scale)?;
-        let attn_output = tensors.write(0, &call.output_shape())?;
         // SAFETY: `stream` and `status` are as `launch` says.
-        Ok(unsafe { call.launch_raw_alloc(attn_output, status, stream) }?)
+        unsafe { launch(call, self.has_mass, tensors, status, stream) }
     }
+}
+
+/// Launches a call on the node's outputs.
+///
+/// # Safety
+/// The conditions of [`DeviceCompute::launch`].
+unsafe fn launch<'a>(
+    mut call: DeviceAttentionCall<'a>,
+    has_mass: bool,
+    tensors: &DeviceTensors<'a>,
+    status: u64,
+    stream: CUstream,
+) -> Result<(), Error> {
+    if has_mass {
+        let attention_mass = tensors.write(OUTPUTS.len(), &call.mass_shape())?;
+        call = call.with_mass(attention_mass)?;
+    }
+    let attn_output = tensors.write(0, &call.output_shape())?;
+    // SAFETY: `stream` and `status` are as `launch` says.
+    Ok(unsafe { call.launch_raw_alloc(attn_output, status, stream) }?)
 }

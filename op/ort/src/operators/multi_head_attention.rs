@@ -1,8 +1,8 @@
 //! `MultiHeadAttention`.
 
-use kvcache_op::{AttentionAttributes, AttentionInputs, Dim, MultiHeadAttention, Workers};
+use kvcache_op::{AttentionAttributes, AttentionCall, AttentionInputs, Dim, MultiHeadAttention, Workers};
 use kvcache_schema::DOMAINS;
-use kvcache_schema::multi_head_attention::{INPUTS, NAME, OUTPUTS};
+use kvcache_schema::multi_head_attention::{INPUTS, MASS, NAME, OUTPUTS};
 
 use crate::call_tensors::{CallTensors, Tensors};
 use crate::definition::{Compute, Definition, Signature, positions};
@@ -11,7 +11,13 @@ use crate::node::Node;
 use crate::shape_inference::Inference;
 
 pub(crate) static MULTI_HEAD_ATTENTION: Definition = Definition {
-    signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: None },
+    signature: Signature {
+        name: NAME,
+        domains: DOMAINS,
+        inputs: &INPUTS,
+        outputs: &OUTPUTS,
+        optional_output: Some(MASS),
+    },
     infer_shape,
     on_cpu: |node| Ok(Box::new(MultiHeadAttentionNode::new(node)?)),
 };
@@ -28,6 +34,7 @@ pub(crate) const AT: Positions = Positions::of(&INPUTS);
 pub(crate) struct MultiHeadAttentionNode {
     pub(crate) operator: MultiHeadAttention,
     pub(crate) has_mask: bool,
+    pub(crate) has_mass: bool,
 }
 
 impl MultiHeadAttentionNode {
@@ -35,7 +42,8 @@ impl MultiHeadAttentionNode {
     pub(crate) fn new(node: &Node<'_>) -> Result<Self, Error> {
         let operator = MultiHeadAttention::new(node.attributes()?)?;
         operator.check_types(node.element(AT.query), node.element(AT.key), node.element(AT.value))?;
-        Ok(Self { operator, has_mask: node.has_input(AT.attn_mask)? })
+        let (has_mask, has_mass) = (node.has_input(AT.attn_mask)?, node.has_output(OUTPUTS.len())?);
+        Ok(Self { operator, has_mask, has_mass })
     }
 }
 
@@ -53,9 +61,23 @@ impl Compute for MultiHeadAttentionNode {
             attn_mask: if self.has_mask { tensors.read_elements(AT.attn_mask)? } else { None },
         };
         let call = self.operator.check(&inputs)?;
-        let attn_output = tensors.write(0, &call.output_shape())?;
-        Ok(call.run(attn_output, workers)?)
+        run(call, self.has_mass, tensors, workers)
     }
+}
+
+/// Runs a call on the node's outputs.
+pub(super) fn run(
+    call: AttentionCall<'_>,
+    has_mass: bool,
+    tensors: &CallTensors<'_>,
+    workers: &dyn Workers,
+) -> Result<(), Error> {
+    let attn_output = tensors.write(0, &call.output_shape())?;
+    if !has_mass {
+        return Ok(call.run(attn_output, workers)?);
+    }
+    let attention_mass = tensors.write(OUTPUTS.len(), &call.mass_shape())?;
+    Ok(call.run_with_mass(attn_output, attention_mass, workers)?)
 }
 
 fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {

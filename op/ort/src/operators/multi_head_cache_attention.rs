@@ -5,6 +5,7 @@ use kvcache_schema::DOMAINS;
 use kvcache_schema::multi_head_cache_attention::{INPUTS, MASS, NAME, OUTPUTS};
 
 use super::key_value_cache::StorePositions;
+use super::multi_head_attention::run;
 use crate::call_tensors::{CallTensors, Tensors};
 use crate::definition::{Compute, Definition, Signature, position};
 use crate::error::Error;
@@ -66,12 +67,7 @@ impl Compute for MultiHeadCacheAttentionNode {
         let inputs = self.inputs(tensors)?;
         let (cache, scale) = AT.state(tensors, self.has_scale)?;
         let call = self.operator.check(&inputs, cache, scale)?;
-        let attn_output = tensors.write(0, &call.output_shape())?;
-        if !self.has_mass {
-            return Ok(call.run(attn_output, workers)?);
-        }
-        let attention_mass = tensors.write(OUTPUTS.len(), &call.mass_shape())?;
-        Ok(call.run_with_mass(attn_output, attention_mass, workers)?)
+        run(call, self.has_mass, tensors, workers)
     }
 }
 

@@ -1,0 +1,100 @@
+// Sums, for each query head and each key, the weights of the queries of its sequence, once attend and combine have their
+// largest scores and the sums of their weights.
+//
+// A unit is a piece of a sequence's keys, for one key head. A thread has one key of each block of 64 and every fourth
+// query head of those that use the key head. It alone writes their sums: query after query, whatever else is in the
+// batch.
+#pragma once
+
+#include "combine.cuh"
+
+// Adds the weights of a tile's rows for the block of keys that starts at t.
+template <class T1>
+__device__ __forceinline__ void add_weights(const AttentionParameters& p, const Unit& unit, i64 t, u8* sums) {
+    const u32 key = threadIdx.x % KEYS;
+    const u32 heads = p.heads_per_key;
+    const i64 slot = tile.slots[0][key];
+    if (t + key >= unit.end) {
+        return;
+    }
+#pragma unroll 1
+    for (u32 head = threadIdx.x / KEYS; head < heads; head += BLOCK / KEYS) {
+        u32 r = (head + heads - static_cast<u32>(unit.first_row % heads)) % heads;
+        u8* at = sums + (head * p.tokens.rows + t + key) * sizeof(float);
+        float sum = r < unit.rows ? read_written<float>(at) : 0.0f;
+#pragma unroll 1
+        for (; r < unit.rows; r += heads) {
+            const float x = score<T1>(p, r, t + key, slot, tile.weights[0][r][key]);
+            if (x != negative_infinity()) {
+                sum = __fadd_rn(sum, __fdiv_rn(exponential(__fadd_rn(x, -tile.maximum[r])), tile.sum[r]));
+            }
+            if (r + heads >= unit.rows) {
+                write(at, sum);
+            }
+        }
+    }
+}
+
+// The sums of a unit: all of its sequence's query rows, tile after tile.
+template <class T1, class T2, class T3>
+__device__ __forceinline__ void mass_of_piece(const AttentionParameters& p, const Sequence& own, u32 h, i64 first) {
+    const i64 end = min64(own.keys, first + PIECE);
+    u8* sums = p.mass + (h * p.heads_per_key * p.tokens.rows + own.first_key) * sizeof(float);
+#pragma unroll 1
+    for (u32 head = threadIdx.x / KEYS; head < p.heads_per_key; head += BLOCK / KEYS) {
+#pragma unroll 1
+        for (i64 t = first + threadIdx.x % KEYS; t < end; t += KEYS) {
+            write(sums + (head * p.tokens.rows + t) * sizeof(float), 0.0f);
+        }
+    }
+#pragma unroll 1
+    for (i64 first_row = 0; first_row < own.rows(p); first_row += TILE) {
+        // The tile before may still be in use.
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            Unit& unit = tile.unit;
+            unit.sequence = own;
+            unit.h = h;
+            unit.first_row = first_row;
+            unit.rows = own.rows(p) - first_row < TILE ? own.rows(p) - first_row : TILE;
+            unit.end = min64(end, own.visible((first_row + unit.rows - 1) / p.heads_per_key));
+        }
+        __syncthreads();
+        if (tile.unit.end <= first) {
+            continue;
+        }
+        read_queries<T1>(p, tile.unit, Shares(p.tokens.head_dim));
+        if (threadIdx.x < tile.unit.rows) {
+            const u32 r = threadIdx.x;
+            const u8* totals = p.totals + 2 * (tile.output_at[r] / p.tokens.head_dim) * sizeof(float);
+            tile.maximum[r] = read<float>(totals);
+            tile.sum[r] = read<float>(totals + sizeof(float));
+        }
+#pragma unroll 1
+        for (i64 t = first; t < tile.unit.end; t += KEYS) {
+            read_slots(p, tile.unit, 0, t);
+            __syncthreads();
+            multiply_keys<T1, T2, T3, false>(p, tile.unit, 0, t, tile.unit.end);
+            __syncthreads();
+            add_weights<T1>(p, tile.unit, t, sums);
+            __syncthreads();
+        }
+    }
+}
+
+// With accesses of one element, as attend_narrow has them, for any alignment, head and group.
+template <class T1, class T2, class T3>
+__device__ __forceinline__ void mass(const AttentionParameters& p) {
+    if (!read_all_lengths(p)) {
+        return;
+    }
+#pragma unroll 1
+    for (u64 number = blockIdx.x; number < p.step_units / p.tiles_per_step; number += gridDim.x) {
+        const i64 slot = number / p.num_kv_heads;
+        const Sequence own = sequence_of_piece(p, slot);
+        const i64 first = (slot - own.first_slot()) * PIECE;
+        if (first < own.keys) {
+            mass_of_piece<T1, T2, T3>(p, own, number - slot * p.num_kv_heads, first);
+        }
+    }
+}
