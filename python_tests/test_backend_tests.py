@@ -67,7 +67,9 @@ class Exported:
                 assert all(not d.HasField("dim_value") or d.dim_value == n for d, n in zip(dims, array.shape))
             self.sets.setdefault(key(node.op_type, inputs), []).append((attributes, folder))
 
-    def __call__(self, op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> Any:
+    def __call__(
+        self, op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any, outputs: Any = None
+    ) -> Any:
         """What the data set of these inputs says."""
         state = {name: array for name, array in (("cache", cache), ("scale", scale)) if array is not None}
         # An attribute that a node has not got has its default.

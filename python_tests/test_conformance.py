@@ -38,16 +38,19 @@ def ours(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: n
     return key, value
 
 
-def our_attention(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> Any:
+def our_attention(
+    op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any, outputs: Any = None
+) -> Any:
     """The package's own attention, in place; `check` as above."""
     call, check = kvcache_ops.multi_head_attention, kvcache_ops.check_multi_head_attention
     if op_type == "MultiHeadCacheAttention":
         call, check = kvcache_ops.multi_head_cache_attention, kvcache_ops.check_multi_head_cache_attention
         inputs = inputs | {"cache": cache, "scale": scale}
     shape = check(attributes, **inputs)
-    attended = call(attributes, **inputs)
+    mass = np.empty((attributes["num_heads"], inputs["kvstarts"][-1]), np.float32) if outputs else None
+    attended = call(attributes, **inputs, attention_mass=mass)
     assert attended.shape == shape
-    return attended
+    return attended if mass is None else (attended, mass)
 
 
 @pytest.mark.parametrize(("suite", "implementation"), [("key-value-cache", ours), ("attention", our_attention)])

@@ -127,17 +127,24 @@ impl Expected {
     }
 }
 
+/// What files call the tolerance of each output of attention, ...
+pub(crate) const TOLERANCES: [&str; 2] = ["tolerance", "mass_tolerance"];
+/// ... its outputs over products that are not rounded, and the tolerance of each of these.
+pub(crate) const UNROUNDED: [&str; 2] = ["unrounded.attn_output", "unrounded.attention_mass"];
+pub(crate) const UNROUNDED_TOLERANCES: [&str; 2] = ["unrounded.tolerance", "unrounded.mass_tolerance"];
+
 /// Outputs and state after a call.
 #[derive(Debug, Clone)]
 pub struct After {
-    /// The outputs, by position: `key` and `value`, or `attn_output`, which is float32 whatever the output's type.
+    /// The outputs, by position: `key` and `value`, or `attn_output` and perhaps `attention_mass`, which are float32
+    /// whatever the output's type.
     pub outputs: Vec<Tensor>,
-    /// How far each element of `attn_output` may be from it, float32. Where the oracle's is not finite, the output must
-    /// be so too.
-    pub tolerance: Option<Tensor>,
-    /// Over a quantized cache `attn_output` and its tolerance where products of code and scale are not rounded, if that
-    /// differs: the whole output is near the one or the other.
-    pub unrounded: Option<[Tensor; 2]>,
+    /// How far each element of an output of attention may be from it, float32; nothing where bits count. Where the
+    /// oracle's is not finite, the output must be so too.
+    pub tolerance: Vec<Tensor>,
+    /// Over a quantized cache the outputs and their tolerance where products of code and scale are not rounded, if that
+    /// differs: all of a call is near the ones or the others.
+    pub unrounded: Option<[Vec<Tensor>; 2]>,
     /// `cache` after the call, if the operator has one.
     pub cache: Option<Tensor>,
     /// `scale` after the call, if given.
@@ -147,15 +154,12 @@ pub struct After {
 impl After {
     /// The outputs, which are called so, and the state by their names. The tolerance is among them, and what is unrounded.
     pub fn named(&self, outputs: &[&'static str]) -> Vec<(&'static str, &Tensor)> {
-        let [unrounded, its_tolerance] = [0, 1].map(|i| self.unrounded.as_ref().map(|pair| &pair[i]));
-        let others = [
-            ("tolerance", self.tolerance.as_ref()),
-            ("unrounded.attn_output", unrounded),
-            ("unrounded.tolerance", its_tolerance),
-            ("cache", self.cache.as_ref()),
-            ("scale", self.scale.as_ref()),
-        ];
-        let others = others.into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
-        outputs.iter().copied().zip(&self.outputs).chain(others).collect()
+        let [unrounded, its_tolerance] = [0, 1].map(|i| self.unrounded.iter().flat_map(move |pair| &pair[i]));
+        let state = [("cache", self.cache.as_ref()), ("scale", self.scale.as_ref())];
+        let state = state.into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
+        let of_attention = TOLERANCES.into_iter().zip(&self.tolerance);
+        let of_attention = of_attention.chain(UNROUNDED.into_iter().zip(unrounded));
+        let of_attention = of_attention.chain(UNROUNDED_TOLERANCES.into_iter().zip(its_tolerance));
+        outputs.iter().copied().zip(&self.outputs).chain(of_attention).chain(state).collect()
     }
 }

@@ -118,6 +118,8 @@ pub(crate) enum Cause {
     Rule { id: String, page: &'static str },
     #[error("no operator is called {0}")]
     Operator(String),
+    #[error("outputs are {0:?}, which no case of the operator has")]
+    Outputs(Vec<String>),
     #[error("domain is {got:?}, expected {expected:?}")]
     Domain { got: Option<String>, expected: Option<&'static str> },
     #[error("tensor {name} is {dtype:?} of shape {shape:?}, which no case can hold")]

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes, ElementType, StaticAttributes};
+use kvcache_schema::{
+    AttentionAttributes, Attributes, CacheAttentionAttributes, ElementType, StaticAttributes, multi_head_attention,
+};
 use serde::Deserialize;
 use serde_yaml::Value;
 use thiserror::Error;
@@ -34,6 +36,7 @@ use crate::suite::Features;
 /// An operator is named as its page is. Limits are the types `T1`, `T2` and `T3`, which may be only those of a list;
 /// the operator's attributes (also those that a graph leaves out, by their defaults) and the sizes `batch`,
 /// `cache_heads` and, where it is no attribute, `head_dim`, which may be only those of a list or from `min` to `max`.
+/// `attention_mass` is 1 where a call of attention gives that optional output, else 0.
 /// A limit on a type that a call does not have limits nothing.
 ///
 /// A case within all limits must give what it expects. Of another case of a listed operator, with `outside: refuse`,
@@ -244,6 +247,9 @@ fn numbers(page: OperatorPage) -> Vec<&'static str> {
         }
     };
     known.extend(["batch", "cache_heads"]);
+    if matches!(page, OperatorPage::MultiHeadAttention | OperatorPage::MultiHeadCacheAttention) {
+        known.push(multi_head_attention::MASS);
+    }
     if !known.contains(&"head_dim") {
         known.push("head_dim");
     }

@@ -21,6 +21,8 @@ pub(crate) struct CaseFile {
     pub(crate) rules: Vec<String>,
     /// Where it is one of attention.
     pub(crate) operator: Option<String>,
+    /// Where it has others than it always has.
+    pub(crate) outputs: Option<Vec<String>>,
     /// Where it is not that of dynamic batching.
     domain: Option<String>,
     pub(crate) types: BTreeMap<TypeName, String>,
@@ -121,6 +123,9 @@ pub(crate) fn read_case<A: Default, I>(
     if let Some(operator) = &file.operator {
         return Err(Cause::Operator(operator.clone()));
     }
+    if let Some(names) = file.outputs {
+        return Err(Cause::Outputs(names));
+    }
     let types = Types { t1: file.given(TypeName::T1)?, t2: file.given(TypeName::T2)?, t3: file.element(TypeName::T3)? };
     let scale = |name: &str| types.t3.map(|_| tensors.get(name)).transpose();
     let (rules, attributes) = (file.rules(page)?, file.attributes(set)?);
@@ -131,7 +136,7 @@ pub(crate) fn read_case<A: Default, I>(
             Some(kind) => Expected::Refusal { kind, mentions: step.mentions },
             None => Expected::Success(Box::new(After {
                 outputs: vec![tensor("key")?, tensor("value")?],
-                tolerance: None,
+                tolerance: Vec::new(),
                 unrounded: None,
                 cache: Some(tensor("cache")?),
                 scale: scale(&format!("{i}.scale"))?,

@@ -26,6 +26,11 @@ pub trait Suite: Sync {
     /// The names of the outputs, by position.
     const OUTPUTS: &'static [&'static str];
 
+    /// The names of those that its calls give: all but perhaps the last ones.
+    fn outputs(&self) -> &'static [&'static str] {
+        Self::OUTPUTS
+    }
+
     /// The case's name.
     fn name(&self) -> &str;
 
@@ -47,7 +52,8 @@ pub trait Suite: Sync {
     /// The attributes that the operator has, by their names.
     fn attributes(&self) -> Vec<(&'static str, i64)>;
 
-    /// The sizes `batch`, `cache_heads` and, where it is no attribute, `head_dim`, as far as shapes say.
+    /// The sizes `batch`, `cache_heads` and, where it is no attribute, `head_dim`, as far as shapes say; and of attention
+    /// whether its calls give `attention_mass`.
     fn sizes(&self) -> Vec<(&'static str, i64)>;
 
     /// How NaNs are compared.
@@ -78,7 +84,7 @@ pub trait Suite: Sync {
             let mismatch = Mismatch::Calls { got: results.len(), expected: calls.len() };
             return Some(Difference { call: None, mismatch });
         }
-        let outputs = (Self::OUTPUTS, self.types()["T1"]);
+        let outputs = (self.outputs(), self.types()["T1"]);
         calls.iter().zip(results).enumerate().find_map(|(i, ((_, expected), result))| {
             let call = Call { expected, demand, outputs, nan: self.nan(), before, result };
             before = [result.cache.as_ref(), result.scale.as_ref()];

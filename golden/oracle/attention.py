@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .attention_call import AttentionAttributes, AttentionInputs, CacheAttentionInputs
-from .attention_tolerance import Row, tolerance
+from .attention_tolerance import Row, tolerance, tolerance_of_sums
 from .call import Types
 from .key_value_cache import key_value_cache, loaded
 from .portable import exp, plain_nan, power_of_two, total
@@ -24,10 +24,12 @@ class Result:
 
     attn_output: np.ndarray  # (seqstarts[B], Hq, Dh), float64
     tolerance: np.ndarray  # (seqstarts[B], Hq, Dh), float64; 0 where the output is not finite
+    attention_mass: np.ndarray | None = None  # (Hq, kvstarts[B]), float64, if it is asked for
+    mass_tolerance: np.ndarray | None = None  # likewise
     unrounded: Result | None = None
 
     def pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Each legal output with its tolerance."""
+        """Each legal attn_output with its tolerance."""
         return [(self.attn_output, self.tolerance), *(self.unrounded.pairs() if self.unrounded else [])]
 
 
@@ -37,36 +39,46 @@ def multi_head_cache_attention(
     scale: np.ndarray | None,
     attributes: AttentionAttributes,
     types: Types,
+    *,
+    has_mass: bool = False,
 ) -> Result:
     """Stores the call's tokens in cache and scale, in place, then attends over all tokens of each sequence.
 
     The call must be legal: `attention_rules.broken_cache_attention_rules` finds nothing.
     """
     key, value = key_value_cache(inputs, cache, scale, attributes, types)
-    result = attention(inputs, key, value, attributes)
+    result = attention(inputs, key, value, attributes, has_mass)
     if attributes.quant_bit != 0:
         key, value = loaded(inputs, cache, scale, attributes, np.float64)
-        result.unrounded = attention(inputs, key, value, attributes)
+        result.unrounded = attention(inputs, key, value, attributes, has_mass)
     return result
 
 
-def multi_head_attention(inputs: AttentionInputs, attributes: AttentionAttributes) -> Result:
+def multi_head_attention(
+    inputs: AttentionInputs, attributes: AttentionAttributes, *, has_mass: bool = False
+) -> Result:
     """Attends over packed keys and values. The call must be legal."""
-    return attention(inputs, inputs.key, inputs.value, attributes)
+    return attention(inputs, inputs.key, inputs.value, attributes, has_mass)
 
 
 def attention(
-    inputs: AttentionInputs | CacheAttentionInputs, key: np.ndarray, value: np.ndarray, attributes: AttentionAttributes
+    inputs: AttentionInputs | CacheAttentionInputs,
+    key: np.ndarray,
+    value: np.ndarray,
+    attributes: AttentionAttributes,
+    has_mass: bool,
 ) -> Result:
     """The queries of each sequence over its rows of key and value (kvstarts[B], Hk, Dh)."""
     mask = given(inputs.attn_mask)
     output = np.zeros(inputs.query.shape)
     tolerances = np.zeros(inputs.query.shape)
+    mass, mass_tolerance = np.zeros((2, attributes.num_heads, len(key)))
     slope = alibi_slopes(attributes.num_heads)
     for b in range(len(inputs.seqstarts) - 1):
         queries = range(int(inputs.seqstarts[b]), int(inputs.seqstarts[b + 1]))
         keys = slice(int(inputs.kvstarts[b]), int(inputs.kvstarts[b + 1]))
         n, m = len(queries), keys.stop - keys.start
+        weights = np.zeros((2, n, attributes.num_heads, m))  # and their tolerances
         causal = attributes.is_causal == 1 and n > 1 and b >= inputs.decoding_batches.item()
         for i, token in enumerate(queries):
             distance = np.arange(m) - (m - n + i)
@@ -80,31 +92,44 @@ def attention(
                 if mask is not None:
                     row = mask[token] if mask.ndim == 2 else mask[h, token]
                     masks.append(row[keys].astype(np.float64))
-                output[token, h], tolerances[token, h] = attend(
-                    inputs.query[token, h], key[keys, kv_head], value[keys, kv_head], masks
-                )
-    return Result(output, tolerances)
+                q, keys_of_head = inputs.query[token, h], key[keys, kv_head]
+                output[token, h], tolerances[token, h] = attend(q, keys_of_head, value[keys, kv_head], masks)
+                if has_mass:
+                    weights[:, i, h] = attend(q, keys_of_head, None, masks)
+        mass[:, keys] = plain_nan(total(weights[0]))
+        mass_tolerance[:, keys] = tolerance_of_sums(*weights)
+    return Result(output, tolerances, *((mass, mass_tolerance) if has_mass else ()))
 
 
-def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, masks: list[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """One query q (Dh) over keys and values (m, Dh): its output and the tolerance of each element."""
-    T1 = q.dtype.type
+def attend(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray | None, masks: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """One query q (Dh) over keys and values (m, Dh): its output and the tolerance of each element.
+
+    Without values it is the weight of each key, in float32: what unit vectors as values give.
+    """
+    T1, size = q.dtype.type, len(keys) if values is None else len(q)
     with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite reach who sees them
-        q, keys, values = (array.astype(np.float64) for array in (q, keys, values))
+        q, keys = q.astype(np.float64), keys.astype(np.float64)
         scores = total(keys * q, axis=1) / math.sqrt(len(q))
         for mask in masks:
             scores = np.where(mask == -np.inf, -np.inf, scores + mask)  # what is hidden does not matter, if NaN or not
         seen = scores != -np.inf
         if not seen.any():
-            return np.zeros(len(q)), np.zeros(len(q))
-        scores, keys, values = scores[seen], keys[seen], values[seen]
+            return np.zeros(size), np.zeros(size)
+        scores, keys = scores[seen], keys[seen]
+        values_seen = np.eye(len(keys)) if values is None else values[seen].astype(np.float64)
         weights = exp(scores - scores.max())
         weights /= total(weights)
-        output = total(weights[:, None] * values)
+        output = total(weights[:, None] * values_seen)
         output = np.where(np.isinf(output.astype(T1)), np.copysign(np.inf, output), output)  # beyond T1
-        row = Row(q, keys, values, [mask[seen] for mask in masks], scores, weights, output)
-        allowed = tolerance(row, T1)
-    return plain_nan(output), np.where(np.isfinite(output), allowed, 0.0)
+        row = Row(q, keys, values_seen, [mask[seen] for mask in masks], scores, weights, output)
+        allowed = tolerance(row, T1, np.float32 if values is None else T1)
+    of_row = np.array([plain_nan(output), np.where(np.isfinite(output), allowed, 0.0)])
+    if values is None:
+        of_row, of_seen = np.zeros((2, size)), of_row
+        of_row[:, seen] = of_seen
+    return of_row[0], of_row[1]
 
 
 def alibi_slopes(num_heads: int) -> list[float]:

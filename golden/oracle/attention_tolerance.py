@@ -13,6 +13,9 @@ each mask) and the weights, as the public reference does. There the weights are 
 sum, which nothing makes up for: an error e_j changes the output by p_j e_j v_j.
 
 Errors are independent, so variances add up. Eight deviations are allowed, plus half a unit of T1 for the last rounding.
+
+The attention's mass is a sum of weights over queries, in float32. A weight has the tolerance of an output over unit
+vectors as values, and their sum has in addition the errors of its partial sums.
 """
 
 from __future__ import annotations
@@ -52,8 +55,8 @@ def rounding(element: type[np.floating]) -> float:
     return unit(element) / math.sqrt(3)
 
 
-def tolerance(row: Row, T1: type[np.floating]) -> np.ndarray:
-    """The largest legal difference of each element (Dh) of the output."""
+def tolerance(row: Row, T1: type[np.floating], output_type: type[np.floating]) -> np.ndarray:
+    """The largest legal difference of each element (Dh) of the output, which is given in a type of its own."""
     r = rounding(np.float32)
     moved = row.weights[:, None] * (row.values - row.output)  # (m, Dh): what a relative error of weight j changes
     exp = EXP_ULPS * 2 * unit(np.float32)  # an ulp is at most 2u of the value
@@ -67,7 +70,15 @@ def tolerance(row: Row, T1: type[np.floating]) -> np.ndarray:
     variance = variance + r * r * (total(square(terms)) + partial_sums(terms))  # the products, and their sum
     variance = variance + square(r * row.output) * (partial_sums(row.weights) + 1)  # the sum of weights, the division
     smallest = float(np.finfo(np.float32).smallest_normal)  # weights below it may become zero
-    return DEVIATIONS * np.sqrt(variance) + last_rounding(row.output, T1) + smallest * total(np.abs(row.values))
+    return DEVIATIONS * np.sqrt(variance) + last_rounding(row.output, output_type) + smallest * total(np.abs(row.values))
+
+
+def tolerance_of_sums(weights: np.ndarray, tolerances: np.ndarray) -> np.ndarray:
+    """The largest legal difference of the sums over all queries of (n, ...) weights that have these tolerances."""
+    if len(weights) == 0:
+        return np.zeros(weights.shape[1:])
+    allowed = total(square(tolerances)) + square(DEVIATIONS * rounding(np.float32)) * partial_sums(weights)
+    return np.where(np.isfinite(allowed), np.sqrt(allowed), 0.0)
 
 
 def partial_sums(terms: np.ndarray) -> np.ndarray:

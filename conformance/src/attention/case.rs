@@ -8,7 +8,7 @@ use kvcache_schema::{
     multi_head_cache_attention,
 };
 
-use crate::case::{After, Expected, NamedInputs, NanRule};
+use crate::case::{After, Expected, NamedInputs, NanRule, TOLERANCES, UNROUNDED, UNROUNDED_TOLERANCES};
 use crate::difference::{Indices, Location, of_token, output};
 use crate::files::{CaseFiles, Cause, readers};
 use crate::oracle::indices;
@@ -76,6 +76,8 @@ pub struct Case {
     pub cache: Option<Tensor>,
     /// `scale` before the first call, if given.
     pub scale: Option<Tensor>,
+    /// Whether its calls give `attention_mass`, an optional output.
+    pub has_mass: bool,
     /// The calls.
     pub steps: Vec<Step>,
 }
@@ -114,6 +116,11 @@ fn read_case(files: &CaseFiles<'_>) -> Result<Case, Cause> {
     let cache = |name: &str| t2.map(|_| tensors.get(name)).transpose();
     let scale = |name: &str| t3.map(|_| tensors.get(name)).transpose();
     let (rules, attributes) = (file.rules(operator.page())?, file.attributes(CacheAttentionAttributes::set)?);
+    let outputs = match &file.outputs {
+        None => &Case::OUTPUTS[..1],
+        Some(names) if *names == Case::OUTPUTS => Case::OUTPUTS,
+        Some(names) => return Err(Cause::Outputs(names.clone())),
+    };
     let steps = file.steps.into_iter().enumerate().map(|(i, step)| {
         let tensor = |name: &str| tensors.get(&format!("{i}.{name}"));
         let is_given = |name: &str| tensors.file.tensor(&format!("{i}.{name}")).is_ok();
@@ -124,15 +131,16 @@ fn read_case(files: &CaseFiles<'_>) -> Result<Case, Cause> {
                 inputs.insert(name, tensor(name)?);
             }
         }
-        let unrounded = match is_given("unrounded.attn_output") {
-            true => Some([tensor("unrounded.attn_output")?, tensor("unrounded.tolerance")?]),
+        let all = |names: [&str; 2]| names[..outputs.len()].iter().map(|name| tensor(name)).collect::<Result<_, _>>();
+        let unrounded = match is_given(UNROUNDED[0]) {
+            true => Some([all(UNROUNDED)?, all(UNROUNDED_TOLERANCES)?]),
             false => None,
         };
         let expected = match step.error {
             Some(kind) => Expected::Refusal { kind, mentions: step.mentions },
             None => Expected::Success(Box::new(After {
-                outputs: vec![tensor("attn_output")?],
-                tolerance: Some(tensor("tolerance")?),
+                outputs: outputs.iter().map(|name| tensor(name)).collect::<Result<_, _>>()?,
+                tolerance: all(TOLERANCES)?,
                 unrounded,
                 cache: cache(&format!("{i}.cache"))?,
                 scale: scale(&format!("{i}.scale"))?,
@@ -150,15 +158,20 @@ fn read_case(files: &CaseFiles<'_>) -> Result<Case, Cause> {
         t1,
         cache: cache("cache")?,
         scale: scale("scale")?,
+        has_mass: outputs.len() > 1,
         steps: steps.collect::<Result<_, Cause>>()?,
     })
 }
 
 impl Suite for Case {
     const NAME: &'static str = "attention";
-    const OUTPUTS: &'static [&'static str] = &["attn_output"];
+    const OUTPUTS: &'static [&'static str] = &[multi_head_attention::OUTPUTS[0], multi_head_attention::MASS];
 
     fields_of_case!();
+
+    fn outputs(&self) -> &'static [&'static str] {
+        &Self::OUTPUTS[..1 + usize::from(self.has_mass)]
+    }
 
     fn page(&self) -> OperatorPage {
         self.operator.page()
@@ -186,7 +199,8 @@ impl Suite for Case {
         };
         let input = |name: &str| self.steps.first().and_then(|step| step.inputs.get(name));
         let heads = input(key).into_iter().flat_map(head_sizes).filter(|(name, _)| *name == "cache_heads");
-        input("kvstarts").and_then(batch).map(|batch| ("batch", batch)).into_iter().chain(heads).collect()
+        let batch = input("kvstarts").and_then(batch).map(|batch| ("batch", batch));
+        batch.into_iter().chain(heads).chain([(multi_head_attention::MASS, self.has_mass.into())]).collect()
     }
 
     fn nan(&self) -> NanRule {
@@ -212,6 +226,9 @@ impl Suite for Case {
                 Some((sequence, usize::try_from(past).ok()?.checked_add(query)?))
             };
             return output(tensor, index, usize::try_from(group).ok()?, token).map(Location::Output);
+        }
+        if name == multi_head_attention::MASS {
+            return None; // the coordinates say it: query head and key
         }
         let indices = Indices {
             seqstarts: step.inputs.get("seqstarts")?,

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use crate::attention::Case;
 use crate::{CallResult, Implementation, Outcome, Tensor};
 use kvcache_op::{
-    AttentionBackend, AttentionCall, AttentionInputs, Backend, CacheAttentionAttributes, CacheAttentionInputs, Error,
-    IndexInputs, Inputs, MultiHeadAttention, MultiHeadCacheAttention, Workers,
+    AttentionBackend, AttentionCall, AttentionInputs, Backend, CacheAttentionAttributes, CacheAttentionInputs,
+    ElementType, Error, IndexInputs, Inputs, MultiHeadAttention, MultiHeadCacheAttention, Workers,
 };
 
 use crate::backends::{read, write};
@@ -24,7 +24,10 @@ pub struct Attention<W> {
 
 impl<W: Workers> Implementation<Case> for Attention<W> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        Ok(run_attention(case, (self.backend, self.store), |call, output| call.run(write(output), &self.workers)))
+        Ok(run_attention(case, (self.backend, self.store), |call, output, mass| match mass {
+            None => call.run(write(output), &self.workers),
+            Some(mass) => call.run_with_mass(write(output), write(mass), &self.workers),
+        }))
     }
 }
 
@@ -32,19 +35,21 @@ impl<W: Workers> Implementation<Case> for Attention<W> {
 pub fn run_attention(
     case: &Case,
     backends: (AttentionBackend, Backend),
-    run: impl Fn(AttentionCall<'_>, &mut Tensor) -> Result<(), Error>,
+    run: impl Fn(AttentionCall<'_>, &mut Tensor, Option<&mut Tensor>) -> Result<(), Error>,
 ) -> Vec<CallResult> {
     let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
     let calls = case.steps.iter().map(|step| {
         let call = check_attention(&case.attributes, &step.inputs, [cache.as_mut(), scale.as_mut()], backends);
         let output = call.and_then(|call| {
-            let output = Tensor::zeros(case.t1, call.output_shape().to_vec());
-            let mut output = output.expect("a checked call has an output that fits in memory");
-            run(call, &mut output)?;
-            Ok(output)
+            let fits = "a checked call has outputs that fit in memory";
+            let mut output = Tensor::zeros(case.t1, call.output_shape().to_vec()).expect(fits);
+            let mass = || Tensor::zeros(ElementType::Float32, call.mass_shape().to_vec()).expect(fits);
+            let mut mass = case.has_mass.then(mass);
+            run(call, &mut output, mass.as_mut())?;
+            Ok([Some(output), mass].into_iter().flatten().collect())
         });
         let outcome = match output {
-            Ok(output) => Outcome::Done(vec![output]),
+            Ok(outputs) => Outcome::Done(outputs),
             Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
         };
         CallResult { outcome, cache: cache.clone(), scale: scale.clone() }

@@ -56,6 +56,7 @@ impl Diagnosable for attention::Case {
     fn concerns(&self, rule: &str) -> bool {
         let has_mask = || self.steps.iter().any(|step| step.inputs.contains_key("attn_mask"));
         match rule.split('.').next() {
+            Some("mass") => self.has_mass,
             Some("alibi") => self.attributes.attention.is_alibi != 0,
             // Some of attn_mask are of ALiBi, too.
             Some("attn-mask") => has_mask() || self.attributes.attention.is_alibi != 0,

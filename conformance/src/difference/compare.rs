@@ -1,7 +1,5 @@
 //! Compares tensors and refusals with the expected ones, and says what is wrong with one call.
 
-use std::slice::from_ref;
-
 use kvcache_schema::ElementType;
 
 use super::location::Location;
@@ -151,21 +149,24 @@ impl<'a> Call<'a> {
             }
             (_, Expected::Success(after), Outcome::Done(outputs)) => {
                 let (names, element) = self.outputs;
-                let mismatch = |all: &[Tensor], tolerance: Option<&Tensor>| {
+                let mismatch = |all: &[Tensor], tolerance: &[Tensor]| {
                     // In the order in which a call computes them.
                     let mut pairs = self.state([after.cache.as_ref(), after.scale.as_ref()], self.nan);
-                    let accept = match tolerance {
+                    let accept = |i: usize| match tolerance.get(i) {
                         None => Accept::Bits(self.nan),
-                        Some(tolerance) => Accept::Within { tolerance, element },
+                        // The second is the mass.
+                        Some(tolerance) => {
+                            Accept::Within { tolerance, element: if i == 0 { element } else { ElementType::Float32 } }
+                        }
                     };
-                    let pair = |(i, name)| Pair { name, got: outputs.get(i), expected: all.get(i), accept };
+                    let pair = |(i, name)| Pair { name, got: outputs.get(i), expected: all.get(i), accept: accept(i) };
                     pairs.extend(names.iter().copied().enumerate().map(pair));
                     tensors(&pairs, false, &locate)
                 };
                 // Of what is right in two ways, the first is told.
-                let right = mismatch(&after.outputs, after.tolerance.as_ref());
+                let right = mismatch(&after.outputs, &after.tolerance);
                 right.filter(|_| match &after.unrounded {
-                    Some([output, tolerance]) => mismatch(from_ref(output), Some(tolerance)).is_some(),
+                    Some([outputs, tolerance]) => mismatch(outputs, tolerance).is_some(),
                     None => true,
                 })
             }

@@ -18,8 +18,8 @@ use crate::suite::Suite;
 /// A program that runs cases: it is given a case's folder and the file for its result.
 ///
 /// It makes the case's calls and writes the result, a safetensors file with, for each call i, `i.cache` and `i.scale`
-/// (if given) after the call, and either its outputs (`i.key` and `i.value`, or `i.attn_output`) or, in the file's
-/// metadata, `i.error`: the message of the refusal. int4 is packed as in the case, with dtype U8.
+/// (if given) after the call, and either its outputs (`i.key` and `i.value`, or `i.attn_output`; and `i.attention_mass` where
+/// `outputs` of `case.yaml` names it) or, in the file's metadata, `i.error`: the message of the refusal. int4 is packed as in the case, with dtype U8.
 ///
 /// It is [started for each case](Self::parse), and exits with 0, or with another status and a reason on standard error
 /// if it cannot run the case; or it [serves many](Self::serving). A case fails if the program cannot run it, if a signal
@@ -127,7 +127,7 @@ impl<C: Suite> Implementation<C> for Program {
         let [cache, scale] = case.state();
         let result = |i: usize| {
             Ok(CallResult {
-                outcome: results.outcome(i, C::OUTPUTS)?,
+                outcome: results.outcome(i, case.outputs())?,
                 cache: results.optional(i, "cache", cache)?,
                 scale: results.optional(i, "scale", scale)?,
             })

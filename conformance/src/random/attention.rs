@@ -77,6 +77,7 @@ pub fn case(entropy: &mut Entropy) -> Case {
         t1: types.t1,
         cache: is_cached.then_some(cache),
         scale: scale.filter(|_| is_cached),
+        has_mass: false,
         steps: vec![Step { inputs: of, expected: unknown }],
     };
     case.steps[0].expected = expected_of(&case);
@@ -101,7 +102,8 @@ fn expected_of(case: &Case) -> Expected {
     };
     let mut expected = expected(Prediction { outcome, state });
     if let Expected::Success(after) = &mut expected {
-        (after.tolerance, after.unrounded) = (after.outputs.pop(), unrounded);
+        after.tolerance = after.outputs.pop().into_iter().collect();
+        after.unrounded = unrounded.map(|pair| pair.map(|tensor| vec![tensor]));
         after.cache = after.cache.take().filter(|_| case.cache.is_some());
     }
     expected

@@ -253,7 +253,7 @@ pub(super) fn expected(Prediction { outcome, state }: Prediction) -> Expected {
     match (outcome, state.as_deref()) {
         (PredictedOutcome::Done(outputs), Some(State { cache, scale })) => {
             let (cache, scale) = (Some(cache.clone()), scale.clone());
-            Expected::Success(Box::new(After { outputs, tolerance: None, unrounded: None, cache, scale }))
+            Expected::Success(Box::new(After { outputs, tolerance: Vec::new(), unrounded: None, cache, scale }))
         }
         (PredictedOutcome::Refused(kind), _) => Expected::Refusal { kind: kind.to_owned(), mentions: Vec::new() },
         (outcome, _) => unreachable!("the oracle without mistakes knows what a call does: {outcome:?}"),

@@ -23,7 +23,7 @@ fn numbers(tensor: &Tensor) -> impl Iterator<Item = f64> + Clone {
 #[test]
 fn outputs_and_tolerances_of_attention_are_those_of_numpy() {
     let oracle = Oracle::default();
-    let (mut elements, mut unrounded) = (0, 0);
+    let (mut elements, mut unrounded, mut masses) = (0, 0, 0);
     for case in ATTENTION.iter() {
         for (step, prediction) in case.steps.iter().zip(oracle.predict_attention(case, None)) {
             let (Expected::Success(after), PredictedOutcome::Done(output)) = (&step.expected, prediction.outcome)
@@ -32,14 +32,19 @@ fn outputs_and_tolerances_of_attention_are_those_of_numpy() {
             };
             // Both sum in float64, and the files have float32.
             let close = |a: f64, b: f64| a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= 2e-7 * b.abs() + 1e-12;
-            assert!(numbers(&after.outputs[0]).zip(&output.values).all(|(a, &b)| close(a, b)), "{}", case.name);
             // The files' tolerance covers the rounding of the output to float32.
             let enough =
                 |(file, own): &(f64, f64)| *own <= file * 1.001 + 1e-44 && (file - own).abs() <= 0.3 * file + 1e-44;
-            let pairs = numbers(after.tolerance.as_ref().unwrap()).zip(output.tolerance.iter().copied());
-            assert_eq!(pairs.clone().find(|pair| !enough(pair)), None, "{}", case.name);
-            elements += pairs.count();
-            if let (Some([file, tolerance]), Some(own)) = (&after.unrounded, &output.unrounded) {
+            assert_eq!(after.outputs.len(), output.outputs().count());
+            for ((file, tolerance), own) in after.outputs.iter().zip(&after.tolerance).zip(output.outputs()) {
+                assert!(numbers(file).zip(&own.values).all(|(a, &b)| close(a, b)), "{}", case.name);
+                let pairs = numbers(tolerance).zip(own.tolerance.iter().copied());
+                assert_eq!(pairs.clone().find(|pair| !enough(pair)), None, "{}", case.name);
+                elements += pairs.count();
+            }
+            masses += output.mass.as_ref().map_or(0, |mass| mass.values.len());
+            let (Some([files, tolerances]), Some(own)) = (&after.unrounded, &output.unrounded) else { continue };
+            for ((file, tolerance), own) in files.iter().zip(tolerances).zip(own.outputs()) {
                 // Products with scales of float32 are rounded to that here, which is little beside the tolerance.
                 let near = |((a, tolerance), b): ((f64, f64), f64)| close(a, b) || (a - b).abs() < tolerance / 8.0;
                 let expected = (0..own.values.len()).map(|i| own.expected(i));
@@ -48,7 +53,7 @@ fn outputs_and_tolerances_of_attention_are_those_of_numpy() {
             }
         }
     }
-    assert!(elements > 200_000 && unrounded > 20_000, "{elements}, {unrounded}");
+    assert!(elements > 200_000 && unrounded > 20_000 && masses > 4000, "{elements}, {unrounded}, {masses}");
 }
 
 #[test]

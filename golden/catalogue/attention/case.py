@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -29,10 +29,22 @@ class AttentionCase(Case):
     """A case of MultiHeadCacheAttention."""
 
     query_heads: int = 0
+    has_mass: bool = False
 
-    page, heading = "MultiHeadCacheAttention", {"operator": "MultiHeadCacheAttention"}
+    page: ClassVar[str] = "MultiHeadCacheAttention"
     input_names, attributes_type = CACHE_ATTENTION_INPUTS, AttentionAttributes
     fill = staticmethod(random_values)  # a case that begins with past tokens has numbers there, not any bits
+
+    @property
+    def heading(self) -> dict[str, Any]:
+        """The operator, and the outputs where there are others than it always has."""
+        outputs = {"outputs": ["attn_output", "attention_mass"]} if self.has_mass else {}
+        return {"operator": self.page} | outputs
+
+    def with_mass(self) -> Self:
+        """The case, whose calls give attention_mass, too."""
+        self.has_mass = True
+        return self
 
     def inputs(self, *sequences: Sequence, **changes: Any) -> Any:
         """The inputs of the next call: random tensors, indices that follow from the sequences."""
@@ -49,7 +61,8 @@ class AttentionCase(Case):
         return broken_cache_attention_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
 
     def run(self, inputs: Any) -> dict[str, np.ndarray]:
-        result = multi_head_cache_attention(inputs, self.cache, self.scale, self.set_attributes, self.types)
+        given = (inputs, self.cache, self.scale, self.set_attributes, self.types)
+        result = multi_head_cache_attention(*given, has_mass=self.has_mass)
         outputs, of_unrounded = rounded(result), rounded(result.unrounded) if result.unrounded else {}
         differ = any(array.tobytes() != outputs[name].tobytes() for name, array in of_unrounded.items())
         return outputs | {f"unrounded.{name}": array for name, array in of_unrounded.items() if differ}
@@ -59,7 +72,7 @@ class AttentionCase(Case):
 class PackedCase(AttentionCase):
     """A case of MultiHeadAttention."""
 
-    page, heading, input_names = "MultiHeadAttention", {"operator": "MultiHeadAttention"}, ATTENTION_INPUTS
+    page, input_names = "MultiHeadAttention", ATTENTION_INPUTS
 
     def given(self, sequences: Listed[Sequence], **common: np.ndarray) -> AttentionInputs:
         """The inputs with those that both operators have."""
@@ -71,7 +84,7 @@ class PackedCase(AttentionCase):
         return broken_attention_rules(inputs, self.set_attributes, self.types)
 
     def run(self, inputs: AttentionInputs) -> dict[str, np.ndarray]:
-        return rounded(multi_head_attention(inputs, self.set_attributes))
+        return rounded(multi_head_attention(inputs, self.set_attributes, has_mass=self.has_mass))
 
 
 def over_cache(
@@ -110,14 +123,19 @@ def attention_attributes(heads: tuple[int, int], head_dim: int, attributes: dict
 
 
 def rounded(result: Result) -> dict[str, np.ndarray]:
-    """The output and its tolerance as float32, the tolerance wider by what that may move the output."""
-    with np.errstate(over="ignore"):
-        output = result.attn_output.astype(np.float32)
-    finite = np.where(np.isfinite(output), output, np.float32(0))
-    moved = np.where(np.isfinite(output), np.abs(finite - np.where(np.isfinite(output), result.attn_output, 0)), 0)
-    allowed = (result.tolerance + moved).astype(np.float32)
-    widened = np.where(allowed > 0, np.nextafter(allowed, np.float32(np.inf)), np.float32(0))
-    return {"attn_output": output, "tolerance": widened}
+    """Each output and its tolerance as float32, the tolerance wider by what that may move the output."""
+    both = [("attn_output", "tolerance"), ("attention_mass", "mass_tolerance")]
+    given = {}
+    for name, tolerance in both[: 1 if result.attention_mass is None else 2]:
+        exact = getattr(result, name)
+        with np.errstate(over="ignore"):
+            output = exact.astype(np.float32)
+        finite = np.where(np.isfinite(output), output, np.float32(0))
+        moved = np.where(np.isfinite(output), np.abs(finite - np.where(np.isfinite(output), exact, 0)), 0)
+        allowed = (getattr(result, tolerance) + moved).astype(np.float32)
+        widened = np.where(allowed > 0, np.nextafter(allowed, np.float32(np.inf)), np.float32(0))
+        given |= {name: output, tolerance: widened}
+    return given
 
 
 def mask(

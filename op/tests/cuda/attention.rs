@@ -46,11 +46,12 @@ impl<'a> State<'a> {
         Ok(Self { gpu, cache, scale, unaligned })
     }
 
-    /// The host's check of a step, whose tensors are all in the GPU's memory; `then` gets the call.
+    /// The host's check of a step, whose tensors are all in the GPU's memory; `then` gets the call. It writes `mass`.
     fn check<T>(
         &mut self,
         case: &Case,
         step: &Step,
+        mass: Option<&mut Buffer>,
         then: impl FnOnce(DeviceAttentionCall<'_>) -> Result<T, Box<dyn Error>>,
     ) -> Result<T, Box<dyn Error>> {
         let stream = &*self.gpu.stream;
@@ -62,6 +63,7 @@ impl<'a> State<'a> {
         let given = |name: &str| views.get(name).map(|(buffer, view)| buffer.read(view, stream));
         let input = |name: &str| given(name).unwrap_or_else(|| panic!("{} has no {name}", case.name));
         let host = |name: &str| read(step.input(name));
+        let mut mass = mass.map(Writable::new);
         let [mut cache, mut scale] = [&mut self.cache, &mut self.scale].map(|state| state.as_mut().map(Writable::new));
         let call = match case.operator {
             Operator::MultiHeadAttention => {
@@ -103,13 +105,22 @@ impl<'a> State<'a> {
                 op.and_then(|op| op.check_device(inputs, cache, scale))
             }
         };
+        let call = call.and_then(|call| match mass.as_mut() {
+            Some(mass) => call.with_mass(mass.tensor(stream)),
+            None => Ok(call),
+        });
         then(call.map_err(cuda::Error::from)?)
     }
 
     /// A call, done when this returns; only cache and scale stay on the GPU.
-    fn call(&mut self, case: &Case, step: &Step) -> Result<Tensor, Box<dyn Error>> {
+    fn call(&mut self, case: &Case, step: &Step) -> Result<Vec<Tensor>, Box<dyn Error>> {
         let (gpu, unaligned) = (self.gpu, self.unaligned);
-        self.check(case, step, |call| {
+        let heads = case.attributes.attention.num_heads as usize;
+        let keys = numbers(step.input("kvstarts")).last().map_or(0, |&keys| keys as usize);
+        let mass =
+            || Buffer::untouched(gpu, ElementType::Float32, &[heads, keys], shift(ElementType::Float32, unaligned));
+        let mut mass = case.has_mass.then(mass).transpose()?;
+        let output = self.check(case, step, mass.as_mut(), |call| {
             let (shape, scratch_len) = (call.output_shape(), call.scratch_bytes()?);
             let mut output = Buffer::untouched(gpu, case.t1, &shape, shift(case.t1, unaligned))?;
             let mut scratch = Buffer::untouched(gpu, ElementType::Int8, &[scratch_len], 0)?;
@@ -120,7 +131,9 @@ impl<'a> State<'a> {
             }
             gpu.stream.synchronize()?;
             output.download(gpu)
-        })
+        })?;
+        let mass = mass.map(|mass| mass.download(gpu)).transpose()?;
+        Ok([Some(output), mass].into_iter().flatten().collect())
     }
 }
 
@@ -135,7 +148,7 @@ impl AttentionOnDevice<'_> {
         let mut state = State::new(self.gpu, case, self.unaligned)?;
         let mut results = Vec::new();
         for step in &case.steps {
-            let outcome = outcome(state.call(case, step))?.map(|output| vec![output]);
+            let outcome = outcome(state.call(case, step))?;
             self.gpu.nothing_found()?;
             let download =
                 |buffer: &Option<Buffer>| buffer.as_ref().map(|buffer| buffer.download(self.gpu)).transpose();
@@ -153,7 +166,7 @@ impl Implementation<Case> for AttentionOnDevice<'_> {
     fn cannot_run(&self, case: &Case) -> Option<String> {
         let mut state = State::new(self.gpu, case, self.unaligned).ok()?;
         let kind = case.steps.iter().find_map(|step| match &step.expected {
-            Expected::Refusal { kind, .. } if state.check(case, step, |_| Ok(())).is_ok() => Some(kind),
+            Expected::Refusal { kind, .. } if state.check(case, step, None, |_| Ok(())).is_ok() => Some(kind),
             _ => None,
         })?;
         Some(format!("{kind} is found by the device and reported by the status word, in another test"))
@@ -191,7 +204,7 @@ pub fn what_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed> {
     for (name, change, finding, writes) in checks {
         let case = changed(name, change)?;
         let mut state = State::new(gpu, &case, false)?;
-        let output = state.call(&case, &case.steps[0])?;
+        let output = state.call(&case, &case.steps[0])?.swap_remove(0);
         let status = gpu.status.take().ok_or(format!("{name}: nothing was found"))?;
         assert_eq!(status.finding, finding, "{name}");
         let untouched = output.bytes().iter().all(|&byte| byte == crate::device::UNTOUCHED);
@@ -246,6 +259,7 @@ fn long_case(max_seqlen: i64) -> Case {
         t1: ElementType::Float32,
         cache: None,
         scale: None,
+        has_mass: true,
         steps: vec![Step { inputs, expected: Expected::Refusal { kind: String::new(), mentions: Vec::new() } }],
     }
 }
@@ -268,16 +282,21 @@ pub fn long_sequences(gpu: &Gpu) -> Result<(), Failed> {
     let floats = |tensor: &Tensor| -> Vec<f32> {
         tensor.bytes().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     };
-    let difference = floats(&outputs[0]).into_iter().zip(floats(&expected[0])).map(|(a, b)| (a - b).abs());
-    let difference = difference.fold(0.0, f32::max);
-    if difference < 2e-5 { Ok(()) } else { Err(format!("{difference} from the reference").into()) }
+    for (output, expected) in outputs[0].iter().zip(&expected) {
+        let difference = floats(output).into_iter().zip(floats(expected)).map(|(a, b)| (a - b).abs());
+        let difference = difference.fold(0.0, f32::max);
+        if difference >= 2e-5 {
+            return Err(format!("{difference} from the reference").into());
+        }
+    }
+    Ok(())
 }
 
 /// Scratch memory that is missing, or too small, is refused before anything is launched.
 pub fn scratch_is_checked(gpu: &Gpu) -> Result<(), Failed> {
     for given in [None, Some(100)] {
         let case = long_case(3);
-        State::new(gpu, &case, false)?.check(&case, &case.steps[0], |call| {
+        State::new(gpu, &case, false)?.check(&case, &case.steps[0], None, |call| {
             let expected = call.scratch_bytes()?;
             let mut output = Buffer::untouched(gpu, case.t1, &call.output_shape(), 0)?;
             let mut scratch = Buffer::untouched(gpu, ElementType::Int8, &[100], 0)?;

@@ -38,7 +38,9 @@ scale is T3, of cache's shape but for its last axis, Dh / quant_group. A cache o
 element 2i in the low nibble of byte i; with `int4="unpacked"` it is an Int4Array of (..., Dh).
 
 The suite "attention" has two operators, so that the name of the operator comes first: `attend(op_type, attributes,
-inputs, cache, scale)`, which gives `attn_output` or `(attn_output, cache, scale)`.
+inputs, cache, scale)`, which gives `attn_output` or `(attn_output, cache, scale)`. A few cases ask for the attention's
+mass, an extension: to an implementation that takes a keyword `outputs` it is then ["attn_output", "attention_mass"],
+and it gives both, the second float32 (Hq, kvstarts[B]). For others these cases are unsupported.
 
 Some calls are illegal: types, shapes or numbers that the operator must refuse. Then the implementation raises, having
 written nothing. If the exception has a text `kind`, it must be that of the case (the kinds are those of

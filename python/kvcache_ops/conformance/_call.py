@@ -63,14 +63,20 @@ class Caller:
         inputs: Mapping[str, Sent],
         cache: Sent | None,
         scale: Sent | None,
+        names: list[str],
         succeeds: bool,
     ) -> Reply:
-        """Makes the call. `succeeds`: whether it should."""
+        """Makes the call, which should give outputs of these names. `succeeds`: whether it should."""
         arrays = {name: _array(tensor) for name, tensor in inputs.items()}
         state = _State(cache, scale, self.int4)
+        asked = {"outputs": names} if "attention_mass" in names else {}
+        arguments = (op_type,) * self.named + (attributes, arrays, state.cache, state.scale)
         try:
-            arguments = (attributes, arrays, state.cache, state.scale)
-            result = self.implementation(op_type, *arguments) if self.named else self.implementation(*arguments)
+            _bind(self.implementation, *arguments, **asked)
+        except TypeError:
+            return "unsupported", None, "it takes no `outputs`, whose names it is asked for", [], None, None
+        try:
+            result = self.implementation(*arguments, **asked)
         except NotRun as error:
             return "failed", None, str(error), [], None, None
         except BUGS as error:
@@ -80,7 +86,6 @@ class Caller:
                 return "unsupported", None, _said(error), [], None, None
             message = _told(error) if succeeds else _said(error)
             return self._reply("refused", _kind(error), message, state, [])
-        names = ["key", "value"] if op_type == "KeyValueCache" else ["attn_output"]
         return self._reply("done", None, "", state, names, result)
 
     def _reply(
@@ -167,13 +172,18 @@ def check_signature(implementation: Callable[..., Any], attends: bool) -> None:
         raise TypeError(f"implementation is {_class(implementation)}, expected a callable")
     arguments = ["op_type"] * attends + ["attributes", "inputs", "cache", "scale"]
     try:
-        signature = inspect.signature(implementation)
-    except (TypeError, ValueError):
-        return  # Some that are not written in Python do not tell.
-    try:
-        signature.bind(*arguments)
+        _bind(implementation, *arguments)
     except TypeError as error:
         raise TypeError(f"implementation cannot be called with ({', '.join(arguments)}): {error}") from None
+
+
+def _bind(implementation: Callable[..., Any], *arguments: object, **named: object) -> None:
+    """Raises TypeError if the implementation cannot be called so, as far as it tells."""
+    try:
+        signature = inspect.signature(implementation)
+    except (TypeError, ValueError):
+        return  # Some that are not written in Python do not.
+    signature.bind(*arguments, **named)
 
 
 def _array(tensor: Sent) -> NDArray[Any]:

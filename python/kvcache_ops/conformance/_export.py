@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,12 @@ class _Call:
         """What a call that succeeds gives, in the type of its first input."""
         if self.after is None:
             return {}
-        given = {name: self.after[name] for name in self.operator.required_outputs}
         t1 = next(iter(self.inputs.values()))[0]
-        return {name: tensor if t1 == "int8" else _rounded(tensor, t1) for name, tensor in given.items()}
+        given = {tensor.name: tensor for tensor in self.operator.outputs if tensor.name in self.after}
+        is_rounded = {name: t1 != "int8" and tensor.type != "float32" for name, tensor in given.items()}
+        return {
+            name: _rounded(self.after[name], t1) if rounds else self.after[name] for name, rounds in is_rounded.items()
+        }
 
     def write(self, folder: Path) -> None:
         """Writes the data set."""
@@ -116,10 +120,11 @@ class _Call:
                 _write(folder / f"inplace_{index}.pb", name, self.state_after[name])
         for index, (name, tensor) in enumerate(self.outputs.items()):
             _write(folder / f"output_{index}.pb", name, tensor)
-        for prefix in ("", "unrounded."):
-            if self.after is not None and f"{prefix}tolerance" in self.after:
-                _write(folder / f"{prefix}exact_0.pb", "attn_output", self.after[f"{prefix}attn_output"])
-                _write(folder / f"{prefix}tolerance_0.pb", "attn_output", self.after[f"{prefix}tolerance"])
+        tolerances = ("attn_output", "tolerance"), ("attention_mass", "mass_tolerance")
+        for prefix, (index, (name, tolerance)) in product(("", "unrounded."), enumerate(tolerances)):
+            if self.after is not None and f"{prefix}{tolerance}" in self.after:
+                _write(folder / f"{prefix}exact_{index}.pb", name, self.after[f"{prefix}{name}"])
+                _write(folder / f"{prefix}tolerance_{index}.pb", name, self.after[f"{prefix}{tolerance}"])
         if self.error is not None:
             kind, mentions = self.error
             (folder / "expected_error.txt").write_text("".join(f"{line}\n" for line in [kind, *mentions]))
@@ -130,14 +135,16 @@ def _model(case: dict[str, Any], calls: list[_Call]) -> bytes:
     first = calls[0]
     # A refused call has no outputs: those of static batching have four axes.
     rank = 3 if "seqstarts" in first.inputs else 4
-    shapes: dict[str, list[int | None]] = {name: [None] * rank for name in first.operator.required_outputs}
+    outputs = list(first.outputs) or first.operator.required_outputs
+    shapes: dict[str, list[int | None]] = {name: [None] * rank for name in outputs}
     for index, call in enumerate(calls):
         for name, (_, shape, _) in (call.inputs | call.outputs).items():
             common = shape if index == 0 else shapes[name]
             shapes[name] = [a if a == b else None for a, b in zip(common, shape)]
     types = {name: element for name, (element, _, _) in first.inputs.items()}
     domain = first.operator.domains[0]
-    model = node_model(first.operator, case["attributes"], types, domain=domain, shapes=shapes, about=case["about"])
+    more = dict(domain=domain, outputs=outputs, shapes=shapes, about=case["about"])
+    model = node_model(first.operator, case["attributes"], types, **more)
     serialized: bytes = model.SerializeToString()
     return serialized
 

@@ -83,7 +83,13 @@ class Library:
             raise KvCacheError(f"{self.path} with ONNX Runtime {runtime.__version__}: {refused}", "library")
 
     def __call__(
-        self, op_type: str, attributes: dict[str, int], inputs: dict[str, Array], cache: Array, scale: Array
+        self,
+        op_type: str,
+        attributes: dict[str, int],
+        inputs: dict[str, Array],
+        cache: Array,
+        scale: Array,
+        outputs: list[str] | None = None,
     ) -> Any:
         """Makes a call on cache and scale; gives the outputs."""
         of = operator(op_type, inputs)
@@ -91,15 +97,15 @@ class Library:
         fed = {name: _fed(array) for name, array in given.items()}
         domain = self.domains["seqstarts" not in inputs]
         types = {name: element for name, (element, _, _) in fed.items()}
-        model = node_model(of, attributes, types, domain=domain, fill=self.fill)
-        refused, outputs, state = self._ask((model.SerializeToString(), fed))
+        model = node_model(of, attributes, types, domain=domain, outputs=outputs, fill=self.fill)
+        refused, results, state = self._ask((model.SerializeToString(), fed))
         for name, memory in state.items():
             array = given[name]
             array[...] = unpack_int4(memory)[: array.size].reshape(array.shape) if types[name] == "int4" else memory
         is_missing = refused is not None and _NOT_REGISTERED in refused
         self.registers = self.registers or not is_missing
         if refused is None:
-            return outputs
+            return results
         if is_missing:
             raise NotImplementedError(f"the library registers no {op_type} in {domain}")
         raise Refused(refused)

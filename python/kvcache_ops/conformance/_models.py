@@ -29,16 +29,19 @@ def node_model(
     types: Mapping[str, str],
     *,
     domain: str,
+    outputs: Sequence[str] | None = None,
     shapes: Mapping[str, Sequence[int | None] | None] = _NO_SHAPES,
     about: str = "",
     fill: bool = False,
 ) -> ModelProto:
     """A model whose inputs, of these types, and outputs are those of its node.
 
-    What `shapes` does not name may have any rank. An input that is left out before one that is given has the empty
+    outputs: their names, if it gives others than it always gives. What `shapes` does not name may have any rank. An input that is left out before one that is given has the empty
     name, or, with `fill`, is a constant without elements: ONNX Runtime before 1.24 crashes on the name.
     """
     helper = load("onnx.helper", "a model")
+    given = of.required_outputs if outputs is None else outputs
+    of_float32 = {tensor.name for tensor in of.outputs if tensor.type == "float32"}
     names = [tensor.name for tensor in of.inputs]
     while names[-1] not in types:
         names.pop()
@@ -46,7 +49,7 @@ def node_model(
     node = helper.make_node(
         of.name,
         [name if fill or name in types else "" for name in names],
-        of.required_outputs,
+        given,
         name="the node",
         domain=domain,
         **{a.name: attributes[a.name] for a in of.attributes if attributes[a.name] != a.default},
@@ -59,8 +62,8 @@ def node_model(
         [node],
         "the graph",
         [value(name, types[name]) for name in names if name in types],
-        # All of them have the type of the first input, which is never left out.
-        [value(name, types[names[0]]) for name in of.required_outputs],
+        # The others have the type of the first input, which is never left out.
+        [value(name, "float32" if name in of_float32 else types[names[0]]) for name in given],
         [helper.make_tensor(name, ONNX_TYPES["float16"], [0], []) for name in left_out if fill],
         about,
     )

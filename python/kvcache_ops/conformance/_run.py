@@ -46,7 +46,7 @@ class AttentionImplementation(Protocol):
         scale: NDArray[Any] | None,
         /,
     ) -> Any:
-        """Gives attn_output, having written cache and scale in place, or (attn_output, cache, scale)."""
+        """Gives attn_output (with `outputs`, a list of names, all of these), having written cache and scale in place, or (attn_output, cache, scale)."""
 
 
 @overload

@@ -19,6 +19,8 @@ pub struct Caller {
 pub struct Given<'a> {
     pub op_type: &'static str,
     pub attributes: &'a [(&'static str, i64)],
+    /// The names of those that it should give.
+    pub outputs: &'static [&'static str],
     pub inputs: Vec<(&'static str, &'a Tensor)>,
     pub cache: Option<&'a Tensor>,
     pub scale: Option<&'a Tensor>,
@@ -77,7 +79,8 @@ impl Caller {
             attributes.set_item(name, value)?;
         }
         let state = |tensor: Option<&Tensor>| tensor.map(|tensor| sent(py, tensor));
-        let arguments = (given.op_type, attributes, inputs, state(given.cache), state(given.scale), given.succeeds);
+        let (cache, scale) = (state(given.cache), state(given.scale));
+        let arguments = (given.op_type, attributes, inputs, cache, scale, given.outputs, given.succeeds);
         let Reply(what, kind, text, outputs, cache, scale) = self.function.bind(py).call1(arguments)?.extract()?;
         let outcome = match what.as_str() {
             "done" => Outcome::Done(outputs.into_iter().map(received).collect::<PyResult<_>>()?),

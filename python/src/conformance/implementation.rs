@@ -47,6 +47,7 @@ impl<'a> Callable<'a> {
             let given = Given {
                 op_type: case.page().op_type(),
                 attributes: &attributes,
+                outputs: case.outputs(),
                 inputs,
                 cache: cache.as_ref(),
                 scale: scale.as_ref(),
@@ -56,8 +57,8 @@ impl<'a> Callable<'a> {
             (cache, scale) = (made.cache.clone(), made.scale.clone());
             let failed = |reason: String| Err(Stopped::Failed(reason).in_call(i));
             match &made.outcome {
-                Outcome::Done(outputs) if outputs.len() != C::OUTPUTS.len() => {
-                    failed(format!("got {} outputs, expected {}", outputs.len(), C::OUTPUTS.len()))
+                Outcome::Done(outputs) if outputs.len() != case.outputs().len() => {
+                    failed(format!("got {} outputs, expected {}", outputs.len(), case.outputs().len()))
                 }
                 _ if has_cache && made.cache.is_none() => failed("got no cache".to_owned()),
                 _ => Ok(made),

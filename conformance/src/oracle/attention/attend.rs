@@ -6,6 +6,7 @@ use std::rc::Rc;
 use kvcache_schema::ElementType;
 
 use crate::oracle::arithmetic::{read, rounded, write};
+use crate::oracle::attention::mass::Mass;
 use crate::oracle::attention::predict::{Attention, OutputShape, WithoutKeys};
 use crate::oracle::attention::ragged::{Query, Ragged};
 use crate::oracle::attention::scores::{
@@ -35,6 +36,8 @@ pub(super) struct Attend<'a> {
     pub(super) ragged: &'a Ragged,
     /// The elements of `query`, `key`, `value` and `attn_mask`.
     pub(super) packed: [Vec<f64>; 4],
+    /// Whether the call gives the attention's mass.
+    pub(super) has_mass: bool,
     /// What a call gave: nothing more is computed where that is something else.
     pub(super) made: Option<&'a Tensor>,
 }
@@ -57,12 +60,13 @@ impl Attend<'_> {
         };
         let count = shape.iter().product();
         let element = if attention.output_of_float32 { ElementType::Float32 } else { ragged.t1 };
-        let mut output =
-            Attended { element, shape, values: vec![0.0; count], tolerance: vec![0.0; count], unrounded: None };
+        let (values, tolerance) = (vec![0.0; count], vec![0.0; count]);
+        let mut output = Attended { element, shape, values, tolerance, unrounded: None, mass: None };
         if self.made.is_some_and(|made| !output.has_form_of(made)) {
             return Err(Stop::Contradicted);
         }
         let slopes = slopes(attention, ragged);
+        let mut mass = self.has_mass.then(|| Mass::new(ragged));
         for b in 0..ragged.len() {
             let (queries, keys) = (ragged.queries(attention, b), ragged.keys(attention, b));
             let (first, n, m) = (queries.start, queries.end - queries.start, ragged.kvlen(b));
@@ -73,12 +77,14 @@ impl Attend<'_> {
                 let first = row * ragged.head_dim;
                 let scores: Vec<_> = scored.iter().map(|key| key.score).collect();
                 scored.iter_mut().zip(weights(attention, &scores)).for_each(|(key, weight)| key.weight = weight);
-                self.write(scored, first, &mut output);
+                let seen = self.write(scored, first, &mut output);
+                mass.iter_mut().for_each(|mass| mass.add(attention, ragged, &query, &seen));
                 if self.made.is_some_and(|made| !output.is_near_from(first, ragged.head_dim, made)) {
                     return Err(Stop::Contradicted);
                 }
             }
         }
+        output.mass = mass.map(|mass| Box::new(mass.attended(ragged)));
         Ok(output)
     }
 
@@ -111,7 +117,7 @@ impl Attend<'_> {
                 alibi: alibi.then(|| bias(attention, query, slope, j)),
                 attn_mask: self.mask(query, j)?,
             };
-            scored.push(Scored { terms, score: terms.score(attention), squares, head, weight: 0.0 });
+            scored.push(Scored { j, terms, score: terms.score(attention), squares, head, weight: 0.0 });
         }
         Ok(scored)
     }
@@ -142,7 +148,8 @@ impl Attend<'_> {
     }
 
     /// Writes the weighted sum of one query and head, and how far it may be from it, into the elements from `first` on.
-    fn write(&self, mut keys: Vec<Scored>, first: usize, output: &mut Attended) {
+    /// Gives the keys that count.
+    fn write(&self, mut keys: Vec<Scored>, first: usize, output: &mut Attended) -> Vec<Scored> {
         let (attention, head_dim) = (self.attention, self.ragged.head_dim);
         let hides = |key: &Scored| key.score == f64::NEG_INFINITY;
         let nothing = match attention.without_keys {
@@ -160,15 +167,18 @@ impl Attend<'_> {
         output.values[first..][..elements].copy_from_slice(&sum[..elements]);
         if !keys.is_empty() {
             let allowed = &mut output.tolerance[first..][..head_dim];
-            tolerance((self.ragged.t1, output.element), &keys, &sum, value, allowed);
+            tolerance((self.ragged.t1, output.element), head_dim, &keys, &sum, value, allowed);
             let none = |(d, x): &(usize, &f64)| *d >= elements || !x.is_finite();
             sum.iter().enumerate().filter(none).for_each(|(d, _)| allowed[d] = 0.0);
         }
+        keys
     }
 }
 
 /// A key as a head of a query sees it: its score, and what that is made of; and its weight.
 pub(super) struct Scored {
+    /// Its position in the sequence.
+    pub(super) j: i64,
     pub(super) terms: Terms,
     pub(super) score: f64,
     /// The sum of the squares of the product's terms, each multiplied with the factor.
@@ -192,6 +202,8 @@ pub struct Attended {
     pub tolerance: Vec<f64>,
     /// It over products of code and scale that are not rounded, where these are others: as right, for a whole output.
     pub unrounded: Option<Rc<Attended>>,
+    /// The other output, if the call gives it.
+    pub mass: Option<Box<Attended>>,
 }
 
 impl Attended {
@@ -208,13 +220,19 @@ impl Attended {
 
     /// Whether a call that gave `made` did the same. What is so vague that almost everything is within its tolerance, as
     /// where errors of large scores are multiplied with weights far beyond 1, says nothing.
-    pub(crate) fn fits(&self, made: &Tensor) -> bool {
+    pub(crate) fn fits(&self, made: &[Tensor]) -> bool {
         let largest = |values: &[f64]| values.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
-        let fits = |one: &Self| {
-            largest(&one.tolerance) <= MOST_TOLERANCE * largest(&one.values).max(1.0)
+        let fits = |(one, made): (&Self, &Tensor)| {
+            one.has_form_of(made)
+                && largest(&one.tolerance) <= MOST_TOLERANCE * largest(&one.values).max(1.0)
                 && one.is_near_from(0, one.values.len(), made)
         };
-        self.has_form_of(made) && self.either().any(fits)
+        self.outputs().count() == made.len() && self.either().any(|one| one.outputs().zip(made).all(fits))
+    }
+
+    /// It, and the mass.
+    pub fn outputs(&self) -> impl Iterator<Item = &Self> {
+        [Some(self), self.mass.as_deref()].into_iter().flatten()
     }
 
     /// It, and it unrounded.
@@ -244,7 +262,10 @@ impl Attended {
     /// Whether it is farther from what is right than that allows and, so many times, its own tolerance: as it is, and
     /// rounded as implementations give it.
     pub(crate) fn differs(&self, right: &Self, own: f64) -> bool {
-        self.either().all(|wrong| right.either().all(|right| wrong.is_far_from(right, own)))
+        let is_far = |wrong: &Self, right: &Self| {
+            wrong.outputs().zip(right.outputs()).any(|(wrong, right)| wrong.is_far_from(right, own))
+        };
+        self.either().all(|wrong| right.either().all(|right| is_far(wrong, right)))
     }
 
     fn is_far_from(&self, right: &Self, own: f64) -> bool {

@@ -63,7 +63,7 @@ impl Oracle {
             let mask = step.inputs.get("attn_mask").map(numbers).unwrap_or_default();
             let packed = [numbers(step.input("query")), key, value, mask];
             let (attention, outside, made) = (&self.attention, self.behavior.outside, made.map(|(_, output)| output));
-            Attend { attention, outside, ragged, packed, made }.output()
+            Attend { attention, outside, ragged, packed, has_mass: case.has_mass, made }.output()
         };
         let unrounded = known.as_ref().and_then(|state| self.load_unrounded(case, step, state));
         let unrounded = unrounded.filter(|unrounded| *unrounded != loaded).and_then(|loaded| attend(loaded).ok());
@@ -141,7 +141,8 @@ impl Implementation<Case> for Oracle {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let mut state = (case.cache.clone(), case.scale.clone());
         let predictions = self.predict_attention(case, None);
-        Ok(predictions.map(|prediction| prediction.result(&mut state, |output| vec![output.tensor()])).collect())
+        let tensors = |output: Rc<Attended>| output.outputs().map(Attended::tensor).collect();
+        Ok(predictions.map(|prediction| prediction.result(&mut state, tensors)).collect())
     }
 }
 
@@ -199,6 +200,8 @@ decisions! {
         }
         /// What becomes of a query that sees no key: zeros.
         without_keys: WithoutKeys { Zeros, NanOfHidden, Nan }
+        /// The queries whose weights are summed to the mass of a key.
+        mass: MassOf { AllQueries, MeanOfQueries, LastQuery }
         /// The shape of the output.
         output_shape: OutputShape { Right, HeadsFirst, Merged }
     }

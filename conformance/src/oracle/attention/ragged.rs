@@ -128,6 +128,11 @@ impl Ragged {
         rows.chain(padding.map(|j| (None, j))).collect()
     }
 
+    /// The first row of a sequence in packed keys, and its first column in `attn_mask` and the mass.
+    pub(super) fn first_key(&self, b: usize) -> usize {
+        self.kvstarts[b] as usize
+    }
+
     pub(super) fn key_head(&self, attention: &Attention, h: usize) -> usize {
         match attention.key_head {
             KeyHead::Grouped => h / self.group(),

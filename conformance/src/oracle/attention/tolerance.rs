@@ -11,9 +11,10 @@ const DEVIATIONS: f64 = 8.0;
 const EXP_ULPS: f64 = 4.0;
 
 /// The largest legal difference of each element of an output from `output`, which is summed over the keys that a query
-/// sees; `value` is an element of the value of a key.
+/// sees, of `head_dim` elements each; `value` is an element of the value of a key.
 pub(super) fn tolerance(
     (t1, output_type): (ElementType, ElementType),
+    head_dim: usize,
     keys: &[Scored],
     output: &[f64],
     value: impl Fn(&Scored, usize) -> f64,
@@ -25,7 +26,7 @@ pub(super) fn tolerance(
     // division: nothing makes up for such errors.
     let errors = keys.iter().map(|key| {
         let rounded = if t1 == ElementType::Float32 { 0.0 } else { narrow_weight(t1, key.weight) };
-        let variance = score_variance(key, t1, output.len(), largest) + rounded * rounded;
+        let variance = score_variance(key, t1, head_dim, largest) + rounded * rounded;
         // A score that is not finite has no error: what it does to the output has no tolerance either.
         (exp * exp + if variance.is_finite() { variance } else { 0.0 }, rounded)
     });
@@ -44,6 +45,13 @@ pub(super) fn tolerance(
         let smallest = f64::from(f32::MIN_POSITIVE);
         *allowed = DEVIATIONS * variance.sqrt() + last_rounding(output_type, output) + smallest * magnitudes;
     }
+}
+
+/// The largest legal difference of a sum of n weights, by the squares of these and of their tolerances.
+pub(super) fn tolerance_of_sum(n: f64, sum: f64, squares: f64, of_tolerances: f64) -> f64 {
+    let rounded = (DEVIATIONS * rounding(ElementType::Float32)).powi(2) * of_partial_sums(n, sum, squares);
+    let tolerance = (of_tolerances + rounded).sqrt();
+    if tolerance.is_finite() { tolerance } else { 0.0 }
 }
 
 /// Half of the distance from 1 to the next number.

@@ -152,8 +152,9 @@ fn each_is_diagnosed_in_attention() {
     let is_needed = |case: &&attention::Case| size(case) < 6000 && !case.name.starts_with("layout");
     let cases = unworded(ATTENTION.iter().filter(is_needed));
     // Blocks that are long show in the long cases alone.
-    let mistakes = some(true, 41).filter(|mistake| !mistake.name.starts_with("streaming"));
-    let shown = each_is_diagnosed(&cases, mistakes.chain(some(false, 127)));
+    let some_of_attention = some(true, 41).filter(|mistake| !mistake.name.starts_with("streaming"));
+    let of_mass = mistakes().iter().filter(|mistake| mistake.rule == "mass");
+    let shown = each_is_diagnosed(&cases, some_of_attention.chain(of_mass).chain(some(false, 127)));
     assert!(shown > 3, "{shown}");
 }
 
