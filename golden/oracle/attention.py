@@ -54,9 +54,7 @@ def multi_head_cache_attention(
     return result
 
 
-def multi_head_attention(
-    inputs: AttentionInputs, attributes: AttentionAttributes, *, has_mass: bool = False
-) -> Result:
+def multi_head_attention(inputs: AttentionInputs, attributes: AttentionAttributes, *, has_mass: bool = False) -> Result:
     """Attends over packed keys and values. The call must be legal."""
     return attention(inputs, inputs.key, inputs.value, attributes, has_mass)
 

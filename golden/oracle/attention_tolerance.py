@@ -70,7 +70,8 @@ def tolerance(row: Row, T1: type[np.floating], output_type: type[np.floating]) -
     variance = variance + r * r * (total(square(terms)) + partial_sums(terms))  # the products, and their sum
     variance = variance + square(r * row.output) * (partial_sums(row.weights) + 1)  # the sum of weights, the division
     smallest = float(np.finfo(np.float32).smallest_normal)  # weights below it may become zero
-    return DEVIATIONS * np.sqrt(variance) + last_rounding(row.output, output_type) + smallest * total(np.abs(row.values))
+    rounded = last_rounding(row.output, output_type)
+    return DEVIATIONS * np.sqrt(variance) + rounded + smallest * total(np.abs(row.values))
 
 
 def tolerance_of_sums(weights: np.ndarray, tolerances: np.ndarray) -> np.ndarray:

@@ -23,14 +23,14 @@ def _call(case: AttentionCase, batch: tuple[Sequence, ...] = BATCH, **changes: A
 
 def cases() -> Iterator[AttentionCase]:
     for number, (types, quant_bit) in enumerate({"f32 f32": 0, "f16 int8 f16": 8, "f32 int4 f16": 4}.items()):
-        about = f"{types.replace(' ', '/')}, 6 heads on 2: decode, a chunk, a prompt, no queries, no tokens; then decode."
+        about = f"{types.replace(' ', '/')}, 6 heads on 2: a decode step, a chunk, a prompt, idle ones; then decode."
         given = dict(cache_layout=number, **quantized(types, quant_bit, 8))
         case = over_cache(
             f"mass-{types.replace(' ', '-')}", about, types, (6, 2), 16, proves=RULES, max_t=19, **given
         ).with_mass()
         _call(case, decoding_batches=1)
         yield _call(case, (Sequence(5, 1, 0), Sequence(6, 1, 5), Sequence(4, 1, 11)))
-    about = "attn_mask for each head beside the causal mask: keys that some queries do not see, and queries that see none."
+    about = "attn_mask for each head: keys that some queries do not see, and queries that see none."
     case = over_cache("mass-mask3", about, "f16 f16", (4, 2), 8, proves=f"{RULES} attn-mask", max_t=19).with_mass()
     values = mask(case, BATCH, heads=4, width=20, forbidden=0.4)
     for row in (values[1, 2], values[2, 5]):
@@ -44,12 +44,12 @@ def cases() -> Iterator[AttentionCase]:
         name = f"packed-mass-decoding{decoding_batches}"
         case = packed(name, about, "bf16", (4, 2), 8, proves="mass causal-mask").with_mass()
         yield _call(case, (Sequence(2, 3), Sequence(0, 4)), decoding_batches=decoding_batches)
-    about = "A NaN in a query of the second sequence: the masses of the keys that its head sees there are NaN, no others."
+    about = "A NaN in a query of the second sequence: the masses of the keys that its head sees are NaN, no others."
     case = packed("packed-mass-nan", about, "f32", (2, 1), 8, proves="mass non-finite.reach").with_mass()
     batch = (Sequence(3, 1), Sequence(2, 2), Sequence(0, 2))
     query = case.inputs(*batch).query / np.float32(16)
     query[1, 1, 3] = np.nan
     yield case.call(*batch, query=query)
-    about = "600 keys and 21 queries of 3 heads on 1: the sums of more than a block of keys, or of queries, of a kernel."
+    about = "600 keys and 21 queries of 3 heads on 1: more than a block of keys, or of queries, of a kernel."
     case = packed("packed-mass-long", about, "f32", (3, 1), 8, proves="mass precision").with_mass()
     yield _call(case, (Sequence(579, 21), Sequence(600, 1)))

@@ -36,8 +36,9 @@ def node_model(
 ) -> ModelProto:
     """A model whose inputs, of these types, and outputs are those of its node.
 
-    outputs: their names, if it gives others than it always gives. What `shapes` does not name may have any rank. An input that is left out before one that is given has the empty
-    name, or, with `fill`, is a constant without elements: ONNX Runtime before 1.24 crashes on the name.
+    outputs: their names, if it gives others than it always gives. What `shapes` does not name may have any rank. An
+    input that is left out before one that is given has the empty name, or, with `fill`, is a constant without elements:
+    ONNX Runtime before 1.24 crashes on the name.
     """
     helper = load("onnx.helper", "a model")
     given = of.required_outputs if outputs is None else outputs

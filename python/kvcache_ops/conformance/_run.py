@@ -46,7 +46,10 @@ class AttentionImplementation(Protocol):
         scale: NDArray[Any] | None,
         /,
     ) -> Any:
-        """Gives attn_output (with `outputs`, a list of names, all of these), having written cache and scale in place, or (attn_output, cache, scale)."""
+        """Gives attn_output, having written cache and scale in place, or (attn_output, cache, scale).
+
+        An implementation that takes a keyword `outputs`, a list of names, gives all of these in place of attn_output.
+        """
 
 
 @overload
