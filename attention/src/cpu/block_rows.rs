@@ -209,10 +209,10 @@ impl<'a> BlockRows<'a> {
             unsafe {
                 let rows = self.codes(call, kv, 0..tokens, next, memory);
                 rows.next.prefetch_scales(0..tokens);
-                let from = rows.scale.cast();
                 // A sum times an infinite scale could be -inf, which hides a key; a product of 0 and that scale is NaN.
-                let (rows, len, nan_for_infinity) = (tokens, integers.groups, kv == KEY);
-                (integers.functions.transpose_scales)(&Transpose { from, rows, len, nan_for_infinity, to });
+                let (from, offsets) = (rows.scale, rows.scale_offsets);
+                let (len, nan_for_infinity) = (integers.groups, kv == KEY);
+                (integers.functions.transpose_scales)(&Transpose { from, offsets, len, nan_for_infinity, to });
             }
         }
         to

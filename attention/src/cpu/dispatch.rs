@@ -98,7 +98,7 @@ pub(crate) struct IntegerFunctions {
     pub(crate) qk_floats: for<'a> unsafe fn(&CodeScores<'a>),
     pub(crate) pv_rows: PvRowsFunction,
     pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
-    pub(crate) transpose_scales: unsafe fn(&Transpose),
+    pub(crate) transpose_scales: for<'a> unsafe fn(&Transpose<'a>),
     pub(crate) scale_weights: unsafe fn(&Scaled),
     /// QK scores by digits of queries, where the machine has instructions for them; groups are whole registers and not
     /// too large.

@@ -12,6 +12,7 @@ use super::dispatch::{
 };
 use super::generic::digits::{Digits, HEAD, LARGEST_GROUP};
 use super::generic::merge::Row;
+use super::generic::panel::WORDS;
 use super::generic::qk_panels::PARTS;
 use super::generic::query_row::QueryRow;
 use super::generic::rows::BLOCK;
@@ -169,7 +170,8 @@ impl<'a> Call<'a> {
             scales: quant.and_then(|quant| {
                 let len = head_dim / quant.group;
                 // In place, registers of scales would end behind the tensor.
-                let in_registers = integers.is_some() || codes.is_some_and(|codes| !codes.is_wide);
+                let parts = integers.is_some() && !len.is_multiple_of(WORDS);
+                let in_registers = parts || codes.is_some_and(|codes| !codes.is_wide);
                 let copies = quant.t3 != Float32 || in_registers;
                 copies.then(|| Scales::new(scale_function(instructions, quant.t3), len))
             }),

@@ -1,16 +1,17 @@
 //! Scales of a block of rows: by groups, and times weights.
 
-use kvcache_simd::{Function, MOST_LANES};
+use kvcache_simd::Function;
 
 use super::panel::WORDS;
 use super::rows::BLOCK;
 use super::tiles::Tiles;
 
 /// Rows of scales, and where they are written by groups.
-pub(crate) struct Transpose {
-    /// `rows` rows, whole registers of them, of `len` float32, one after the other; three more can be read.
-    pub(crate) from: *const f32,
-    pub(crate) rows: usize,
+pub(crate) struct Transpose<'a> {
+    /// Where the rows are, whole registers of them, and how many bytes behind it each begins: `len` float32, and as many
+    /// more can be read as make whole times [`WORDS`].
+    pub(crate) from: *const u8,
+    pub(crate) offsets: &'a [usize],
     pub(crate) len: usize,
     /// Whether infinities become NaN.
     pub(crate) nan_for_infinity: bool,
@@ -22,23 +23,19 @@ pub(crate) struct Transpose {
 pub(crate) struct TransposeScales;
 
 impl<S: Tiles> Function<S> for TransposeScales {
-    type Arguments<'a> = Transpose;
+    type Arguments<'a> = Transpose<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(&Transpose { from, rows, len, nan_for_infinity, to }: &Transpose) {
-        let mut offsets = [0; MOST_LANES];
-        for (r, offset) in offsets.iter_mut().enumerate() {
-            *offset = r * len * size_of::<f32>();
-        }
-        for first in (0..rows).step_by(S::LANES) {
+    unsafe fn run(&Transpose { from, offsets, len, nan_for_infinity, to }: &Transpose<'_>) {
+        for (i, offsets) in offsets.chunks_exact(S::LANES).enumerate() {
             for group in (0..len).step_by(WORDS) {
-                // SAFETY: these rows are there, and three numbers more; those behind a row's end are not written.
+                // SAFETY: these rows are there; what is behind a row's end is not written.
                 unsafe {
-                    let columns = S::read_columns(from.add(first * len + group).cast(), offsets.as_ptr());
-                    for (i, &scales) in columns.iter().enumerate().take(len - group) {
+                    let columns = S::read_columns(from.add(size_of::<f32>() * group), offsets.as_ptr());
+                    for (word, &scales) in columns.iter().enumerate().take(len - group) {
                         let column = if nan_for_infinity { S::add(scales, S::sub(scales, scales)) } else { scales };
-                        S::write_f32(to.add((group + i) * BLOCK + first), column);
+                        S::write_f32(to.add((group + word) * BLOCK + i * S::LANES), column);
                     }
                 }
             }
