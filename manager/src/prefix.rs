@@ -47,7 +47,9 @@ pub(crate) fn root(fingerprint: &str, salt: &[u8], seed: Option<&BlockKey>) -> P
     hash.update(&(fingerprint.len() as u64).to_le_bytes());
     hash.update(fingerprint.as_bytes());
     hash.update(salt);
-    let digest = seed.map(|seed| BlockKey::digest([&seed.as_bytes()[..], salt]));
+    // Of one length: no salt is a seed, a salt and the tokens of a page.
+    let digest =
+        seed.map(|seed| BlockKey::digest([seed.as_bytes(), BlockKey::digest([salt]).as_bytes()].map(|part| &part[..])));
     PrefixKey { hash: hash.digest128().max(1), digest }
 }
 

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::block::{Block, BlockError};
 
-/// The name of a block: a SHA-256 digest. Written as 64 hexadecimal digits.
+/// The name of a block, of 32 bytes. Written as 64 hexadecimal digits.
 ///
 /// The name of a page of known tokens is what SHA-256's compression function makes of the page's tokens and of the name
 /// of the page before it, which is its state; before the first page it is a digest of all that makes rows of the same
