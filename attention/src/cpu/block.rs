@@ -52,7 +52,7 @@ pub(super) unsafe fn attend_block(
                     let some = first..padded.min(first + at_once);
                     qk_rows(&RowScores {
                         query,
-                        query_step: call.query_step,
+                        query_step: width,
                         queries: rows.len(),
                         keys: some.len(),
                         rows: rows_of(KEY, some),
@@ -119,7 +119,7 @@ pub(super) unsafe fn qk_packed(
     [here, next]: [BlockRows<'_>; 2],
     memory: BlockMemory,
 ) {
-    let Call { functions, query_step, .. } = *call;
+    let Call { functions, width, .. } = *call;
     let BlockMemory { panel, weights, .. } = memory;
     let head_dim = call.geometry.head_dim;
     // SAFETY: see `# Safety`.
@@ -134,7 +134,7 @@ pub(super) unsafe fn qk_packed(
             (functions.pack_keys)(&Pack { rows: panel_rows, keys, panel });
             (functions.qk_panels)(&PanelScores {
                 query,
-                query_step,
+                query_step: width,
                 queries: rows.len(),
                 head_dim,
                 panel,

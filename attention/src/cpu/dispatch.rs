@@ -8,7 +8,6 @@ use kvcache_simd::Neon;
 use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, Portable, Simd};
 
-use super::generic::digits::Digits;
 use super::generic::int_codes::{IntCodes, Word};
 use super::generic::merge::{Finish, Merge, ReadQuery, Result, Row, Sums};
 use super::generic::panel::{Pack, PackCodes, PackKeys};
@@ -24,8 +23,6 @@ use super::generic::softmax_rows::{ManyRows, SoftmaxRows};
 use super::generic::tiles::Tiles;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::codes::{Codes, LANES};
-#[cfg(target_arch = "x86_64")]
-use super::x86_64::digits::{qk_digits, write_digits};
 
 /// Packs keys.
 pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
@@ -100,16 +97,6 @@ pub(crate) struct IntegerFunctions {
     pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
     pub(crate) transpose_scales: for<'a> unsafe fn(&Transpose<'a>),
     pub(crate) scale_weights: unsafe fn(&Scaled),
-    /// QK scores by digits of queries, where the machine has instructions for them; groups are whole registers and not
-    /// too large.
-    pub(crate) digits: Option<DigitFunctions>,
-}
-
-/// Functions over integer codes and the digits of queries.
-#[derive(Clone, Copy)]
-pub(crate) struct DigitFunctions {
-    pub(crate) write: unsafe fn(&Digits),
-    pub(crate) qk_words: for<'a> unsafe fn(&CodeScores<'a>),
 }
 
 /// The functions of an instruction set for codes of a quantized cache; none where they are no integers.
@@ -120,21 +107,9 @@ pub(crate) fn integer_functions(instructions: InstructionSet, bits: QuantBit) ->
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => for_bits::<Avx2>(bits)?,
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => {
-            let digits = is_x86_feature_detected!("avx512vnni").then(|| digit_functions(bits)).flatten();
-            IntegerFunctions { digits, ..for_bits::<Avx512<false>>(bits)? }
-        }
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_bits::<Avx512<false>>(bits)?,
         _ => for_bits::<Portable>(bits)?,
     })
-}
-
-#[cfg(target_arch = "x86_64")]
-fn digit_functions(bits: QuantBit) -> Option<DigitFunctions> {
-    match bits {
-        QuantBit::Eight => Some(DigitFunctions { write: write_digits::<8>, qk_words: qk_digits::<8> }),
-        QuantBit::Four => Some(DigitFunctions { write: write_digits::<4>, qk_words: qk_digits::<4> }),
-        QuantBit::Float8 => None,
-    }
 }
 
 fn for_bits<S: Tiles>(bits: QuantBit) -> Option<IntegerFunctions> {
@@ -155,7 +130,6 @@ fn for_integers<S: Tiles, const BITS: usize>() -> IntegerFunctions {
         pack_values: S::outlined::<PackValues<IntCodes<BITS>>>(),
         transpose_scales: S::outlined::<TransposeScales>(),
         scale_weights: S::outlined::<ScaleWeights>(),
-        digits: None,
     }
 }
 

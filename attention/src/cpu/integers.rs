@@ -36,8 +36,7 @@ impl<'a> PackedKeys<'a> {
     ) -> Self {
         let words = memory.panel;
         // A word is four codes or more, and takes at most a quarter of as many float32.
-        let widens = queries >= WIDENED && integers.functions.digits.is_none();
-        let panel = widens.then_some(words.wrapping_add(BLOCK * call.width / 2));
+        let panel = (queries >= WIDENED).then_some(words.wrapping_add(BLOCK * call.width / 2));
         // SAFETY: see `# Safety`. The rows from `keys` on are as the last.
         unsafe {
             let scales = here.group_scales(call, KEY, keys, next, memory);
@@ -64,8 +63,7 @@ impl<'a> PackedKeys<'a> {
         let head_dim = call.geometry.head_dim;
         let products = |at: usize, keys: usize, panel: *const f32| CodeScores {
             query,
-            query_step: call.query_step,
-            heads: call.width,
+            query_step: call.width,
             queries,
             head_dim,
             group: integers.group,
@@ -77,9 +75,6 @@ impl<'a> PackedKeys<'a> {
         };
         // SAFETY: see `# Safety`: the keys are those that are packed.
         unsafe {
-            if let Some(digits) = functions.digits {
-                return (digits.qk_words)(&products(first, keys, self.words.add(first)));
-            }
             let Some(panel) = self.panel else {
                 return (functions.qk_words)(&products(first, keys, self.words.add(first)));
             };

@@ -7,6 +7,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use super::block::qk_packed;
 use super::block_rows::{BlockMemory, BlockRows, Queries, State};
+use super::generic::merge::Row;
 use super::generic::query_row::QueryRow;
 use super::generic::rows::BLOCK;
 use super::generic::softmax::{Block, HIDDEN, SUMS};
@@ -48,25 +49,26 @@ pub(super) fn tasks(call: &Call<'_>) -> Vec<MassTask> {
 /// The instruction set is supported, and the call has all its [totals](Call::total). Each task of the call is run once.
 pub(super) unsafe fn run(call: &Call<'_>, &MassTask { b, head, piece }: &MassTask, mass: &Mass) {
     let RaggedRows { queries, keys } = call.indices.sequence(b);
-    let (group, step) = (call.group(), call.query_step);
+    let (group, width) = (call.group(), call.width);
     let at_once = (MOST_ROWS / group).max(1);
     let most = at_once * group;
     let piece = piece * PIECE..keys.len().min((piece + 1) * PIECE);
     let of_head = |g: usize| mass.data.wrapping_add((head * group + g) * mass.total_kvlen + keys.start);
     let mut offsets = Offsets::default();
-    scratch::of_thread(State::len(most, 0) + most * step + BlockMemory::len(call, most), |numbers| {
+    scratch::of_thread(State::len(most, 0) + most * width + BlockMemory::len(call, most), |numbers| {
         let state = State::new(numbers, most, 0);
         let query = numbers.wrapping_add(State::len(most, 0));
         // SAFETY: the memory has room for all of these; the rows are those of the problem; the keys of the piece have
         // elements of the mass in each query head, which are this task's.
         unsafe {
-            let memory = BlockMemory::new(query.wrapping_add(most * step), call, most);
+            let memory = BlockMemory::new(query.wrapping_add(most * width), call, most);
             for first in (0..queries.len()).step_by(at_once) {
                 let some = first..queries.len().min(first + at_once);
                 let rows = some.flat_map(|i| (0..group).map(move |g| (i, head * group + g)));
                 let rows: Vec<QueryRow> = rows.map(|(i, h)| call.query_row(b, i, h)).collect();
                 for (r, row) in rows.iter().enumerate() {
-                    call.read_query(row, query.add(r * step));
+                    let (from, to) = (call.query(row), query.add(r * width));
+                    (call.functions.read_query)(&Row { from, len: call.geometry.head_dim, to });
                     *state.max.add(r) = call.total(row)[0];
                 }
                 let seen = rows.last().map_or(0, |row| row.visible).min(piece.end);

@@ -9,9 +9,7 @@
 //!    the mask's number. Integer codes of a quantized cache are summed by groups: fused multiply-adds of query and code
 //!    from the first element of a group to its last; that sum times the group's scale is added to those of the groups
 //!    before by a fused multiply-add. A scale that is infinite makes the score NaN; so may queries so large (above
-//!    10^35) that the sum of a group is beyond float32 before it is scaled. AVX512-VNNI sums the products of a group,
-//!    of whole 16 elements, exactly, once the query's elements in it are whole numbers of 24 bits
-//!    ([`digits`](generic::digits)): their largest one is 8355700.
+//!    10^35) that the sum of a group is beyond float32 before it is scaled.
 //! 2. Keys are taken by blocks of [`BLOCK`](generic::rows::BLOCK), the first of which begins at key 0 of the sequence.
 //!    A block raises the running maximum to that of its scores; what has been summed before is multiplied with
 //!    `exp(old maximum - new maximum)`. The weight of a key is `exp(score - maximum)`.
@@ -29,8 +27,7 @@
 //! A key that the query does not see enters nothing, whatever its numbers: its score is -inf, its weight is 0 and its
 //! value is not added. So the result depends on the rows that the query sees, in the order of the sequence, and on
 //! nothing else: not on which queries are computed together, nor on who computes which piece. How many lanes a register
-//! has decides nothing either, so all instruction sets with fused multiply-adds give the same bits, but for integer
-//! codes where there is AVX512-VNNI.
+//! has decides nothing either, so all instruction sets with fused multiply-adds give the same bits.
 //!
 //! # Three ways to a product
 //! Few queries, as in decoding, are multiplied with floats where they are: the elements of a row are in the lanes of a
@@ -39,8 +36,7 @@
 //! prompts, are multiplied with a panel of keys, transposed: keys are in the lanes, and the partial sums come one after
 //! the other ([`qk_panels`](generic::qk_panels)), which takes fewer instructions once the panel is there. Integer codes
 //! are transposed as words of four or eight codes, which costs little, and become float32 in registers, or for many
-//! queries in the panel ([`qk_codes`](generic::qk_codes)): a scale is used once a group, and not once an element. Where
-//! an instruction adds four products of bytes, codes stay what they are, and queries become digits.
+//! queries in the panel ([`qk_codes`](generic::qk_codes)): a scale is used once a group, and not once an element.
 //!
 //! # Rows
 //! Rows of float32, of float16 and of integer codes are used where they are. A value of float8, or of integer codes in

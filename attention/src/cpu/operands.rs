@@ -3,15 +3,13 @@
 use std::mem::MaybeUninit;
 
 use kvcache_kernels::{Quant, RowLoader};
-use kvcache_schema::{ElementType::Float32, QuantBit};
+use kvcache_schema::ElementType::Float32;
 use kvcache_simd::{InstructionSet, is_amd};
 
 use super::dispatch::{
     CodeFunctions, Functions, IntegerFunctions, QkRowsFunction, ReadFunction, code_functions, functions,
     integer_functions, scale_function,
 };
-use super::generic::digits::{Digits, HEAD, LARGEST_GROUP};
-use super::generic::merge::Row;
 use super::generic::panel::WORDS;
 use super::generic::qk_panels::PARTS;
 use super::generic::query_row::QueryRow;
@@ -55,21 +53,10 @@ pub(super) struct Integers {
 }
 
 impl Integers {
-    /// Codes for so many query heads that share a key head.
-    fn new(instructions: InstructionSet, quant: Quant, head_dim: usize, heads: usize) -> Option<Self> {
-        let mut functions = integer_functions(instructions, quant.bits)?;
+    fn new(instructions: InstructionSet, quant: Quant, head_dim: usize) -> Option<Self> {
+        let functions = integer_functions(instructions, quant.bits)?;
         let group = quant.group;
-        let is_whole = group.is_multiple_of(WHOLE);
-        // Few queries wait for codes of 8 bits. With digits they are done with keys sooner than the values that they
-        // prefetch come: it takes 1.1 times as long (Zen 5).
-        let pays = heads > 2 || quant.bits == QuantBit::Four;
-        functions.digits = functions.digits.filter(|_| is_whole && group <= LARGEST_GROUP && pays);
-        Some(Self { functions, group, groups: head_dim / group, scales_weights: is_whole })
-    }
-
-    /// Numbers in the heads of a query's digits.
-    fn heads_len(&self) -> usize {
-        if self.functions.digits.is_some() { HEAD * self.groups } else { 0 }
+        Some(Self { functions, group, groups: head_dim / group, scales_weights: group.is_multiple_of(WHOLE) })
     }
 }
 
@@ -95,8 +82,6 @@ pub(super) struct Call<'a> {
     pub(super) pv_in_place: bool,
     /// Elements of a row of float32 in scratch memory: `head_dim`, rounded up to whole registers of any width.
     pub(super) width: usize,
-    /// Elements from one query in scratch memory to the next: its `width`, and the heads of its digits.
-    pub(super) query_step: usize,
     /// How many bytes behind the first row in scratch memory each begins.
     pub(super) scratch_offsets: [usize; BLOCK],
     /// How many bytes behind the first loaded row each begins.
@@ -150,8 +135,7 @@ impl<'a> Call<'a> {
             None => (t1, loader(t1, None, 1)),
         };
         let codes = quant.and_then(|quant| code_functions(instructions, quant.bits, head_dim, quant.group));
-        let heads = num_heads.checked_div(geometry.num_kv_heads).unwrap_or(0);
-        let integers = quant.and_then(|quant| Integers::new(instructions, quant, head_dim, heads));
+        let integers = quant.and_then(|quant| Integers::new(instructions, quant, head_dim));
         let functions = functions(instructions, t1, floats);
         let source = Source::new(problem);
         let prefetch_to_l1 = is_amd() && !source.heads_are_adjacent();
@@ -179,7 +163,6 @@ impl<'a> Call<'a> {
             qk_rows: functions.qk_rows.filter(|_| head_dim.is_multiple_of(PARTS)),
             pv_in_place: whole && (floats == Float32 || functions.qk_rows.is_some()),
             width,
-            query_step: width + integers.map_or(0, |integers| integers.heads_len()),
             scratch_offsets: each(size_of::<f32>()),
             loaded_offsets: each(float_bytes),
             loaded_at_once: (LOADED_BYTES / (width * float_bytes).max(1) / SUMS * SUMS).clamp(SUMS, BLOCK),
@@ -223,21 +206,9 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Reads a row's elements of `query` as float32, or as digits.
-    ///
-    /// # Safety
-    /// The instruction set is supported; [`query_step`](Self::query_step) numbers can be written.
-    pub(super) unsafe fn read_query(&self, row: &QueryRow, to: *mut f32) {
-        let head_dim = self.geometry.head_dim;
-        // SAFETY: see `# Safety`: the row is the problem's, and the memory has room for both.
-        unsafe {
-            (self.functions.read_query)(&Row { from: self.pointers.query.wrapping_add(row.at), len: head_dim, to });
-            if let Some(Integers { functions, group, .. }) = self.integers
-                && let Some(digits) = functions.digits
-            {
-                (digits.write)(&Digits { query: to, head_dim, group, heads: to.add(self.width) });
-            }
-        }
+    /// A row's elements of `query`.
+    pub(super) fn query(&self, row: &QueryRow) -> *const u8 {
+        self.pointers.query.wrapping_add(row.at)
     }
 
     /// A row's elements of `attn_output`.

@@ -27,14 +27,14 @@ pub(super) unsafe fn attend_many_rows(
     [here, next]: [BlockRows<'_>; 2],
     memory: BlockMemory,
 ) {
-    let Call { functions, width, query_step, .. } = *call;
+    let Call { functions, width, .. } = *call;
     let BlockMemory { panel, weights, rescale, .. } = memory;
     let head_dim = call.geometry.head_dim;
     let padded = keys.len().next_multiple_of(SUMS);
     // A row sees no less than the one before it: the first ones may see nothing of the block.
     let blind = queries.rows.partition_point(|row| row.visible <= keys.start);
     let rows = &queries.rows[blind..];
-    let (state, query) = (queries.state.row(blind), queries.query.wrapping_add(blind * query_step));
+    let (state, query) = (queries.state.row(blind), queries.query.wrapping_add(blind * width));
     let seen: Vec<usize> = rows.iter().map(|row| (row.visible - keys.start).min(keys.len())).collect();
     // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last, or of any numbers.
     unsafe {
@@ -46,7 +46,7 @@ pub(super) unsafe fn attend_many_rows(
             let keys = PANEL.min(padded - first);
             // These queries see none of the keys.
             let without = seen.partition_point(|&seen| seen <= first);
-            let (query, queries) = (query.add(without * query_step), rows.len() - without);
+            let (query, queries) = (query.add(without * width), rows.len() - without);
             let scores = weights.add(without * BLOCK + first);
             if let Some((integers, packed)) = &packed {
                 packed.scores(call, integers, (query, queries), [first, keys], weights.add(without * BLOCK));
@@ -54,7 +54,7 @@ pub(super) unsafe fn attend_many_rows(
             }
             let panel_rows = here.floats(call, KEY, first..first + PANEL, next, memory);
             (functions.pack_keys)(&Pack { rows: panel_rows, keys, panel });
-            (functions.qk_panels)(&PanelScores { query, query_step, queries, head_dim, panel, keys, scores });
+            (functions.qk_panels)(&PanelScores { query, query_step: width, queries, head_dim, panel, keys, scores });
         }
         let (factor, max, sums) = (call.factor, state.max, state.weights);
         let hidden = if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::block::attend_block;
 use super::block_rows::{BlockMemory, BlockRows, MANY_ROWS, Queries, State};
-use super::generic::merge::Result;
+use super::generic::merge::{Result, Row};
 use super::generic::query_row::QueryRow;
 use super::generic::rows::BLOCK;
 use super::operands::Call;
@@ -40,7 +40,7 @@ pub(super) unsafe fn run(call: &Call<'_>, task: &Task, shared: &Shared<'_>) {
     let unit = &shared.units[task.unit];
     let rows = unit.rows(call.group());
     let all_rows = rows * unit.heads.len();
-    let (state_len, query_len) = (State::len(all_rows, call.width), all_rows * call.query_step);
+    let (state_len, query_len) = (State::len(all_rows, call.width), all_rows * call.width);
     let len = query_len + 2 * state_len + BlockMemory::len(call, rows);
     // A row of one key head after the other.
     let queries: Vec<QueryRow> = unit
@@ -57,7 +57,8 @@ pub(super) unsafe fn run(call: &Call<'_>, task: &Task, shared: &Shared<'_>) {
         unsafe {
             let block_memory = BlockMemory::new(query.wrapping_add(query_len), call, rows);
             for (r, row) in queries.iter().enumerate() {
-                call.read_query(row, query.add(r * call.query_step));
+                let to = query.add(r * call.width);
+                (call.functions.read_query)(&Row { from: call.query(row), len: call.geometry.head_dim, to });
             }
             total.clear(all_rows);
             for piece in task.pieces.clone() {
@@ -124,7 +125,7 @@ unsafe fn attend_piece(
             let row = i * rows;
             let queries = Queries {
                 rows: &queries[row..][..rows],
-                query: query.wrapping_add(row * call.query_step),
+                query: query.wrapping_add(row * call.width),
                 state: state.row(row),
             };
             let next = match head + 1 {

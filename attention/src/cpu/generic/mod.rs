@@ -1,7 +1,6 @@
 //! What the kernel computes, over the vector registers of any instruction set.
 
-pub(super) mod digits;
-mod exp;
+pub(super) mod exp;
 pub(super) mod int_codes;
 pub(super) mod merge;
 pub(super) mod panel;

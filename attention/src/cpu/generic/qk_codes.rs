@@ -16,9 +16,6 @@ pub(crate) struct CodeScores<'a> {
     pub(crate) query_step: usize,
     pub(crate) queries: usize,
     pub(crate) head_dim: usize,
-    /// How many elements behind a query the heads of its digits begin, if it has any.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX-512 has digits"))]
-    pub(crate) heads: usize,
     /// Codes that share a scale; they divide `head_dim`.
     pub(crate) group: usize,
     /// Lanes of [`Lane::KEYS`] keys, of which the first ones are used, in whole registers, one row after the other.

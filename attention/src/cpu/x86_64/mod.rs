@@ -3,4 +3,3 @@
 mod avx2;
 mod avx512;
 pub(super) mod codes;
-pub(super) mod digits;
