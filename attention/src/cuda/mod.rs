@@ -1,7 +1,8 @@
 //! Attention on a CUDA device: the kernels, embedded as PTX, and the launches that make a call.
 //!
 //! A call is up to four launches on one stream: the store of `KeyValueCache`, the attention, the sum of the pieces of
-//! long decoding steps, and the mass of the keys where it is asked for. It allocates nothing (the caller brings scratch memory) and does not wait for the device.
+//! long decoding steps, and the mass of the keys where it is asked for. It allocates nothing (the caller brings scratch
+//! memory) and does not wait for the device.
 //!
 //! The kernels have an order of sums of their own, fixed by a token's sequence alone, as [`AttentionReference`] has
 //! (`kernel/attend.cuh` has the order): other bits than those of the CPU, the same on every GPU.

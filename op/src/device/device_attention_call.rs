@@ -36,8 +36,8 @@ impl<'a, D: Device> DeviceAttentionCall<'a, D> {
     }
 
     /// The same call, which writes `attention_mass`, too, float32: for each query head and each key the sum of the
-    /// probabilities that the queries of its sequence give it, 0 for a key that none sees. Scores are computed twice for
-    /// that.
+    /// probabilities that the queries of its sequence give it, 0 for a key that none sees. Columns behind `kvstarts[B]`
+    /// are not written. Scores are computed twice for that.
     ///
     /// # Errors
     /// An [`Error`] that concerns `attention_mass`.
