@@ -50,10 +50,10 @@ pub(crate) unsafe fn write<'a>(input: &'static str, tensor: *const DLTensor) -> 
     unsafe { Ok(TensorMut::from_dlpack(input, required(tensor, input, "a tensor")?)?) }
 }
 
-/// As [`write`], of a tensor that need not be there.
+/// A tensor to be written that need not be there.
 ///
 /// # Safety
-/// As for [`write`].
+/// `tensor` is null or describes a tensor as [`TensorMut::from_dlpack`] requires.
 pub(crate) unsafe fn write_optional<'a>(
     input: &'static str,
     tensor: *const DLTensor,

@@ -90,7 +90,7 @@ pub unsafe extern "C" fn kvcache_run(
 }
 
 /// # Safety
-/// As for [`kvcache_check`], and as long as the call lives.
+/// The conditions of [`kvcache_check`], as long as the call lives.
 unsafe fn check<'a>(
     op: *const kvcache_operator,
     inputs: *const kvcache_inputs,
@@ -108,7 +108,7 @@ unsafe fn check<'a>(
 /// Runs a checked call.
 ///
 /// # Safety
-/// As for [`kvcache_run`].
+/// The conditions of [`kvcache_run`].
 pub(crate) unsafe fn run(
     call: Call<'_>,
     key: *const DLTensor,

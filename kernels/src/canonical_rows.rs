@@ -68,16 +68,15 @@ impl TensorRows {
     /// The copies that read some slots of the tensor into canonical rows of `row_len` bytes, of which this tensor's
     /// begin at `at`: in a plane a slot is contiguous, and in most layouts planes follow each other in canonical order.
     fn parts(self, slots: &[usize], at: usize, row_len: usize) -> impl Iterator<Item = Parts> {
-        let TensorBytes { token, layer, kv, head, .. } = self.bytes;
+        let TensorBytes { token, head_len, .. } = self.bytes;
         let [_, kvs, heads] = self.dims;
         // The slots of a single layer may be further apart than they are long.
         let len = token.min(self.row_len());
         let in_tile = TILE_BYTES.checked_div(len).unwrap_or(1).max(1);
         let mut tiles: Vec<Parts> = Vec::new();
         for i in 0..self.row_len().checked_div(len).unwrap_or(0) {
-            let h = i * len / self.bytes.head_len;
-            let [l, k, h] = [h / heads / kvs, h / heads % kvs, h % heads];
-            let from = self.start + l * layer + k * kv + h * head;
+            let h = i * len / head_len;
+            let from = self.start + self.bytes.offset(0, h / heads / kvs, h / heads % kvs, h % heads);
             match tiles.last_mut() {
                 Some(tile) if tile.count < in_tile && from == tile.from[0] + tile.count * self.plane_len => {
                     tile.count += 1

@@ -186,7 +186,7 @@ pub(crate) fn appends_of<'py>(appends: &Bound<'py, PyAny>) -> PyResult<Vec<Bound
 /// Numbers of tokens by sequence, of a dict {s: n}.
 ///
 /// # Errors
-/// As for [`Id`] and [`count`].
+/// Those of [`Id`] and [`count`].
 pub(crate) fn counts_of(appends: &Bound<'_, PyDict>) -> PyResult<Vec<(core::SeqId, usize)>> {
     appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, count("range", "n", &n)?))).collect()
 }

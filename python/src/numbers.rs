@@ -37,7 +37,7 @@ pub fn within(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>, 
 /// A number that counts something.
 ///
 /// # Errors
-/// As for [`within`].
+/// Those of [`within`].
 pub fn count(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     // Not negative: 64 bits hold it.
     within(kind, name, value, 0, i64::MAX).map(|count| count as usize)

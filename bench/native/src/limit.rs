@@ -91,7 +91,7 @@ impl Limit {
     /// Runs the loop on this thread, with the widest lines that the processor has.
     ///
     /// # Safety
-    /// As for [`run`](Self::run).
+    /// The conditions of [`run`](Self::run).
     unsafe fn run_part(self) -> Moved {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx512bw") {
@@ -103,7 +103,7 @@ impl Limit {
     }
 
     /// # Safety
-    /// As for [`run`](Self::run), on a processor with AVX-512BW.
+    /// The conditions of [`run`](Self::run); the processor has AVX-512BW.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn run_avx512(self) -> Moved {
@@ -133,7 +133,7 @@ impl Limit {
     /// Walks over whole groups of `PAGES` pages of the larger side, then over what is left, in sequence.
     ///
     /// # Safety
-    /// As for [`specialized`](Self::specialized).
+    /// The conditions of [`specialized`](Self::specialized).
     #[inline(always)]
     unsafe fn walk<const AVX512: bool, const STREAM: bool, const PAGES: usize>(self) -> Moved {
         let mut rest = self;

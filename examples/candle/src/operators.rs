@@ -51,7 +51,7 @@ pub fn key_value_cache(
 /// `decoding_batches` sequences have no causal mask.
 ///
 /// # Errors
-/// As for [`key_value_cache`].
+/// Those of [`key_value_cache`].
 #[expect(clippy::too_many_arguments, reason = "the operator's inputs")]
 pub fn multi_head_cache_attention(
     op: &MultiHeadCacheAttention,

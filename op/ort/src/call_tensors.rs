@@ -45,7 +45,8 @@ pub(crate) trait Tensors<'a> {
     /// A tensor to be written.
     ///
     /// # Safety
-    /// As for [`reference`](Self::reference); nobody else uses what the operator writes of it.
+    /// It is one of the runtime's, of this type, shape and address: contiguous, initialized, and there for 'a; nobody
+    /// else uses what the operator writes of it.
     unsafe fn mutable(element: ElementType, shape: Shape, data: *mut u8) -> Self::Mut;
 
     /// The input at `index`, to be read by the host on every provider.
