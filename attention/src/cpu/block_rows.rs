@@ -131,26 +131,33 @@ impl BlockMemory {
 
     /// Whole registers can be read from each scale on.
     fn scales_len(call: &Call<'_>) -> usize {
-        call.scales.as_ref().map_or(0, |scales| BLOCK * scales.len + LINE)
+        call.scales.as_ref().map_or(0, |scales| BLOCK * scales.len * call.heads_at_once() + LINE)
     }
 
+    /// Those of keys and of values, of all heads that are read at once.
     fn group_scales_len(call: &Call<'_>) -> usize {
+        2 * call.heads_at_once() * Self::scales_of_head(call)
+    }
+
+    fn scales_of_head(call: &Call<'_>) -> usize {
         call.integers.map_or(0, |integers| BLOCK * integers.groups)
     }
 
     fn scaled_len(call: &Call<'_>, queries: usize) -> usize {
         let scales_weights = call.integers.is_some_and(|integers| integers.scales_weights);
-        if scales_weights && queries < MANY_ROWS { queries * Self::group_scales_len(call) } else { 0 }
+        if scales_weights && queries < MANY_ROWS { queries * Self::scales_of_head(call) } else { 0 }
     }
 }
 
 /// The rows of a block of tokens, of one key head.
 #[derive(Clone, Copy)]
 pub(super) struct BlockRows<'a> {
-    /// The key head.
+    /// The key head, one of those that are computed block by block.
     pub(super) head: usize,
-    /// The rows of the block's tokens.
+    pub(super) heads: &'a Range<usize>,
+    /// The rows of the block's tokens, and those of the next block's, or the same.
     pub(super) offsets: &'a Offsets,
+    pub(super) next_offsets: &'a Offsets,
 }
 
 impl<'a> BlockRows<'a> {
@@ -193,29 +200,63 @@ impl<'a> BlockRows<'a> {
 
     /// The scales of the block's rows of integer codes by groups, each of so many tokens, whole registers.
     ///
+    /// Where the heads of a token are adjacent, the first one reads the scales of all, which are in few lines.
+    ///
     /// # Safety
-    /// The conditions are those of [`floats`](Self::floats).
+    /// The conditions are those of [`floats`](Self::floats). The heads come in order, with the same tokens and memory.
     pub(super) unsafe fn group_scales(
         self,
         call: &Call<'_>,
         kv: usize,
         tokens: usize,
-        next: BlockRows<'_>,
         memory: BlockMemory,
     ) -> *const f32 {
-        let to = memory.group_scales;
-        if let Some(integers) = call.integers {
-            // SAFETY: see `# Safety`: the rows' scales are float32 in memory, and the memory has room for as many.
+        let Some(integers) = call.integers else { return memory.group_scales };
+        let each = BlockMemory::scales_of_head(call);
+        let first = self.head - self.heads.start;
+        let to = memory.group_scales.wrapping_add(kv * call.heads_at_once() * each);
+        if kv == KEY {
+            self.prefetch_scales(call);
+        }
+        if first == 0 {
+            let len = integers.groups * self.heads.len();
+            let (from, offsets) = (call.source.head(kv, self.head).1, &self.offsets.scale[..tokens]);
+            let nan_for_infinity = kv == KEY;
+            // SAFETY: see `# Safety`: the scales are those of slots, heads are adjacent where there are several, and
+            // the memory has room for the scales of a block of them.
             unsafe {
-                let rows = self.codes(call, kv, 0..tokens, next, memory);
-                rows.next.prefetch_scales(0..tokens);
-                // A sum times an infinite scale could be -inf, which hides a key; a product of 0 and that scale is NaN.
-                let (from, offsets) = (rows.scale, rows.scale_offsets);
-                let (len, nan_for_infinity) = (integers.groups, kv == KEY);
-                (integers.functions.transpose_scales)(&Transpose { from, offsets, len, nan_for_infinity, to });
+                let transpose = integers.functions.transpose_scales;
+                match &call.scales {
+                    None => transpose(&Transpose { from, offsets, len, nan_for_infinity, to }),
+                    Some(Scales { read, .. }) => {
+                        let rows = Rows { from, offsets, len, ..Rows::NONE };
+                        read(&Read { rows, to: memory.scales, to_step: len });
+                        let offsets: [usize; BLOCK] = std::array::from_fn(|t| t * len * size_of::<f32>());
+                        let (from, offsets) = (memory.scales.cast_const().cast(), &offsets[..tokens]);
+                        // A sum times an infinite scale could be -inf, which hides a key; a product of 0 and that scale
+                        // is NaN.
+                        transpose(&Transpose { from, offsets, len, nan_for_infinity, to });
+                    }
+                }
             }
         }
-        to
+        to.wrapping_add(first * each)
+    }
+
+    /// Prefetches this head's share of the scales of the next block, which its first head reads.
+    fn prefetch_scales(self, call: &Call<'_>) {
+        if std::ptr::eq(self.offsets, self.next_offsets) {
+            return;
+        }
+        let (first, count) = (self.head - self.heads.start, self.heads.len());
+        let next = Next {
+            scales: [KEY, VALUE].map(|kv| call.source.head(kv, self.heads.start).1),
+            scale_offsets: &self.next_offsets.scale,
+            scale_len: call.source.head_len()[1] * count,
+            to_l1: call.prefetch_to_l1,
+            ..Next::NONE
+        };
+        next.prefetch_scales(BLOCK * first / count..BLOCK * (first + 1) / count);
     }
 
     /// What is prefetched while these rows are read: into the first-level cache what is read after them, the values of
@@ -234,16 +275,18 @@ impl<'a> BlockRows<'a> {
             (true, _) => (KEY, next),
             (false, kv) => (kv, next),
         };
-        // Those of the next head of these tokens may be in the lines that this head's are in.
+        // Those of the next head of these tokens may be in the lines that this head's are in. Those of integer codes have
+        // prefetches of their own.
         let line = |head| call.source.head(KEY, head).1.addr() / kvcache_simd::LINE;
         let is_there = std::ptr::eq(self.offsets, next.offsets) && line(self.head) == line(next.head);
+        let with_scales = kv == KEY && scale_len > 0 && !is_there && call.integers.is_none();
         Next {
             rows: call.source.head(kv_ahead, ahead.head).0,
             offsets: &ahead.offsets.cache,
             len,
             to_l1: call.prefetch_to_l1,
             scales: [KEY, VALUE].map(|kv| call.source.head(kv, next.head).1),
-            scale_offsets: if scale_len > 0 && kv == KEY && !is_there { &next.offsets.scale } else { &[] },
+            scale_offsets: if with_scales { &next.offsets.scale } else { &[] },
             scale_len,
         }
     }

@@ -39,7 +39,7 @@ impl<'a> PackedKeys<'a> {
         let panel = (queries >= WIDENED).then_some(words.wrapping_add(BLOCK * call.width / 2));
         // SAFETY: see `# Safety`. The rows from `keys` on are as the last.
         unsafe {
-            let scales = here.group_scales(call, KEY, keys, next, memory);
+            let scales = here.group_scales(call, KEY, keys, memory);
             let rows = here.stored(call, KEY, 0..BLOCK, next);
             let (next, rows) = (rows.next, Rows { next: Next::NONE, ..rows });
             (integers.functions.pack_keys)(&Pack { rows, keys, panel: words });
@@ -105,7 +105,7 @@ pub(super) unsafe fn add_integer_values(
     let padded = keys.next_multiple_of(SUMS);
     // SAFETY: see `# Safety`. The scales from `keys` on are as the last.
     unsafe {
-        let scales = here.group_scales(call, VALUE, padded, next, memory);
+        let scales = here.group_scales(call, VALUE, padded, memory);
         (functions.scale_weights)(&Scaled { weights, queries, keys: padded, scales, groups, to: scaled });
         let values = WeightedRows {
             weights: scaled,

@@ -75,7 +75,8 @@ pub(super) unsafe fn run(call: &Call<'_>, &MassTask { b, head, piece }: &MassTas
                 for start in (piece.start..seen).step_by(BLOCK) {
                     let keys = start..piece.end.min(start + BLOCK);
                     call.source.offsets(b, keys.clone(), &mut offsets);
-                    let here = BlockRows { head, offsets: &offsets };
+                    let (heads, offsets) = (&(head..head + 1), &offsets);
+                    let here = BlockRows { head, heads, offsets, next_offsets: offsets };
                     let queries = Queries { rows: &rows, query, state };
                     qk_packed(call, &queries, keys.len().next_multiple_of(SUMS), [here, here], memory);
                     let (scores, rescale, factor) = (memory.weights, memory.rescale, call.factor);

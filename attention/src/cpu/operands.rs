@@ -182,6 +182,11 @@ impl<'a> Call<'a> {
         self.geometry.num_heads / self.geometry.num_kv_heads
     }
 
+    /// The most key heads whose scales are read at once.
+    pub(super) fn heads_at_once(&self) -> usize {
+        if self.source.heads_are_adjacent() { self.geometry.num_kv_heads } else { 1 }
+    }
+
     /// How many keys query `i` of sequence `b` sees, but for the mask.
     pub(super) fn visible(&self, b: usize, i: usize) -> usize {
         let RaggedRows { queries, keys } = self.indices.sequence(b);

@@ -66,7 +66,7 @@ pub(super) unsafe fn attend_many_rows(
         let panels = panel;
         let (mut group, mut scales) = (0, None);
         if let Some(integers) = call.integers.filter(|integers| integers.scales_weights) {
-            (group, scales) = (integers.group, Some(here.group_scales(call, VALUE, padded, next, memory)));
+            (group, scales) = (integers.group, Some(here.group_scales(call, VALUE, padded, memory)));
             let rows = here.stored(call, VALUE, 0..keys.len(), next);
             (integers.functions.pack_values)(&PackRows { rows, width, group, panels });
         } else {

@@ -128,13 +128,14 @@ unsafe fn attend_piece(
                 query: query.wrapping_add(row * call.width),
                 state: state.row(row),
             };
+            let here = BlockRows { head, heads: &unit.heads, offsets, next_offsets };
             let next = match head + 1 {
-                head if head < unit.heads.end => BlockRows { head, offsets },
-                _ => BlockRows { head: unit.heads.start, offsets: next_offsets },
+                head if head < unit.heads.end => BlockRows { head, ..here },
+                _ => BlockRows { head: unit.heads.start, offsets: next_offsets, ..here },
             };
             let attend = if rows < MANY_ROWS { attend_block } else { attend_many_rows };
             // SAFETY: see `# Safety`; the block is one of the piece, and the offsets are its own.
-            unsafe { attend(call, &queries, block(first), [BlockRows { head, offsets }, next], memory) }
+            unsafe { attend(call, &queries, block(first), [here, next], memory) }
         }
     }
 }

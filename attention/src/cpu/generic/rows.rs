@@ -26,6 +26,17 @@ pub(crate) struct Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// No rows.
+    pub(crate) const NONE: Self = Self {
+        from: std::ptr::null(),
+        offsets: &[],
+        scale: std::ptr::null(),
+        scale_offsets: &[],
+        len: 0,
+        group_bits: 0,
+        next: Next::NONE,
+    };
+
     /// Some of the rows.
     pub(crate) fn some(self, rows: Range<usize>) -> Self {
         let (offsets, scale_offsets) = (&self.offsets[rows.clone()], &self.scale_offsets[rows.clone()]);
