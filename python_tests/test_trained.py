@@ -47,7 +47,7 @@ def model() -> NumpyModel:
 
 @pytest.fixture(scope="module")
 def tokens() -> list[int]:
-    """The beginning of the held-back text: enough to tell formats apart."""
+    """The beginning of the held-out text: enough to tell formats apart."""
     return tokenizer().encode(held_back_text())[: 2 * WINDOW]
 
 
