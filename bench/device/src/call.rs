@@ -19,14 +19,6 @@ use crate::case::{Case, HEAD_DIM, NUM_HEADS};
 /// Caches up to this size have a pattern in them; larger ones are not worth the wait.
 const PATTERNED_BYTES: usize = 600 << 20;
 
-/// Which part of a call is made; attention is always made whole.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    Both,
-    Store,
-    Load,
-}
-
 enum Op {
     Cache(KeyValueCache),
     Attention(MultiHeadCacheAttention),
@@ -51,10 +43,8 @@ pub struct Bench<'a> {
     /// `seqstarts` and `kvstarts` on the host.
     starts: [Vec<i64>; 2],
     seqstarts: CudaSlice<i64>,
-    no_seqstarts: CudaSlice<i64>,
     cachestarts: CudaSlice<i64>,
     start_pos: CudaSlice<i64>,
-    kvlen: CudaSlice<i64>,
     scratch: CudaSlice<u8>,
 }
 
@@ -97,10 +87,8 @@ impl<'a> Bench<'a> {
             stream,
             status: StatusWord::new(context)?,
             seqstarts: stream.clone_htod(&starts(current))?,
-            no_seqstarts: stream.clone_htod(&starts(0))?,
             cachestarts: stream.clone_htod(&case.cachestarts())?,
             start_pos: stream.clone_htod(&vec![past as i64; batch])?,
-            kvlen: stream.clone_htod(&vec![(past + current) as i64; batch])?,
             starts: [starts(current), starts(past + current)],
             scratch: stream.alloc_zeros(1)?,
         })
@@ -135,7 +123,7 @@ impl<'a> Bench<'a> {
             false => self.stream.clone_htod(&(0..len.max(1)).map(|i| pattern(i + seed)).collect::<Vec<u8>>()),
         };
         let current = bytes(types.t1, &self.rows(NUM_HEADS));
-        let output = bytes(types.t1, &self.output_shape()).max(1);
+        let output = bytes(types.t1, &self.output_shape());
         Ok(Set {
             query: filled(bytes(types.t1, &self.rows(self.case.query_heads)), 5 * seed)?,
             current: [filled(current, 3 * seed)?, filled(current, 7 * seed + 1)?],
@@ -146,32 +134,19 @@ impl<'a> Bench<'a> {
     }
 
     /// Enqueues a call.
-    pub fn launch(&mut self, set: &mut Set, part: Part) -> Result<(), Box<dyn Error>> {
+    pub fn launch(&mut self, set: &mut Set) -> Result<(), Box<dyn Error>> {
         let Case { types, batch, query_heads, .. } = *self.case;
         let (stream, scale) = (&**self.stream, self.scale());
         let (query_shape, cache_shape) = (self.rows(query_heads), self.held_shape(HEAD_DIM));
-        let (mut current_shape, mut output_shape) = (self.rows(NUM_HEADS), self.output_shape());
-        match part {
-            Part::Load => current_shape[0] = 0,
-            Part::Store => output_shape[0] = 0,
-            Part::Both => {}
-        }
-        let current = set.current.each_ref().map(|values| values.slice(0..bytes(types.t1, &current_shape)));
-        let (seqstarts, start_pos) = match part {
-            Part::Load => (&self.no_seqstarts, &self.kvlen),
-            Part::Both | Part::Store => (&self.seqstarts, &self.start_pos),
-        };
+        let (current_shape, output_shape) = (self.rows(NUM_HEADS), self.output_shape());
         let stored = DeviceInputs {
-            current_key: DeviceRef::from_bytes(types.t1, current_shape, &current[0], stream),
-            current_value: DeviceRef::from_bytes(types.t1, current_shape, &current[1], stream),
+            current_key: DeviceRef::from_bytes(types.t1, current_shape, &set.current[0], stream),
+            current_value: DeviceRef::from_bytes(types.t1, current_shape, &set.current[1], stream),
             indices: IndexInputs {
-                seqstarts: DeviceRef::new([batch + 1], seqstarts, stream),
+                seqstarts: DeviceRef::new([batch + 1], &self.seqstarts, stream),
                 cachestarts: DeviceRef::new([batch, self.case.max_p()], &self.cachestarts, stream),
-                start_pos: DeviceRef::new([batch], start_pos, stream),
-                kvstarts: match part {
-                    Part::Store => OutputRows::AtMost(0),
-                    Part::Both | Part::Load => OutputRows::Kvstarts(self.starts[1].as_slice().into()),
-                },
+                start_pos: DeviceRef::new([batch], &self.start_pos, stream),
+                kvstarts: OutputRows::Kvstarts(self.starts[1].as_slice().into()),
                 max_seqlen: (&i64::MAX).into(),
                 max_kvlen: (&i64::MAX).into(),
             },
@@ -179,12 +154,11 @@ impl<'a> Bench<'a> {
         let cache = DeviceMut::from_bytes(types.t2, cache_shape, &mut set.cache, stream);
         let scale = set.scale.as_mut().zip(scale);
         let scale = scale.map(|(scale, (t3, shape))| DeviceMut::from_bytes(t3, shape, scale, stream));
-        let output = bytes(types.t1, &output_shape);
-        let [mut key, mut value] = set.outputs.each_mut().map(|bytes| bytes.slice_mut(0..output));
-        let key = DeviceMut::from_bytes(types.t1, output_shape, &mut key, stream);
+        let [key, value] = &mut set.outputs;
+        let key = DeviceMut::from_bytes(types.t1, output_shape, key, stream);
         match &self.op {
             Op::Cache(op) => {
-                let value = DeviceMut::from_bytes(types.t1, output_shape, &mut value, stream);
+                let value = DeviceMut::from_bytes(types.t1, output_shape, value, stream);
                 let call = op.check_device(stored, cache, scale)?;
                 Ok(call.launch(DeviceOutputs { key, value }, &self.status, stream)?)
             }
@@ -246,7 +220,7 @@ impl<'a> Bench<'a> {
                 }
             }
         }
-        self.launch(set, Part::Both)?;
+        self.launch(set)?;
         self.stream.synchronize()?;
         let host = |slice: &CudaSlice<u8>| self.stream.clone_dtoh(slice);
         let stored = host(&set.cache)? == cache && set.scale.as_ref().map(host).transpose()? == scale;

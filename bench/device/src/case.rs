@@ -84,12 +84,12 @@ impl Case {
         2 * NUM_HEADS * HEAD_DIM * self.types.t2.bits() / 8 + scales
     }
 
-    pub fn store_bytes(&self) -> usize {
-        self.batch * self.current * (self.value_bytes() + self.cache_bytes())
-    }
-
-    pub fn load_bytes(&self) -> usize {
-        self.batch * (self.past + self.current) * (self.cache_bytes() + self.num_repeat * self.value_bytes())
+    /// What a call reads and writes; of attention, keys and values.
+    pub fn moved(&self) -> usize {
+        let (kvlen, cached, values) = (self.past + self.current, self.cache_bytes(), self.value_bytes());
+        let stored = self.current * (values + cached);
+        let loaded = kvlen * (cached + self.num_repeat * values);
+        self.batch * if self.query_heads > 0 { kvlen * cached } else { stored + loaded }
     }
 }
 

@@ -1,10 +1,9 @@
 //! Times calls on a GPU against device-to-device copies of the same bytes.
 //!
 //! Each figure is the median of replays of a CUDA graph that holds the same call on several sets of tensors, so that
-//! the device's cache holds none of what a call reads, and the host is out of the way. `store` and `load` are calls
-//! that do only that; `copy` moves as many bytes as the call reads and writes, in a graph or without, whichever is
-//! faster. What the host needs for a call is told beside it. Before it is timed, a call's answer is compared with the
-//! CPU's.
+//! the device's cache holds none of what a call reads, and the host is out of the way; `copy` moves as many bytes as
+//! the call reads and writes. What the host needs for a call is told beside it. Before it is timed, a call's answer is
+//! compared with the CPU's.
 //!
 //! `KVCACHE_BENCH_FILTER` names the cases that count, by parts of their names with commas between them. With
 //! `KVCACHE_BENCH_QUICK` each call is made a few times only, to see that all of this works; its times mean nothing. Without

@@ -8,7 +8,7 @@ use std::time::Instant;
 use kvcache_op::cuda::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaStream};
 
-use crate::call::{Bench, Part};
+use crate::call::Bench;
 use crate::case::{Case, HEAD_DIM};
 
 /// Sets of tensors hold several times what the device's cache holds, if one alone does not.
@@ -32,7 +32,7 @@ pub fn run(
     let Case { batch, past, current, query_heads, .. } = *case;
     let attends = query_heads > 0;
     let kvlen = past + current;
-    let moved = if attends { batch * kvlen * case.cache_bytes() } else { case.store_bytes() + case.load_bytes() };
+    let moved = case.moved();
     let held = case.max_t() * case.cache_bytes() + moved;
     let (free, _) = context.mem_get_info()?;
     let (room, copied) = (free / 10 * 9, moved.div_ceil(2));
@@ -40,9 +40,7 @@ pub fn run(
         let needed = (held + 2 * copied) >> 20;
         return Ok(Err(format!("needs {needed} MB of the device's memory, {} are free", free >> 20)));
     }
-    // A prefill's store and load move about half of its bytes each, and are timed alone, too.
-    let least = if past == 0 && !attends { case.store_bytes().min(case.load_bytes()) } else { moved };
-    let most = if is_quick() { 2 } else { (ROTATED_BYTES / least + 1).min(MOST_SETS) };
+    let most = if is_quick() { 2 } else { (ROTATED_BYTES / moved + 1).min(MOST_SETS) };
     let sets = most.min((room - 2 * copied) / held).max(1);
 
     let mut bench = Bench::new(context, stream, case)?;
@@ -51,13 +49,10 @@ pub fn run(
     // Once outside of a graph, which must not allocate scratch memory.
     match compared {
         true => bench.compare(&mut tensors[0])?,
-        false => bench.launch(&mut tensors[0], Part::Both)?,
+        false => bench.launch(&mut tensors[0])?,
     }
     stream.synchronize()?;
-    let mut time =
-        |part| median_us(context, stream, sets, || tensors.iter_mut().try_for_each(|set| bench.launch(set, part)));
-    let call = time(Part::Both)?;
-    let parts = if attends { None } else { Some((time(Part::Store)?, time(Part::Load)?)) };
+    let call = median_us(context, stream, sets, || tensors.iter_mut().try_for_each(|set| bench.launch(set)))?;
     let (rounds, calls) = if is_quick() { (1, 2) } else { (4, 50) };
     let mut host = 0.0;
     for _ in 0..rounds {
@@ -65,7 +60,7 @@ pub fn run(
         stream.synchronize()?;
         let start = Instant::now();
         for i in 0..calls {
-            bench.launch(&mut tensors[i % sets], Part::Both)?;
+            bench.launch(&mut tensors[i % sets])?;
         }
         host += start.elapsed().as_secs_f32() * 1e6 / (rounds * calls) as f32;
     }
@@ -81,11 +76,7 @@ pub fn run(
         "{name:<62} {call:>10.2} us {:>6.0} GB/s  of copy {of_copy:.2}  host {host:.2} us  {sets} sets",
         moved as f32 / call / 1e3
     );
-    if let Some((store, load)) = parts {
-        let of_store = copy_us(context, stream, case.store_bytes())? / store;
-        let of_load = copy_us(context, stream, case.load_bytes())? / load;
-        line += &format!("  store {store:.2} us, of copy {of_store:.2}  load {load:.2} us, of copy {of_load:.2}");
-    } else {
+    if attends {
         // Two operations for each element of a query and a key, and two for each of a weight and a value.
         let keys = if past == 0 { current * (current + 1) / 2 } else { current * kvlen };
         let flops = 4.0 * (batch * keys * query_heads * HEAD_DIM) as f32;
@@ -97,8 +88,7 @@ pub fn run(
     Ok(Ok(line))
 }
 
-/// The time of device-to-device copies that read and write so many bytes: the faster of two ways counts, since a graph
-/// saves the host's time but may copy in a way of its own.
+/// The time of a device-to-device copy that reads and writes so many bytes.
 fn copy_us(context: &Arc<CudaContext>, stream: &Arc<CudaStream>, moved: usize) -> Result<f32, Box<dyn Error>> {
     let len = moved.div_ceil(2).max(1);
     let rotated = (ROTATED_BYTES / moved.max(1) + 1).min(MOST_SETS);
@@ -107,9 +97,8 @@ fn copy_us(context: &Arc<CudaContext>, stream: &Arc<CudaStream>, moved: usize) -
         pairs.push((stream.alloc_zeros::<u8>(len)?, stream.alloc_zeros::<u8>(len)?));
     }
     stream.synchronize()?;
-    let mut copies = || pairs.iter_mut().try_for_each(|(from, to)| Ok(stream.memcpy_dtod(from, to)?));
-    let replayed = median_us(context, stream, rotated, &mut copies)?;
-    Ok(replayed.min(direct_median_us(context, stream, rotated, copies)?))
+    let copies = || pairs.iter_mut().try_for_each(|(from, to)| Ok(stream.memcpy_dtod(from, to)?));
+    median_us(context, stream, rotated, copies)
 }
 
 const SAMPLES: usize = 21;
@@ -133,35 +122,16 @@ fn median_us(
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     enqueued?;
     let graph = graph?.ok_or("there is no graph")?;
-    Ok(median_of_samples(context, stream, || Ok(graph.launch()?))? / count as f32)
-}
-
-/// The same without a graph: for what a graph may do in another way, and what is so large that the host is never late.
-fn direct_median_us(
-    context: &Arc<CudaContext>,
-    stream: &Arc<CudaStream>,
-    count: usize,
-    enqueue: impl FnMut() -> Result<(), Box<dyn Error>>,
-) -> Result<f32, Box<dyn Error>> {
-    Ok(median_of_samples(context, stream, enqueue)? / count as f32)
-}
-
-/// The median time in microseconds of what `enqueue` puts into the stream.
-fn median_of_samples(
-    context: &Arc<CudaContext>,
-    stream: &Arc<CudaStream>,
-    mut enqueue: impl FnMut() -> Result<(), Box<dyn Error>>,
-) -> Result<f32, Box<dyn Error>> {
     let event = || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
     let (start, end) = (event()?, event()?);
-    let mut sample = |replays: usize| -> Result<f32, Box<dyn Error>> {
+    let sample = |replays: usize| -> Result<f32, Box<dyn Error>> {
         start.record(stream)?;
         for _ in 0..replays {
-            enqueue()?;
+            graph.launch()?;
         }
         end.record(stream)?;
         end.synchronize()?;
-        Ok(start.elapsed_ms(&end)? * 1e3 / replays as f32)
+        Ok(start.elapsed_ms(&end)? * 1e3 / (replays * count) as f32)
     };
     if is_quick() {
         return sample(1);
@@ -169,7 +139,7 @@ fn median_of_samples(
     for _ in 0..3 {
         sample(1)?;
     }
-    let replays = (SAMPLE_US / sample(1)?).clamp(1.0, 200.0) as usize;
+    let replays = (SAMPLE_US / (sample(1)? * count as f32)).clamp(1.0, 200.0) as usize;
     let mut samples = (0..SAMPLES).map(|_| sample(replays)).collect::<Result<Vec<_>, _>>()?;
     samples.sort_by(f32::total_cmp);
     Ok(samples[SAMPLES / 2])
