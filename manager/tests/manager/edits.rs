@@ -1,12 +1,12 @@
 //! What edits and windows cost: the rows that they move, and the pages that they take. That they are right is the state
 //! machine's matter.
 
-use kvcache_manager::{Append, Manager, Mode, Rope, SeqId};
+use kvcache_manager::{Append, Error, Manager, Mode, Rope, Rotation, SeqId};
 use kvcache_testing::manager::memory::Memory;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::golden::{self, rows_copied, sequence};
+use crate::golden::{self, rows_copied, sequence, slots};
 
 fn made(mode: Mode, max_t: usize) -> (Manager, Memory) {
     golden::made(golden::builder(1, 1, 2, max_t).mode(mode).rope(Rope::neox(2, 1e4)))
@@ -119,5 +119,23 @@ fn a_run_grows_in_place_or_moves_to_twice_its_reserve() {
     assert_eq!(grow(&mut manager, &mut memory, b, 4), (Some(4), 8, 0));
     // The cells behind it are another's.
     assert_eq!(grow(&mut manager, &mut memory, a, 1), (Some(8), 12, 4));
+    manager.check().unwrap();
+}
+
+#[test]
+fn a_lost_owner_of_a_page_does_not_keep_its_rows_from_being_turned() {
+    let (mut manager, mut memory) = made(Mode::Paged { page_size: 4 }, 64);
+    let a = sequence(&mut manager, &mut memory, 6);
+    manager.seq_add(a, .., 1).unwrap();
+    let b = manager.fork(a).unwrap();
+    // The rows behind the first of b's first page move, in a page of its own.
+    manager.seq_rm(b, 1..2).unwrap();
+    memory.faults.fails_at = Some(memory.calls.get());
+    assert_eq!(manager.update(&mut memory).unwrap_err().kind(), "memory");
+    memory.faults.fails_at = None;
+    assert!(matches!(manager.seq_rm(b, ..), Err(Error::Lost { .. })));
+    manager.seq_rm(a, 4..).unwrap();
+    manager.update(&mut memory).unwrap();
+    assert_eq!(memory.log.rotations, [Rotation { slot: slots(&manager, a)[0], len: 3, delta: 1 }]);
     manager.check().unwrap();
 }

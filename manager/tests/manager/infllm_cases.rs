@@ -1,4 +1,4 @@
-//! InfLLM where single cases say most: positions, failures, forks by layer, a long sequence, refusals.
+//! InfLLM where single cases say most: positions, failures, refusals.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,8 +15,6 @@ use crate::block_map::BlockMap;
 
 const LAYERS: usize = 2;
 const HEAD_DIM: usize = 4;
-/// The bytes of a layer in a row of float32: one head of keys, then of values.
-const LAYER: usize = 2 * HEAD_DIM * 4;
 
 fn builder() -> CacheSpecBuilder {
     let geometry = Geometry { num_layer: LAYERS, num_heads: 1, head_dim: HEAD_DIM, max_t: 256 };
@@ -70,49 +68,6 @@ impl Cache {
     fn select(&mut self, layer: usize, query: [f32; HEAD_DIM]) -> Result<(), Error> {
         self.infllm.select(layer, Array3::from_shape_fn((1, 1, HEAD_DIM), |(_, _, d)| query[d]).view())
     }
-
-    fn layer_row(&self, layer: usize, slot: usize) -> Vec<u8> {
-        self.memory.read(&[slot])[layer * LAYER..(layer + 1) * LAYER].to_vec()
-    }
-}
-
-/// A fork has the blocks that are resident. One of the two may replace that of a layer, whose slot has another layer's
-/// rows, too.
-#[test]
-fn forks_share_slots_by_layer() -> Result<(), Error> {
-    let mut cache = Cache::new(builder(), InfLlmConfig { per_layer: true, ..quest(1) });
-    let a = cache.infllm.create(None)?;
-    cache.append(a, &(0..20).map(row).collect::<Vec<_>>())?;
-    let select = |cache: &mut Cache, queries: [[f32; HEAD_DIM]; LAYERS]| {
-        (0..LAYERS).try_for_each(|layer| cache.select(layer, queries[layer]))
-    };
-    let queries = Array3::zeros((20, 1, HEAD_DIM));
-    (0..LAYERS).try_for_each(|layer| cache.infllm.select(layer, queries.view()))?; // block 0 of equal ones
-    assert_eq!(cache.append(a, &[row(20)])?.1, LAYERS);
-    let b = cache.infllm.fork(a, None)?;
-    assert_eq!(cache.append(b, &[row(21)])?.1, 0);
-    // In layer 0 b goes on with another block.
-    let (mut best, mut query) = (0, [0.0; HEAD_DIM]);
-    for d in 0..HEAD_DIM {
-        query = [0.0; HEAD_DIM];
-        query[d] = 1.0;
-        let key = |token: usize| f32::from_le_bytes(row(token)[4 * d..][..4].try_into().unwrap());
-        let of_block = |block: usize| key(2 + 2 * block).max(key(3 + 2 * block));
-        best = (0..7).fold(0, |best, block| if of_block(block) > of_block(best) { block } else { best });
-        if best > 0 {
-            break;
-        }
-    }
-    select(&mut cache, [query, [0.0; HEAD_DIM]])?;
-    assert_eq!((cache.infllm.blocks(b, 0)?, cache.infllm.blocks(b, 1)?), (vec![best as u32], vec![0]));
-    let (slots, loads) = cache.append(b, &[row(22)])?;
-    assert_eq!(loads, 1);
-    for (seq, [first, second]) in [(b, [best, 0]), (a, [0, 0])] {
-        let slots = if seq == b { slots.clone() } else { cache.append(a, &[row(30)])?.0 };
-        assert_eq!(cache.layer_row(0, slots[0][2]), row(2 + 2 * first)[..LAYER], "{seq}");
-        assert_eq!(cache.layer_row(1, slots[1][2]), row(2 + 2 * second)[LAYER..], "{seq}");
-    }
-    Ok(())
 }
 
 /// Every row is where its key is rotated to, and no position reaches `n_ctx`, however long the sequence is.
@@ -179,34 +134,6 @@ fn far_constant_positions_are_no_further_than_local_ones() -> Result<(), Error> 
     let mut positions = Vec::new();
     step.key_positions_into(1, &mut positions)?;
     assert_eq!((step.positions(), &positions[..]), (&[9, 10][..], &[6, 6, 6, 6, 6, 6, 6, 7, 8, 9, 10][..]));
-    Ok(())
-}
-
-/// What is in the cache stays the same, and what is loaded is what was not there.
-#[test]
-fn a_million_tokens_take_as_many_pages_as_a_thousand() -> Result<(), Error> {
-    let mut cache = Cache::new(
-        CacheSpec::builder(Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 1024 })
-            .mode(Mode::Paged { page_size: 16 })
-            .cache_type(ElementType::Float16),
-        InfLlmConfig { score: BlockScore::PageBounds, ..InfLlmConfig::new(16, 64, 64, 2) },
-    );
-    let seq = cache.infllm.create(None)?;
-    let mut pages = Vec::new();
-    for step in 0..1 << 11 {
-        cache.infllm.begin_step(&[(seq, 512)], &mut cache.memory)?.commit(&cache.memory)?;
-        if step % 256 == 0 {
-            cache.infllm.select(0, Array3::from_elem((512, 1, 2), 1.0).view())?;
-        }
-        if step > 1 {
-            pages.push(cache.infllm.num_pages(seq)?);
-        }
-    }
-    assert_eq!(cache.infllm.partition(seq)?, infllm_partition(1 << 20, 16, 64, 64)?);
-    assert!(
-        pages.iter().all(|&n| n == pages[0] && n <= cache.infllm.config().max_pages(16, 512).unwrap()),
-        "{pages:?}"
-    );
     Ok(())
 }
 

@@ -16,4 +16,3 @@ mod session;
 mod session_refusals;
 mod states;
 mod tiers;
-mod updates;

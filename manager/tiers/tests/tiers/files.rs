@@ -165,19 +165,6 @@ fn a_folder_that_is_only_readable_gives_its_blocks() {
     assert!(status.unwrap().success());
 }
 
-/// Where a subfolder cannot be made, nothing is written and the rest is as it was.
-#[test]
-fn a_put_that_fails_leaves_the_others() {
-    let folder = tempfile::tempdir().unwrap();
-    let tier = FileTier::open(folder.path(), LARGE).unwrap();
-    tier.put(&key(1), prefix(1)).unwrap();
-    fs::write(folder.path().join("02"), "no folder").unwrap();
-    assert!(tier.put(&key(2), prefix(2)).is_err());
-    assert!(tier.get(&key(2)).is_err());
-    assert_eq!(tier.get(&key(1)).unwrap(), Some(prefix(1)));
-    assert_eq!(tier.usage().blocks, Some(1));
-}
-
 /// Two tiers on one folder, as of two processes: each finds what the other has put after the scan, and neither evicts
 /// what the other has used since.
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvcache_manager::{BlockKind, BlockStore, StoreError};
-use kvcache_tiers::{FileTier, HostTier, Tier, TierStats, Tiers};
+use kvcache_tiers::{HostTier, Tier, TierStats, Tiers};
 
 use crate::faulty::{Fault, Faulty};
 use crate::{NEVER, block_of, ends, key, keys, prefix, stored};
@@ -248,21 +248,4 @@ fn a_tier_slower_than_computing_is_a_miss() {
     assert_eq!((hits(&tiers), stats(&tiers, 1).misses.slower), (3, 97));
     tiers.set_compute_rate(1.0);
     assert_eq!(hits(&tiers), 100);
-}
-
-/// Two processes, one after the other: the second has the blocks of the first.
-#[test]
-fn files_outlive_their_tiers() {
-    let folder = tempfile::tempdir().unwrap();
-    let open = || {
-        let files = FileTier::open(folder.path(), LARGE).unwrap();
-        Tiers::new(HostTier::new(LARGE), [Tier::new("files", Arc::new(files)).deadline(NEVER)]).unwrap()
-    };
-    let tiers = open();
-    (0..30).for_each(|i| tiers.put(&key(i), prefix(i)).unwrap());
-    drop(tiers);
-    let tiers = open();
-    assert_eq!(tiers.get_chain(&keys(0..31)).0, (0..30).map(prefix).collect::<Vec<_>>());
-    let files = stats(&tiers, 1);
-    assert_eq!((files.hits, files.misses.absent, files.blocks), (30, 1, Some(30)));
 }
