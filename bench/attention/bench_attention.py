@@ -20,7 +20,7 @@ from attention_tensors import SMALL, AttentionCase, Direct, reads, tensors_of
 from cases import F16, F32, FLOAT, HALF, INT4, INT8, Format, decode, prefill, quantized, ragged
 from figures import Row, arguments, fastest_of, microseconds, quotient, run
 from native import Native
-from peers import group_query_attention, matrix_product, standard, torch_attention
+from peers import group_query_attention, matrix_product, torch_attention
 from runtime import empty, operator
 from tensors import Arena
 
@@ -116,10 +116,6 @@ def decoding_peers(native: Native, with_torch: bool) -> list[Row]:
         peer = group_query_attention(tensors, THREADS, arena)
         what = f"{lengths.name} {form.name}, GroupQueryAttention of ours"
         rows.append(Row(what, [peer, ours], quotient, at_least=goal))
-        if form == F32:
-            peer = standard(tensors, THREADS, arena)
-            what = f"{lengths.name} {form.name}, KeyValueCache and standard operators of ours"
-            rows.append(Row(what, [peer, ours], quotient, at_least=12))
         if with_torch:
             peer = torch_attention(tensors, THREADS)
             rows.append(Row(f"{lengths.name} {form.name}, torch of ours", [peer, ours], quotient, at_least=2))

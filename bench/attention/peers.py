@@ -1,4 +1,4 @@
-"""The same work by what people use today: ONNX Runtime's GroupQueryAttention, standard operators behind KeyValueCache.
+"""The same work by what people use today: ONNX Runtime's GroupQueryAttention, torch.
 
 Every peer attends over the sequences' keys and values of a case, which it gets in the arrangement that suits it, and
 must give the right answer before it is measured.
@@ -13,8 +13,7 @@ from onnx import TensorProto
 
 from attention_tensors import AttentionTensors
 from figures import Contender
-from graph import Graph
-from kvcache import DOMAIN, ELEMENT_TYPES, NUMPY_TYPES, find_library
+from kvcache import NUMPY_TYPES
 from runtime import bound, node_model, session_of, timed
 from tensors import Arena
 
@@ -94,48 +93,6 @@ def static_codes(quotients: np.ndarray, bits: int) -> np.ndarray:
         return codes
     nibbles = (codes + 8).astype(np.uint8)
     return nibbles[..., ::2] | nibbles[..., 1::2] << 4
-
-
-def standard(tensors: AttentionTensors, threads: int, arena: Arena) -> Contender:
-    """`KeyValueCache`, then attention by standard operators under a mask by which each sequence sees its own keys."""
-    case, heads = tensors.case, tensors.case.heads
-    tokens, all_tokens = sum(case.lengths.seqlens), sum(case.lengths.kvlens)
-    seqstarts, kvstarts = tensors.inputs["seqstarts"], tensors.inputs["kvstarts"]
-    visible = np.zeros((tokens, all_tokens), bool)
-    for b, (n, m) in enumerate(zip(case.lengths.seqlens, case.lengths.kvlens)):
-        seen = np.arange(m) <= (m - n + np.arange(n))[:, None]
-        visible[seqstarts[b] : seqstarts[b + 1], kvstarts[b] : kvstarts[b + 1]] = seen
-    output = arena.tensor(f"{case.name} peer's output", case.format.t1, (tokens, heads.query, heads.dim))
-    runs = []
-    for layer_idx in tensors.layers:
-        session = session_of(standard_model(tensors, layer_idx), threads, str(find_library()))
-        inputs = {name: array for name, array in tensors.inputs.items() if name != "decoding_batches"}
-        runs.append(bound(session, inputs | {"visible": visible}, {"attn_output": output}))
-    name = f"{case.format.name}, KeyValueCache and standard operators"
-    tensors.check(f"{name} on {threads} threads", runs[0], output)
-    return Contender(name, threads, timed(runs, busy_threads=threads), cold=case.cold)
-
-
-def standard_model(tensors: AttentionTensors, layer_idx: int) -> bytes:
-    """The graph of `standard`."""
-    heads, graph, t1 = tensors.case.heads, Graph(), tensors.case.format.t1
-    inputs = [name for name in tensors.inputs if name not in ("query", "decoding_batches")]
-    for name in inputs:
-        graph.input(name, ELEMENT_TYPES[tensors.inputs[name].dtype])
-    query, visible = graph.input("query", t1), graph.input("visible", TensorProto.BOOL)
-    unused = ("num_heads", "head_dim", "is_causal", "is_alibi", "num_kv_heads")
-    attributes = {name: value for name, value in tensors.attributes.items() if name not in unused}
-    attributes |= {"layer_idx": layer_idx, "num_repeat": heads.query // heads.key}
-    key, value = graph.nodes("KeyValueCache", 2, *inputs, domain=DOMAIN, **attributes)
-    number = NUMPY_TYPES[t1]
-    query = graph.node("Mul", query, graph.constant(number(heads.dim**-0.5)))
-    query = graph.node("Transpose", query, perm=[1, 0, 2])
-    scores = graph.node("MatMul", query, graph.node("Transpose", key, perm=[1, 2, 0]))
-    masked = graph.node("Where", visible, scores, graph.constant(number(-np.inf)))
-    weights = graph.node("Softmax", masked, axis=-1)
-    mixed = graph.node("MatMul", weights, graph.node("Transpose", value, perm=[1, 0, 2]))
-    graph.output("attn_output", graph.node("Transpose", mixed, perm=[1, 0, 2]), t1)
-    return graph.serialize()
 
 
 def torch_attention(tensors: AttentionTensors, threads: int) -> Contender:
