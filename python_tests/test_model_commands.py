@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
-import os
-import pty
-import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +15,6 @@ import numpy as np
 import pytest
 from kvcache_ops import models
 from kvcache_ops._command import main
-from kvcache_ops._status_line import StatusLine
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 
@@ -146,34 +138,6 @@ def test_chat(source: Path, tmp_path: Path) -> None:
         assert say(f"/load {__file__}").startswith("chat_damaged: ")
         chat.communicate(b"/reset\n/quit\n")
     assert chat.returncode == 0 and len(json.loads(saved.read_text())["messages"]) == 5
-
-
-def test_status_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays on the last line of a terminal, of which then all lines scroll again; nothing is written elsewhere."""
-    ours, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 20, 0, 0))
-    monkeypatch.setenv("TERM", "xterm")
-
-    def is_shown(pattern: str) -> bool:
-        """Whether this comes next, in one piece or in several."""
-        shown = ""
-        while not (found := re.search(pattern + "$", shown, re.DOTALL)) and select.select([ours], [], [], 10)[0]:
-            shown += os.read(ours, 1000).decode()
-        return found is not None
-
-    with os.fdopen(terminal, "w") as stderr:
-        monkeypatch.setattr(sys, "stderr", stderr)
-        with StatusLine() as status:
-            status.show("7 tokens")
-            assert is_shown(r"\x1b\[1;23r.*\x1b\[24;1H\x1b\[2K7 tokens\x1b8")
-            status.show("a line that is longer than the terminal")
-            assert is_shown(r"a line that is long\x1b8")
-        assert is_shown(r"\x1b\[r\x1b\[24;1H\x1b\[2K\x1b8")
-    os.close(ours)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with StatusLine() as status:
-        status.show("7 tokens")
-    assert sys.stderr.getvalue() == ""
 
 
 def test_a_conversation_goes_on(

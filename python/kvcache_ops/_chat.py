@@ -10,19 +10,14 @@ from typing import Any
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._interrupt import interruptible
-from kvcache_ops._status_line import StatusLine
 from kvcache_ops.engine import Engine, Request
 from kvcache_ops.models import ChatTemplate
 
 _HELP = "/save FILE  /load FILE  /reset  /quit; Ctrl-C ends an answer"
-_STATUS_SECONDS = 0.1  # between two states of the status line
 
 
 class Chat:
-    """Reads messages from standard input, and prints answers as they come.
-
-    A line about the answer is at the bottom of the terminal while it comes, and goes to standard error behind it.
-    """
+    """Reads messages from standard input, and prints answers as they come, and a line about each on standard error."""
 
     def __init__(self, engine: Engine, system: str | None, **sampling: Any) -> None:
         self._engine, self._template = engine, ChatTemplate(engine.model)
@@ -70,8 +65,8 @@ class Chat:
 
     def _answer(self, line: str) -> None:
         """Says an answer. One that is interrupted stays as far as it came; one that fails takes its question along."""
-        with interruptible() as interrupted, StatusLine() as status:
-            begin = first = shown = time.perf_counter()
+        with interruptible() as interrupted:
+            begin = first = time.perf_counter()
             messages, tokens = self._in_context([*self._messages, {"role": "user", "content": line}])
             keep = min(self._template.beginning(messages), self._engine.context_length // 2)
             request = self._engine.submit(tokens, keep=keep, **self._sampling)
@@ -82,9 +77,6 @@ class Chat:
                     first = time.perf_counter()
                 print(request.text[said:], end="", flush=True)
                 said = len(request.text)
-                if (now := time.perf_counter()) >= shown + _STATUS_SECONDS:
-                    status.show(self._status(request, first - begin, now - first))
-                    shown = now
                 if interrupted.is_set():
                     request.cancel()
         print()
@@ -107,7 +99,7 @@ class Chat:
         count, stats = len(request.answer), self._engine.manager.stats()
         held = stats["used"] + stats["cached"]
         parts = [
-            f"{count} tokens" + (f", {request.finish}" if request.finish else ""),
+            f"{count} tokens, {request.finish}",
             f"{request.shifted} tokens behind the beginning left the context" if request.shifted else "",
             f"{(count - 1) / seconds:.1f} tokens/s" if count > 1 else "",
             f"first token after {waited:.2f} s, {request.cached} of {len(request.prompt)} prompt tokens from the cache",
