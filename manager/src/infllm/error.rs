@@ -11,6 +11,7 @@ use crate::store::StoreError;
 #[derive(Debug, Error, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum InfLlmError {
     /// A cache without pages.
     #[error("the cache has another mode, expected paged")]
@@ -18,23 +19,11 @@ pub enum InfLlmError {
 
     /// A number of tokens that is no whole number of pages.
     #[error("{name} is {got}, expected a multiple of the page size {page_size}")]
-    Multiple {
-        /// The number's name.
-        name: &'static str,
-        /// Its value.
-        got: usize,
-        /// Rows of a page.
-        page_size: usize,
-    },
+    Multiple { name: &'static str, got: usize, page_size: usize },
 
     /// A number that is no part of a whole.
     #[error("{name} is {got}, expected a number from 0 to 1, and above 0 if it is alpha")]
-    Fraction {
-        /// The number's name.
-        name: &'static str,
-        /// Its value.
-        got: f64,
-    },
+    Fraction { name: &'static str, got: f64 },
 
     /// Far rows at a constant distance, in a cache whose keys are stored at their positions.
     #[error("far_constant needs keys that are stored before rotary embedding (raw), got roped")]
@@ -42,88 +31,39 @@ pub enum InfLlmError {
 
     /// A block that is named twice in a list of different ones.
     #[error("{name} has block {block} twice")]
-    DuplicateBlock {
-        /// The list.
-        name: &'static str,
-        /// The block.
-        block: u32,
-    },
+    DuplicateBlock { name: &'static str, block: u32 },
 
     /// A layer that the cache does not have.
     #[error("layer is {layer}, expected one of {num_layer}")]
-    Layer {
-        /// The layer.
-        layer: usize,
-        /// Layers of the cache.
-        num_layer: usize,
-    },
+    Layer { layer: usize, num_layer: usize },
 
     /// An array of another shape.
     #[error("{name} has shape {got:?}, expected {expected:?}")]
-    Shape {
-        /// `scores` or `queries`.
-        name: &'static str,
-        /// The shape that it should have.
-        expected: Vec<usize>,
-        /// The shape that it has.
-        got: Vec<usize>,
-    },
+    Shape { name: &'static str, expected: Vec<usize>, got: Vec<usize> },
 
     /// Attention mass that is no mass.
     #[error("scores of layer {layer} have {got} at {index}, expected finite numbers from 0 on")]
-    Mass {
-        /// The layer.
-        layer: usize,
-        /// The index of the first one, in row-major order.
-        index: usize,
-        /// The number there.
-        got: f64,
-    },
+    Mass { layer: usize, index: usize, got: f64 },
 
     /// Attention mass of a layer that the open step has already.
     #[error("layer {layer} was observed in this step already")]
-    ObservedTwice {
-        /// The layer.
-        layer: usize,
-    },
+    ObservedTwice { layer: usize },
 
     /// A commit of a step that lacks the attention mass of a layer.
     #[error("layer {layer} was not observed: representatives and decayed masses need the scores of every layer")]
-    NotObserved {
-        /// The layer.
-        layer: usize,
-    },
+    NotObserved { layer: usize },
 
     /// A second selection of a layer since the last step.
     #[error("layer {layer} has selected since the last step already")]
-    SelectedTwice {
-        /// The layer.
-        layer: usize,
-    },
+    SelectedTwice { layer: usize },
 
     /// More blocks than attention sees, of which none was selected.
     #[error("sequence {seq} has {blocks} blocks, more than topk = {topk}, and layer {layer} has never selected")]
-    NotSelected {
-        /// The sequence.
-        seq: SeqId,
-        /// The layer.
-        layer: usize,
-        /// Its blocks.
-        blocks: usize,
-        /// The blocks that attention sees.
-        topk: usize,
-    },
+    NotSelected { seq: SeqId, layer: usize, blocks: usize, topk: usize },
 
     /// A selected block that the store does not give back. The sequence can go on with others, or be computed anew.
     #[error("block {block} of sequence {seq} is lost: {why}")]
-    BlockLost {
-        /// The sequence.
-        seq: SeqId,
-        /// The block.
-        block: u32,
-        /// What is wrong with it; none if it is not there.
-        why: Lost,
-    },
+    BlockLost { seq: SeqId, block: u32, why: Lost },
 
     /// A store that failed.
     #[error("the store failed: {0}")]

@@ -175,22 +175,6 @@ fn a_loaded_prompt_begins_with_pages_that_are_there() {
     cache.manager.check().unwrap();
 }
 
-/// A prompt whose cached pages are the only ones left is loaded into others, or refused; it does not evict its own
-/// beginning.
-#[test]
-fn a_load_does_not_evict_what_it_maps() {
-    let path = Path::new();
-    let prompt: Vec<u32> = (0..13).collect();
-    let mut cache = Cache::paged(4, 16);
-    let a = cache.create(&prompt);
-    cache.manager.save(path.file(), &cache.memory).unwrap();
-    let contents = cache.contents(a);
-    cache.manager.free(a).unwrap();
-    assert_eq!(cache.manager.stats().cached, 12);
-    let loaded = cache.load(&path).unwrap();
-    assert_eq!(cache.contents(loaded[0]), contents);
-}
-
 /// The removals of a window are remembered, and counts of shifts.
 #[test]
 fn windows_and_shifts_go_on() {
