@@ -37,7 +37,7 @@
 #
 # make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-manager; BENCH="--quick"
 # make bench-model      a real model against llama.cpp, which npm brings, and GroupQueryAttention; BENCH="--quick"
-# make bench-tiers      sequences and pages in host memory, files and S3 against moving the same bytes without
+# make bench-tiers      sequences and pages in host memory and files against moving the same bytes without
 # make bench-quality    perplexity, pass keys and repetition of that model, by format of the cache
 # make bench-passkey    pass keys in texts longer than that model was trained for, with InfLlm and without
 #

@@ -23,12 +23,11 @@ bench-manager: .venv/wheel
 	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu OPENBLAS_NUM_THREADS=1 \
 		$(VENV) bench/manager/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)
 
-# Blocks of pages in host memory, files and S3, on a server that is started here.
+# Blocks of pages in host memory and files.
 .PHONY: bench-tiers
-bench-tiers: .venv/wheel .venv-tiers/ready
-	cargo build --release --locked -p kvcache-bench --features tiers
+bench-tiers: .venv/wheel
+	cargo build --release --locked -p kvcache-bench
 	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
-		KVCACHE_MOTO_SERVER="$(CURDIR)/.venv-tiers/bin/moto_server" \
 		$(VENV) bench/tiers/bench_tiers.py $(filter --quick,$(BENCH))
 
 # llama.cpp's libraries come compiled in an npm package; without npm, benchmarks go without them.

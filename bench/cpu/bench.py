@@ -20,7 +20,7 @@ from functools import partial
 
 from cases import Case, full_cases, is_small, quick_cases, table_cases
 from figures import Contender, Measured, Row, arguments, fastest_of, microseconds, quotient, run
-from native import DirectCall, Native, check_limits, limits
+from native import DirectCall, Native, limits
 from runtime import empty, operator
 from tensors import Arena, Tensors, tensors_of
 
@@ -37,7 +37,6 @@ def main() -> int:
         print("\n".join(case.name for case in cases))
         return 0
     native, arena = Native(chosen.threads), Arena()
-    check_limits(native, arena)
     run(((case.name, partial(group, case, native, arena, chosen)) for case in cases), "operator", chosen)
     return 0
 

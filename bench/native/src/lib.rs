@@ -10,7 +10,6 @@ mod empty;
 mod limit;
 mod manager;
 mod team;
-#[cfg(feature = "tiers")]
 mod tiers;
 
 use std::fmt::Display;
@@ -31,7 +30,6 @@ mod kvcache_bench {
     use super::manager::Steps;
     #[pymodule_export]
     use super::team::Team;
-    #[cfg(feature = "tiers")]
     #[pymodule_export]
     use super::tiers::{Blocks, Swaps};
 }

@@ -1,9 +1,12 @@
 //! Steps of sequences that decode, planned by the cache manager without Python in the way.
 
+use std::sync::Arc;
+
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{
     Append, CacheMemory, CacheSpec, Geometry, Manager, MemoryError, Mode, Rope, Rotation, RowCopy, SeqId,
 };
+use kvcache_tiers::{HostTier, Tiers};
 use pyo3::prelude::*;
 
 use crate::refused;
@@ -63,10 +66,11 @@ impl Steps {
         let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32);
         let spec = builder.mode(Mode::Paged { page_size: PAGE_SIZE }).max_pages(kvlen / PAGE_SIZE + 6).build();
         let spec = spec.map_err(refused)?;
-        let mut manager = match is_tiered {
-            Some(true) => with_tiers(spec)?,
-            _ => Manager::new(spec).map_err(refused)?,
+        let manager = match is_tiered {
+            Some(true) => Manager::with_store(spec, Arc::new(Tiers::new(HostTier::new(1 << 30), [])?)),
+            _ => Manager::new(spec),
         };
+        let mut manager = manager.map_err(refused)?;
         let is_known = is_tiered.is_some();
         let lens: Vec<usize> = (0..batch).map(|i| kvlen + i % PAGE_SIZE).collect();
         let mut seqs = Vec::new();
@@ -122,18 +126,6 @@ impl Steps {
         }
         Ok(sample(&clocks))
     }
-}
-
-/// A manager with a host tier.
-#[cfg(feature = "tiers")]
-fn with_tiers(spec: CacheSpec) -> PyResult<Manager> {
-    let tiers = kvcache_tiers::Tiers::new(kvcache_tiers::HostTier::new(1 << 30), [])?;
-    Manager::with_store(spec, std::sync::Arc::new(tiers)).map_err(refused)
-}
-
-#[cfg(not(feature = "tiers"))]
-fn with_tiers(_: CacheSpec) -> PyResult<Manager> {
-    Err(refused("this build has no tiers"))
 }
 
 impl Steps {

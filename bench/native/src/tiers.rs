@@ -11,7 +11,7 @@ use kvcache_manager::schema::{Axis, CacheLayout, ElementType};
 use kvcache_manager::{
     Append, Block, BlockKey, BlockKind, BlockStore, CacheSpec, Error, Geometry, HostMemory, Manager, Mode, SeqId,
 };
-use kvcache_tiers::{FileTier, HostTier, ObjectTier, Tier, Tiers};
+use kvcache_tiers::{FileTier, HostTier, Tier, Tiers};
 use ndarray::ArrayD;
 use pyo3::prelude::*;
 
@@ -23,10 +23,10 @@ const NEVER: Duration = Duration::from_secs(60);
 /// Bytes of a row.
 const ROW_LEN: usize = 4096;
 
-/// Pages of random bytes, and a store, which has all their blocks or none when a measurement begins.
+/// Pages of random bytes, and files, which have all their blocks or none when a measurement begins.
 #[pyclass(frozen)]
 pub(crate) struct Blocks {
-    store: Arc<dyn BlockStore>,
+    store: FileTier,
     folder: PathBuf,
     keys: Vec<BlockKey>,
     blocks: Vec<Block>,
@@ -36,15 +36,11 @@ pub(crate) struct Blocks {
 
 #[pymethods]
 impl Blocks {
-    /// `count` pages of `rows` rows, for a store of a kind: `files`, in a folder, or the address of an object store, with
-    /// its options. The folder is also that of files without a store.
+    /// `count` pages of `rows` rows, in files of a folder, in which there are files without a tier, too.
     #[new]
-    fn new(kind: &str, options: Vec<(String, String)>, folder: PathBuf, count: u8, rows: usize) -> PyResult<Self> {
+    fn new(folder: PathBuf, count: u8, rows: usize) -> PyResult<Self> {
         let capacity = 2 * u64::from(count) * ((rows * ROW_LEN) as u64 + 4096);
-        let store: Arc<dyn BlockStore> = match kind {
-            "files" => Arc::new(FileTier::open(folder.join("blocks"), capacity)?),
-            url => Arc::new(ObjectTier::open(url, options).map_err(refused)?.timeout(NEVER)),
-        };
+        let store = FileTier::open(folder.join("blocks"), capacity)?;
         let keys: Vec<_> = (0..count).map(|i| BlockKey::from_bytes([i; 32])).collect();
         let mut state = 1u32;
         let mut byte = || {
