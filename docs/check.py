@@ -97,7 +97,7 @@ def wrong_blocks(page: Path) -> list[str]:
         elif block.language not in LANGUAGES or not runs(block.language, page):
             wrong.append(f"{where}: nothing runs blocks of {block.language or 'no language'} of this page")
         elif block.language == "sh":
-            wrong += [f"{name(page)}:{block.line + line}: {error}" for line, error in commands.wrong(block.text)]
+            wrong += [f"{where}: {error}" for error in commands.wrong(block.text)]
         else:
             wrong += [f"{where}: {error}" for error in [unparsed(block)] if error]
     return wrong

@@ -21,29 +21,15 @@ PYTHON = re.compile(r"(.*/)?python3?")
 ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=.*")
 
 
-def wrong(text: str) -> list[tuple[int, str]]:
-    """The commands of a block that name something that does not exist, with their lines from 0."""
-    found = []
-    for line, command in logical_lines(text):
-        for words in split(command):
-            error = wrong_command(words)
-            if error is not None:
-                found.append((line, error))
-    return found
+def wrong(text: str) -> list[str]:
+    """What is named in the commands of a block and does not exist."""
+    commands = (words for line in lines(text) for words in split(line))
+    return [error for words in commands if (error := wrong_command(words)) is not None]
 
 
-def logical_lines(text: str) -> list[tuple[int, str]]:
-    """Lines, each with those that a backslash joins to it, and the number of the first from 0."""
-    lines: list[tuple[int, str]] = []
-    joined = False
-    for number, line in enumerate(text.split("\n")):
-        if joined:
-            first, before = lines.pop()
-            lines.append((first, before + line.removesuffix("\\")))
-        else:
-            lines.append((number, line.removesuffix("\\")))
-        joined = line.endswith("\\")
-    return lines
+def lines(text: str) -> list[str]:
+    """Lines, each with those that a backslash joins to it."""
+    return text.replace("\\\n", " ").split("\n")
 
 
 def split(line: str) -> list[list[str]]:

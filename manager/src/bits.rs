@@ -248,18 +248,6 @@ mod tests {
     }
 
     #[test]
-    fn ten_million_cells() {
-        let mut bits = Bits::new(10_000_001).unwrap();
-        bits.set(3..10_000_000);
-        assert_eq!((bits.first_fit(0, 3), bits.first_fit(0, 4), bits.first_fit(1, 1)), (Some(0), None, Some(1)));
-        assert_eq!((bits.first_fit(3, 1), bits.largest_free_run()), (Some(10_000_000), 3));
-        bits.clear(4..10_000_000);
-        assert_eq!((bits.end(), bits.count()), (4, 1));
-        assert_eq!(bits.first_fit(0, 9_999_997), Some(4));
-        assert_eq!(bits.first_fit(0, usize::MAX), None);
-    }
-
-    #[test]
     fn more_cells_than_memory() {
         assert!(matches!(Bits::new(usize::MAX), Err(Error::OutOfMemory { .. })));
     }
