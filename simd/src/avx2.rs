@@ -5,8 +5,6 @@
 
 use std::arch::x86_64::*;
 
-use half::{bf16, f16};
-
 use crate::outline::{Function, Outlined};
 use crate::simd::{Simd, instructions};
 
@@ -31,13 +29,6 @@ unsafe fn first(n: usize) -> __m256i {
     _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - n).cast())
 }
 
-/// The high halves of eight float32.
-#[inline(always)]
-unsafe fn high_halves(x: __m256) -> __m128i {
-    let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(x));
-    _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256::<1>(high))
-}
-
 /// Eight float8e4m3fn as float16 of 1/256 of their values; a NaN is 0x7e00 with its sign.
 #[inline(always)]
 unsafe fn e4m3_as_halves(codes: __m128i) -> __m128i {
@@ -52,6 +43,7 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
     const STREAMS: bool = true;
     type F32 = __m256;
+    type U16 = __m128i;
 
     fn outlined<F: Function<Self>>() -> Outlined<Self, F> {
         outlined::<F>
@@ -74,53 +66,36 @@ impl Simd for Avx2 {
         mul_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps;
         // The instruction gives its second operand where one is NaN.
         max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps;
+        and_bits(a: __m256, b: __m256) -> __m256 = _mm256_and_ps;
+        or_bits(a: __m256, b: __m256) -> __m256 = _mm256_or_ps;
+        from_f16(x: __m128i) -> __m256 = _mm256_cvtph_ps;
+        to_f16(x: __m256) -> __m128i = _mm256_cvtps_ph::<NEAREST>;
     }
 
     #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> __m256 {
-        _mm256_cvtph_ps(_mm_loadu_si128(from.cast()))
+    unsafe fn read_u16(from: *const u16) -> __m128i {
+        _mm_loadu_si128(from.cast())
     }
 
     #[inline(always)]
-    unsafe fn write_f16(to: *mut f16, x: __m256) {
-        _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x))
+    unsafe fn write_u16(to: *mut u16, x: __m128i) {
+        _mm_storeu_si128(to.cast(), x)
     }
 
     #[inline(always)]
-    unsafe fn stream_f16(to: *mut f16, x: __m256) {
-        _mm_stream_si128(to.cast(), _mm256_cvtps_ph::<NEAREST>(x))
+    unsafe fn stream_u16(to: *mut u16, x: __m128i) {
+        _mm_stream_si128(to.cast(), x)
     }
 
     #[inline(always)]
-    unsafe fn round_f16(x: __m256) -> __m256 {
-        _mm256_cvtph_ps(_mm256_cvtps_ph::<NEAREST>(x))
+    unsafe fn from_high_halves(x: __m128i) -> __m256 {
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x)))
     }
 
     #[inline(always)]
-    unsafe fn read_bf16(from: *const bf16) -> __m256 {
-        let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))
-    }
-
-    #[inline(always)]
-    unsafe fn write_bf16(to: *mut bf16, x: __m256) {
-        _mm_storeu_si128(to.cast(), high_halves(Self::round_bf16(x)))
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bf16(to: *mut bf16, x: __m256) {
-        _mm_stream_si128(to.cast(), high_halves(Self::round_bf16(x)))
-    }
-
-    #[inline(always)]
-    unsafe fn round_bf16(x: __m256) -> __m256 {
-        let bits = _mm256_castps_si256(x);
-        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-        let nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
-        let rounded = _mm256_blendv_epi8(nearest, quiet, is_nan);
-        _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(-0x1_0000)))
+    unsafe fn high_halves(x: __m256) -> __m128i {
+        let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(x));
+        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256::<1>(high))
     }
 
     #[inline(always)]
@@ -157,6 +132,16 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn if_equal(a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
         _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b))
+    }
+
+    #[inline(always)]
+    unsafe fn add_bits(a: __m256, b: __m256) -> __m256 {
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right<const BITS: i32>(x: __m256) -> __m256 {
+        _mm256_castsi256_ps(_mm256_srli_epi32::<BITS>(_mm256_castps_si256(x)))
     }
 
     #[inline(always)]

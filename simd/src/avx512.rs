@@ -5,8 +5,6 @@
 
 use std::arch::x86_64::*;
 
-use half::{bf16, f16};
-
 use crate::outline::{Function, Outlined};
 use crate::prefetch::{prefetch_l1, prefetch_l2};
 use crate::simd::{Simd, instructions};
@@ -64,17 +62,11 @@ fn first(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
-/// The high halves of sixteen float32.
-#[inline(always)]
-unsafe fn high_halves(x: __m512) -> __m256i {
-    // SAFETY: AVX-512 F is enabled (see Simd).
-    _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(x)))
-}
-
 impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     const LANES: usize = 16;
     const STREAMS: bool = true;
     type F32 = __m512;
+    type U16 = __m256i;
 
     fn outlined<F: Function<Self>>() -> Outlined<Self, F> {
         if NATIVE_F16 { outlined_native_f16::<NATIVE_F16, F> } else { outlined::<NATIVE_F16, F> }
@@ -104,53 +96,36 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
         mul_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps;
         // The instruction gives its second operand where one is NaN.
         max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps;
+        and_bits(a: __m512, b: __m512) -> __m512 = _mm512_and_ps;
+        or_bits(a: __m512, b: __m512) -> __m512 = _mm512_or_ps;
+        // Where no exceptions are suppressed, a load is part of the instruction: one micro-operation less.
+        from_f16(x: __m256i) -> __m512 = _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>;
+        to_f16(x: __m512) -> __m256i = _mm512_cvtps_ph::<NEAREST>;
     }
 
     #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> __m512 {
-        // Where no exceptions are suppressed, the load is part of the instruction: one micro-operation less.
-        _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(_mm256_loadu_si256(from.cast()))
+    unsafe fn read_u16(from: *const u16) -> __m256i {
+        _mm256_loadu_si256(from.cast())
     }
 
     #[inline(always)]
-    unsafe fn write_f16(to: *mut f16, x: __m512) {
-        _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x))
+    unsafe fn write_u16(to: *mut u16, x: __m256i) {
+        _mm256_storeu_si256(to.cast(), x)
     }
 
     #[inline(always)]
-    unsafe fn stream_f16(to: *mut f16, x: __m512) {
-        _mm256_stream_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x))
+    unsafe fn stream_u16(to: *mut u16, x: __m256i) {
+        _mm256_stream_si256(to.cast(), x)
     }
 
     #[inline(always)]
-    unsafe fn round_f16(x: __m512) -> __m512 {
-        _mm512_cvtph_ps(_mm512_cvtps_ph::<NEAREST>(x))
+    unsafe fn from_high_halves(x: __m256i) -> __m512 {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)))
     }
 
     #[inline(always)]
-    unsafe fn read_bf16(from: *const bf16) -> __m512 {
-        let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high))
-    }
-
-    #[inline(always)]
-    unsafe fn write_bf16(to: *mut bf16, x: __m512) {
-        _mm256_storeu_si256(to.cast(), high_halves(Self::round_bf16(x)))
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bf16(to: *mut bf16, x: __m512) {
-        _mm256_stream_si256(to.cast(), high_halves(Self::round_bf16(x)))
-    }
-
-    #[inline(always)]
-    unsafe fn round_bf16(x: __m512) -> __m512 {
-        let bits = _mm512_castps_si512(x);
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
-        let rounded = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
-        _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(-0x1_0000)))
+    unsafe fn high_halves(x: __m512) -> __m256i {
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(x)))
     }
 
     #[inline(always)]
@@ -194,12 +169,22 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     }
 
     #[inline(always)]
+    unsafe fn add_bits(a: __m512, b: __m512) -> __m512 {
+        _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right<const BITS: i32>(x: __m512) -> __m512 {
+        _mm512_castsi512_ps(_mm512_srlv_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(BITS)))
+    }
+
+    #[inline(always)]
     unsafe fn read_some_f32(from: *const f32, n: usize) -> __m512 {
         _mm512_maskz_loadu_ps(first(n), from)
     }
 
     #[inline(always)]
-    unsafe fn read_some_f16(from: *const f16, n: usize) -> __m512 {
-        _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), from.cast()))
+    unsafe fn read_some_u16(from: *const u16, n: usize) -> __m256i {
+        _mm256_maskz_loadu_epi16(first(n), from.cast())
     }
 }

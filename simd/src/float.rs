@@ -137,17 +137,22 @@ pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     }
 }
 
-/// [`Float::read`] and [`Float::write`] by an instruction set's functions for the type.
+/// The functions over registers of a type of 16 bits: `$values` of its bits, and its `$bits` of values.
 macro_rules! in_registers {
-    ($read:ident, $write:ident, $stream:ident) => {
+    ($S:ident, $values:expr, $bits:expr) => {
         #[inline(always)]
-        unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
-            unsafe { S::$read(from) }
+        unsafe fn read<$S: Simd>(from: *const Self) -> $S::F32 {
+            unsafe { $values($S::read_u16(from.cast())) }
         }
 
         #[inline(always)]
-        unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
-            unsafe { if STREAM { S::$stream(to, x) } else { S::$write(to, x) } }
+        unsafe fn read_some<$S: Simd>(from: *const Self, n: usize) -> $S::F32 {
+            unsafe { $values($S::read_some_u16(from.cast(), n)) }
+        }
+
+        #[inline(always)]
+        unsafe fn write<$S: Simd, const STREAM: bool>(to: *mut Self, x: $S::F32) {
+            unsafe { if STREAM { $S::stream_u16(to.cast(), $bits(x)) } else { $S::write_u16(to.cast(), $bits(x)) } }
         }
     };
 }
@@ -167,7 +172,15 @@ impl Float for f32 {
         unsafe { S::read_some_f32(from, n) }
     }
 
-    in_registers!(read_f32, write_f32, stream_f32);
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
+        unsafe { S::read_f32(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
+        unsafe { if STREAM { S::stream_f32(to, x) } else { S::write_f32(to, x) } }
+    }
 
     #[inline(always)]
     unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
@@ -213,17 +226,30 @@ impl Float for f16 {
         }
     }
 
-    #[inline(always)]
-    unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32 {
-        unsafe { S::read_some_f16(from, n) }
-    }
-
-    in_registers!(read_f16, write_f16, stream_f16);
+    in_registers!(S, S::from_f16, S::to_f16);
 
     #[inline(always)]
     unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
-        unsafe { S::round_f16(x) }
+        unsafe { S::from_f16(S::to_f16(x)) }
     }
+}
+
+/// Lanes whose high halves are `x` rounded to bfloat16.
+#[inline(always)]
+unsafe fn nearest_bf16<S: Simd>(x: S::F32) -> S::F32 {
+    // SAFETY: the instruction set is enabled (see Simd).
+    unsafe {
+        let odd = S::and_bits(S::shift_right::<16>(x), S::splat_bits(1));
+        let nearest = S::add_bits(x, S::add_bits(odd, S::splat_bits(0x7fff)));
+        S::if_equal(x, x, nearest, S::or_bits(x, S::splat_bits(0x0040_0000)))
+    }
+}
+
+/// Each lane as bfloat16.
+#[inline(always)]
+unsafe fn to_bf16<S: Simd>(x: S::F32) -> S::U16 {
+    // SAFETY: the instruction set is enabled (see Simd).
+    unsafe { S::high_halves(nearest_bf16::<S>(x)) }
 }
 
 /// The high half of float32, which no instruction set needs to have: a shift gives the value, and additions of integers
@@ -244,11 +270,11 @@ impl Float for bf16 {
         Self::from_f32(x)
     }
 
-    in_registers!(read_bf16, write_bf16, stream_bf16);
+    in_registers!(S, S::from_high_halves, to_bf16::<S>);
 
     #[inline(always)]
     unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
-        unsafe { S::round_bf16(x) }
+        unsafe { S::and_bits(nearest_bf16::<S>(x), S::splat_bits(0xffff_0000)) }
     }
 }
 

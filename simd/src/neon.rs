@@ -8,8 +8,6 @@
 
 use std::arch::aarch64::*;
 
-use half::{bf16, f16};
-
 use crate::outline::{Function, Outlined};
 use crate::simd::Simd;
 
@@ -24,29 +22,31 @@ unsafe fn outlined<F: Function<Neon>>(arguments: &F::Arguments<'_>) -> F::Output
     F::run(arguments)
 }
 
-/// Eight float16, rounded to nearest, ties to even.
-#[inline(always)]
-unsafe fn halves(x: [float32x4_t; 2]) -> uint16x8_t {
-    let [low, high] = [vreinterpret_u16_f16(vcvt_f16_f32(x[0])), vreinterpret_u16_f16(vcvt_f16_f32(x[1]))];
-    vcombine_u16(low, high)
+/// Functions of registers that are an expression of one of the two of each.
+macro_rules! one_by_one {
+    ($($name:ident($($x:ident),*) = $result:expr;)*) => { $(
+        #[inline(always)]
+        unsafe fn $name($($x: [float32x4_t; 2]),*) -> [float32x4_t; 2] {
+            let low = {
+                $(let $x = $x[0];)*
+                $result
+            };
+            $(let $x = $x[1];)*
+            [low, $result]
+        }
+    )* };
 }
 
-/// The values of eight float16.
+/// The lanes' bits.
 #[inline(always)]
-unsafe fn values(halves: uint16x8_t) -> [float32x4_t; 2] {
-    let [low, high] = [vreinterpret_f16_u16(vget_low_u16(halves)), vreinterpret_f16_u16(vget_high_u16(halves))];
-    [vcvt_f32_f16(low), vcvt_f32_f16(high)]
+unsafe fn bits(x: float32x4_t) -> uint32x4_t {
+    vreinterpretq_u32_f32(x)
 }
 
-/// Four float32, rounded to bfloat16; a NaN becomes quiet.
+/// Lanes of these bits.
 #[inline(always)]
-unsafe fn nearest_bf16(x: float32x4_t) -> float32x4_t {
-    let bits = vreinterpretq_u32_f32(x);
-    let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
-    let nearest = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
-    let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
-    let rounded = vbslq_u32(vceqq_f32(x, x), nearest, quiet);
-    vreinterpretq_f32_u32(vandq_u32(rounded, vdupq_n_u32(0xffff_0000)))
+unsafe fn lanes(bits: uint32x4_t) -> float32x4_t {
+    vreinterpretq_f32_u32(bits)
 }
 
 /// Eight int8 as float32.
@@ -59,6 +59,7 @@ unsafe fn floats(codes: int8x8_t) -> [float32x4_t; 2] {
 impl Simd for Neon {
     const LANES: usize = 8;
     type F32 = [float32x4_t; 2];
+    type U16 = uint16x8_t;
 
     fn outlined<F: Function<Self>>() -> Outlined<Self, F> {
         outlined::<F>
@@ -81,38 +82,35 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> [float32x4_t; 2] {
-        values(vld1q_u16(from.cast()))
+    unsafe fn read_u16(from: *const u16) -> uint16x8_t {
+        vld1q_u16(from)
     }
 
     #[inline(always)]
-    unsafe fn write_f16(to: *mut f16, x: [float32x4_t; 2]) {
-        vst1q_u16(to.cast(), halves(x))
+    unsafe fn write_u16(to: *mut u16, x: uint16x8_t) {
+        vst1q_u16(to, x)
     }
 
     #[inline(always)]
-    unsafe fn round_f16(x: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        values(halves(x))
+    unsafe fn from_f16(x: uint16x8_t) -> [float32x4_t; 2] {
+        let [low, high] = [vreinterpret_f16_u16(vget_low_u16(x)), vreinterpret_f16_u16(vget_high_u16(x))];
+        [vcvt_f32_f16(low), vcvt_f32_f16(high)]
     }
 
     #[inline(always)]
-    unsafe fn read_bf16(from: *const bf16) -> [float32x4_t; 2] {
-        let high = vld1q_u16(from.cast());
-        let [low, high] = [vshll_n_u16::<16>(vget_low_u16(high)), vshll_n_u16::<16>(vget_high_u16(high))];
-        [vreinterpretq_f32_u32(low), vreinterpretq_f32_u32(high)]
+    unsafe fn to_f16(x: [float32x4_t; 2]) -> uint16x8_t {
+        let [low, high] = [vreinterpret_u16_f16(vcvt_f16_f32(x[0])), vreinterpret_u16_f16(vcvt_f16_f32(x[1]))];
+        vcombine_u16(low, high)
     }
 
     #[inline(always)]
-    unsafe fn write_bf16(to: *mut bf16, x: [float32x4_t; 2]) {
-        let [low, high] = Self::round_bf16(x);
-        let low = vshrn_n_u32::<16>(vreinterpretq_u32_f32(low));
-        let high = vshrn_n_u32::<16>(vreinterpretq_u32_f32(high));
-        vst1q_u16(to.cast(), vcombine_u16(low, high));
+    unsafe fn from_high_halves(x: uint16x8_t) -> [float32x4_t; 2] {
+        [lanes(vshll_n_u16::<16>(vget_low_u16(x))), lanes(vshll_n_u16::<16>(vget_high_u16(x)))]
     }
 
     #[inline(always)]
-    unsafe fn round_bf16(x: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        [nearest_bf16(x[0]), nearest_bf16(x[1])]
+    unsafe fn high_halves(x: [float32x4_t; 2]) -> uint16x8_t {
+        vcombine_u16(vshrn_n_u32::<16>(bits(x[0])), vshrn_n_u32::<16>(bits(x[1])))
     }
 
     #[inline(always)]
@@ -122,7 +120,7 @@ impl Simd for Neon {
         let (halves, all) = (vandq_u16(codes, vdupq_n_u16(0xbf80)), vdupq_n_u16(0x3f80));
         let is_nan = vceqq_u16(vandq_u16(halves, all), all);
         let halves = veorq_u16(halves, vandq_u16(is_nan, vdupq_n_u16(0x3f80 ^ 0x7e00)));
-        values(halves).map(|x| vmulq_n_f32(x, 256.0))
+        Self::mul(Self::from_f16(halves), Self::splat(256.0))
     }
 
     #[inline(always)]
@@ -158,46 +156,22 @@ impl Simd for Neon {
         codes
     }
 
-    #[inline(always)]
-    unsafe fn add(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        [vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1])]
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        [vsubq_f32(a[0], b[0]), vsubq_f32(a[1], b[1])]
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])]
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        [vdivq_f32(a[0], b[0]), vdivq_f32(a[1], b[1])]
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(a: [float32x4_t; 2], b: [float32x4_t; 2], c: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])]
-    }
-
-    #[inline(always)]
-    unsafe fn max(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+    one_by_one! {
+        add(a, b) = vaddq_f32(a, b);
+        sub(a, b) = vsubq_f32(a, b);
+        mul(a, b) = vmulq_f32(a, b);
+        div(a, b) = vdivq_f32(a, b);
+        mul_add(a, b, c) = vfmaq_f32(c, a, b);
         // Not the instruction for maxima, which gives NaN where one is NaN.
-        let [low, high] = [vcgtq_f32(a[0], b[0]), vcgtq_f32(a[1], b[1])];
-        [vbslq_f32(low, a[0], b[0]), vbslq_f32(high, a[1], b[1])]
+        max(a, b) = vbslq_f32(vcgtq_f32(a, b), a, b);
+        if_equal(a, b, then, otherwise) = vbslq_f32(vceqq_f32(a, b), then, otherwise);
+        add_bits(a, b) = lanes(vaddq_u32(bits(a), bits(b)));
+        and_bits(a, b) = lanes(vandq_u32(bits(a), bits(b)));
+        or_bits(a, b) = lanes(vorrq_u32(bits(a), bits(b)));
     }
 
     #[inline(always)]
-    unsafe fn if_equal(
-        a: [float32x4_t; 2],
-        b: [float32x4_t; 2],
-        then: [float32x4_t; 2],
-        otherwise: [float32x4_t; 2],
-    ) -> [float32x4_t; 2] {
-        let [low, high] = [vceqq_f32(a[0], b[0]), vceqq_f32(a[1], b[1])];
-        [vbslq_f32(low, then[0], otherwise[0]), vbslq_f32(high, then[1], otherwise[1])]
+    unsafe fn shift_right<const BITS: i32>(x: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        [lanes(vshrq_n_u32::<BITS>(bits(x[0]))), lanes(vshrq_n_u32::<BITS>(bits(x[1])))]
     }
 }

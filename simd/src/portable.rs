@@ -1,6 +1,6 @@
 //! Plain Rust, for every machine: registers of eight float32 that the compiler makes of what there is.
 
-use half::{bf16, f16};
+use half::f16;
 
 use crate::outline::{Function, Outlined};
 use crate::simd::Simd;
@@ -13,8 +13,11 @@ const LANES: usize = 8;
 
 /// An expression of each lane's number. (A macro, since what a closure does need not be inlined.)
 macro_rules! each {
-    (|$i:ident| $lane:expr) => {{
-        let mut lanes = [0.0; LANES];
+    (|$i:ident| $lane:expr) => {
+        each!(0.0, |$i| $lane)
+    };
+    ($zero:expr, |$i:ident| $lane:expr) => {{
+        let mut lanes = [$zero; LANES];
         let mut $i = 0;
         while $i < LANES {
             lanes[$i] = $lane;
@@ -24,11 +27,25 @@ macro_rules! each {
     }};
 }
 
+/// Functions of registers that are an expression of one lane of each.
+macro_rules! lane_by_lane {
+    ($($name:ident($($x:ident),*) = $lane:expr;)*) => { $(
+        #[inline(always)]
+        unsafe fn $name($($x: [f32; LANES]),*) -> [f32; LANES] {
+            each!(|i| {
+                $(let $x = $x[i];)*
+                $lane
+            })
+        }
+    )* };
+}
+
 // SAFETY of every block: pointers are valid for a register (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Simd for Portable {
     const LANES: usize = LANES;
     type F32 = [f32; LANES];
+    type U16 = [u16; LANES];
 
     fn outlined<F: Function<Self>>() -> Outlined<Self, F> {
         F::run
@@ -50,43 +67,33 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn read_f16(from: *const f16) -> [f32; LANES] {
-        let halves = unsafe { from.cast::<[f16; LANES]>().read_unaligned() };
-        each!(|i| halves[i].to_f32_const())
+    unsafe fn read_u16(from: *const u16) -> [u16; LANES] {
+        unsafe { from.cast::<[u16; LANES]>().read_unaligned() }
     }
 
     #[inline(always)]
-    unsafe fn write_f16(to: *mut f16, x: [f32; LANES]) {
-        let mut halves = [f16::ZERO; LANES];
-        for (i, half) in halves.iter_mut().enumerate() {
-            *half = f16::from_f32_const(x[i]);
-        }
-        unsafe { to.cast::<[f16; LANES]>().write_unaligned(halves) }
+    unsafe fn write_u16(to: *mut u16, x: [u16; LANES]) {
+        unsafe { to.cast::<[u16; LANES]>().write_unaligned(x) }
     }
 
     #[inline(always)]
-    unsafe fn round_f16(x: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| f16::from_f32_const(x[i]).to_f32_const())
+    unsafe fn from_f16(x: [u16; LANES]) -> [f32; LANES] {
+        each!(|i| f16::from_bits(x[i]).to_f32_const())
     }
 
     #[inline(always)]
-    unsafe fn read_bf16(from: *const bf16) -> [f32; LANES] {
-        let high = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
-        each!(|i| f32::from_bits((high[i] as u32) << 16))
+    unsafe fn to_f16(x: [f32; LANES]) -> [u16; LANES] {
+        each!(0, |i| f16::from_f32_const(x[i]).to_bits())
     }
 
     #[inline(always)]
-    unsafe fn write_bf16(to: *mut bf16, x: [f32; LANES]) {
-        let mut high = [bf16::ZERO; LANES];
-        for (i, high) in high.iter_mut().enumerate() {
-            *high = bf16::from_f32_const(x[i]);
-        }
-        unsafe { to.cast::<[bf16; LANES]>().write_unaligned(high) }
+    unsafe fn from_high_halves(x: [u16; LANES]) -> [f32; LANES] {
+        each!(|i| f32::from_bits((x[i] as u32) << 16))
     }
 
     #[inline(always)]
-    unsafe fn round_bf16(x: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| bf16::from_f32_const(x[i]).to_f32_const())
+    unsafe fn high_halves(x: [f32; LANES]) -> [u16; LANES] {
+        each!(0, |i| (x[i].to_bits() >> 16) as u16)
     }
 
     #[inline(always)]
@@ -99,44 +106,27 @@ impl Simd for Portable {
         each!(|lane| ((u32::from_le(lanes[lane].to_bits()) << (28 - 4 * i)) as i32 >> 28) as f32)
     }
 
-    #[inline(always)]
-    unsafe fn add(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| a[i] + b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn sub(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| a[i] - b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn mul(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| a[i] * b[i])
-    }
-
-    #[inline(always)]
-    unsafe fn div(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| a[i] / b[i])
-    }
-
-    /// Rounded twice, unless all machines that this is compiled for have the instruction: without it one rounding takes
-    /// longer than all else.
-    #[inline(always)]
-    unsafe fn mul_add(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
-        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-            each!(|i| a[i].mul_add(b[i], c[i]))
+    lane_by_lane! {
+        add(a, b) = a + b;
+        sub(a, b) = a - b;
+        mul(a, b) = a * b;
+        div(a, b) = a / b;
+        // Rounded twice, unless all machines that this is compiled for have the instruction: without it one rounding
+        // takes longer than all else.
+        mul_add(a, b, c) = if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+            a.mul_add(b, c)
         } else {
-            each!(|i| a[i] * b[i] + c[i])
-        }
+            a * b + c
+        };
+        max(a, b) = if a > b { a } else { b };
+        if_equal(a, b, then, otherwise) = if a == b { then } else { otherwise };
+        add_bits(a, b) = f32::from_bits(a.to_bits().wrapping_add(b.to_bits()));
+        and_bits(a, b) = f32::from_bits(a.to_bits() & b.to_bits());
+        or_bits(a, b) = f32::from_bits(a.to_bits() | b.to_bits());
     }
 
     #[inline(always)]
-    unsafe fn max(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| if a[i] > b[i] { a[i] } else { b[i] })
-    }
-
-    #[inline(always)]
-    unsafe fn if_equal(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
-        each!(|i| if a[i] == b[i] { then[i] } else { otherwise[i] })
+    unsafe fn shift_right<const BITS: i32>(x: [f32; LANES]) -> [f32; LANES] {
+        each!(|i| f32::from_bits(x[i].to_bits() >> BITS))
     }
 }

@@ -1,7 +1,5 @@
 //! What an instruction set can do with a register of float32.
 
-use half::{bf16, f16};
-
 use crate::e4m3::e4m3_to_f32;
 use crate::outline::{Function, Outlined};
 use crate::prefetch::prefetch_l1;
@@ -13,8 +11,11 @@ pub const MOST_LANES: usize = 16;
 macro_rules! lanes {
     ($n:expr, $rest:expr, |$i:ident| $lane:expr, $read:ident) => {{
         let mut lanes = [$rest; MOST_LANES];
-        for ($i, lane) in lanes.iter_mut().enumerate().take($n) {
-            *lane = $lane;
+        for ($i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
+            // Of a loop of `n` steps the compiler makes a call of `memcpy`, which takes longer.
+            if $i < $n {
+                *lane = $lane;
+            }
         }
         Self::$read(lanes.as_ptr())
     }};
@@ -23,7 +24,7 @@ macro_rules! lanes {
 /// Functions of an instruction set that are one instruction each.
 #[cfg(target_arch = "x86_64")]
 macro_rules! instructions {
-    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty = $instruction:ident;)*) => { $(
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty = $instruction:expr;)*) => { $(
         #[inline(always)]
         unsafe fn $name($($argument: $of),*) -> $result {
             $instruction($($argument),*)
@@ -49,6 +50,8 @@ pub trait Simd: Sized {
 
     /// A register of float32.
     type F32: Copy;
+    /// A register of as many elements of 16 bits.
+    type U16: Copy;
 
     /// An outlined `#[target_feature]` function.
     fn outlined<F: Function<Self>>() -> Outlined<Self, F>;
@@ -64,6 +67,12 @@ pub trait Simd: Sized {
 
     /// `x` in every lane.
     unsafe fn splat(x: f32) -> Self::F32;
+    /// These bits in every lane.
+    #[inline(always)]
+    unsafe fn splat_bits(bits: u32) -> Self::F32 {
+        // SAFETY: the condition is that of `splat`.
+        unsafe { Self::splat(f32::from_bits(bits)) }
+    }
     /// Reads a register of float32.
     unsafe fn read_f32(from: *const f32) -> Self::F32;
     /// Writes a register of float32.
@@ -74,31 +83,24 @@ pub trait Simd: Sized {
         // SAFETY: the conditions of `write_f32` are among those of this function.
         unsafe { Self::write_f32(to, x) }
     }
-    /// Reads a register of float16.
-    unsafe fn read_f16(from: *const f16) -> Self::F32;
-    /// Writes a register as float16, rounded to nearest, ties to even.
-    unsafe fn write_f16(to: *mut f16, x: Self::F32);
-    /// Writes a register as float16, rounded to nearest, ties to even, by a non-temporal store.
+    /// Reads a register of elements of 16 bits.
+    unsafe fn read_u16(from: *const u16) -> Self::U16;
+    /// Writes a register of elements of 16 bits.
+    unsafe fn write_u16(to: *mut u16, x: Self::U16);
+    /// Writes a register of elements of 16 bits by a non-temporal store.
     #[inline(always)]
-    unsafe fn stream_f16(to: *mut f16, x: Self::F32) {
-        // SAFETY: the conditions of `write_f16` are among those of this function.
-        unsafe { Self::write_f16(to, x) }
+    unsafe fn stream_u16(to: *mut u16, x: Self::U16) {
+        // SAFETY: the conditions of `write_u16` are among those of this function.
+        unsafe { Self::write_u16(to, x) }
     }
-    /// Rounds to float16, to nearest, ties to even.
-    unsafe fn round_f16(x: Self::F32) -> Self::F32;
-
-    /// Reads a register of bfloat16.
-    unsafe fn read_bf16(from: *const bf16) -> Self::F32;
-    /// Writes a register as bfloat16, rounded as by [`round_bf16`](Self::round_bf16).
-    unsafe fn write_bf16(to: *mut bf16, x: Self::F32);
-    /// Writes a register as bfloat16, rounded as by [`round_bf16`](Self::round_bf16), by a non-temporal store.
-    #[inline(always)]
-    unsafe fn stream_bf16(to: *mut bf16, x: Self::F32) {
-        // SAFETY: the conditions of `write_bf16` are among those of this function.
-        unsafe { Self::write_bf16(to, x) }
-    }
-    /// Rounds to bfloat16, to nearest, ties to even; a NaN becomes quiet and keeps its sign and the payload that fits.
-    unsafe fn round_bf16(x: Self::F32) -> Self::F32;
+    /// The values of float16.
+    unsafe fn from_f16(x: Self::U16) -> Self::F32;
+    /// Each lane as float16, rounded to nearest, ties to even.
+    unsafe fn to_f16(x: Self::F32) -> Self::U16;
+    /// Lanes with these high halves; the low ones are 0.
+    unsafe fn from_high_halves(x: Self::U16) -> Self::F32;
+    /// The high half of each lane's bits.
+    unsafe fn high_halves(x: Self::F32) -> Self::U16;
 
     /// Reads a register of float8e4m3fn, exactly; a NaN is quiet and has its sign.
     #[inline(always)]
@@ -141,6 +143,15 @@ pub trait Simd: Sized {
     /// `then` where `a == b`, else `otherwise`.
     unsafe fn if_equal(a: Self::F32, b: Self::F32, then: Self::F32, otherwise: Self::F32) -> Self::F32;
 
+    /// The sum of the lanes' bits as integers, modulo 2^32.
+    unsafe fn add_bits(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The bits that both have.
+    unsafe fn and_bits(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The bits that one has or the other.
+    unsafe fn or_bits(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The lanes' bits, moved right; zeros follow.
+    unsafe fn shift_right<const BITS: i32>(x: Self::F32) -> Self::F32;
+
     /// Reads the first `n <= LANES` float32; the other lanes are 0.
     #[inline(always)]
     unsafe fn read_some_f32(from: *const f32, n: usize) -> Self::F32 {
@@ -153,15 +164,15 @@ pub trait Simd: Sized {
         }
     }
 
-    /// Reads the first `n <= LANES` float16; the other lanes are 0.
+    /// Reads the first `n <= LANES` elements of 16 bits; the others are 0.
     #[inline(always)]
-    unsafe fn read_some_f16(from: *const f16, n: usize) -> Self::F32 {
+    unsafe fn read_some_u16(from: *const u16, n: usize) -> Self::U16 {
         // SAFETY: n elements can be read, LANES or fewer.
         unsafe {
             if n == Self::LANES {
-                return Self::read_f16(from);
+                return Self::read_u16(from);
             }
-            lanes!(n, f16::ZERO, |i| from.add(i).read(), read_f16)
+            lanes!(n, 0, |i| from.add(i).read(), read_u16)
         }
     }
 }

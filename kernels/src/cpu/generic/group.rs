@@ -212,7 +212,7 @@ pub(crate) unsafe fn scale<S: Codes, Q: CodeType, V: Float>(amax: S::F32) -> S::
         let reciprocal = S::splat(1.0 / qmax);
         let product = S::mul(amax, reciprocal);
         if V::IS_F16 {
-            return S::round_f16(product);
+            return V::round::<S>(product);
         }
         let quotient = divide::<S>(amax, S::splat(qmax), reciprocal);
         // Where amax is not finite, the quotient is NaN.
@@ -238,8 +238,8 @@ pub(crate) unsafe fn factors<S: Codes, V: Float>(s: S::F32, reciprocal: S::F32) 
 /// Of float16, Veltkamp's splitting rounds the product with the rounded reciprocal (see [`scale`]) to eleven bits. The
 /// large product need not be that of the quotient, only have no bits below those of the difference.
 ///
-/// A quotient is less than `qmax` + 1/2, and its code at most `qmax`, but of a type with as few digits as a code: of
-/// bfloat16 and int8 it can be 127.5.
+/// A quotient is less than `qmax` + 1/2, and its code at most `qmax`, but of a type with as few digits as a code: with
+/// eight of both it can be 127.5.
 ///
 /// # Safety
 /// The conditions are those of [`Simd`].
