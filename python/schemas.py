@@ -33,11 +33,16 @@ def part(schemas: dict[str, dict[str, Any]], page: str, key: str) -> Any:
     if isinstance(value, dict) and list(value) == ["as_in"]:
         return part(schemas, value["as_in"], key)
     if isinstance(value, dict):
-        return {
-            name: part(schemas, item["as_in"], key)[name] if isinstance(item, dict) else item
-            for name, item in value.items()
-        }
+        return {name: named(schemas, key, name, item) for name, item in value.items()}
     return value
+
+
+def named(schemas: dict[str, dict[str, Any]], key: str, name: str, item: Any) -> Any:
+    """One entry of a map; of a list `as_in` another operator all but what is `without`."""
+    if not isinstance(item, dict):
+        return item
+    origin = part(schemas, item["as_in"], key)[name]
+    return [one for one in origin if one not in item["without"]] if "without" in item else origin
 
 
 def entry(schemas: dict[str, dict[str, Any]], key: str, label: str, item: dict[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,9 @@ impl ElementType {
     pub const ALL: [Self; 7] =
         [Self::Float32, Self::Float16, Self::BFloat16, Self::Float8E4M3Fn, Self::Int8, Self::Int4, Self::Int64];
 
+    /// The types that [`is_float`](Self::is_float) holds for.
+    pub const FLOATS: [Self; 3] = [Self::Float32, Self::Float16, Self::BFloat16];
+
     /// Legal types of `current_key`, `current_value`, `key` and `value`: those of the specification, then extensions.
     pub const T1: [Self; 4] = [Self::Float32, Self::Float16, Self::Int8, Self::BFloat16];
 

@@ -16,8 +16,8 @@ pub const OUTPUTS: [&str; 1] = ["attn_output"];
 /// extension.
 pub const MASS: &str = "attention_mass";
 
-/// Legal types of `query`, of the keys and values, of `attn_mask` and of `attn_output`; the last is an extension.
-pub const T1: [ElementType; 3] = [ElementType::Float32, ElementType::Float16, ElementType::BFloat16];
+/// Legal types of `query`, of the keys and values, of `attn_mask` and of `attn_output`.
+pub const T1: [ElementType; ElementType::FLOATS.len()] = ElementType::FLOATS;
 
 /// The operator as data: the text of `multi_head_attention.yaml`.
 pub const SCHEMA: &str = include_str!("../multi_head_attention.yaml");

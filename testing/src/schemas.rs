@@ -69,8 +69,11 @@ impl Step<'_> {
     }
 }
 
-/// What `origin` says, but for what stands beside the `as_in`.
+/// What `origin` says, but for what stands beside the `as_in`; of a list all but what is `without`.
 fn merged(value: &Value, origin: &Value) -> Value {
+    if let (Value::Sequence(all), Value::Sequence(without)) = (origin, &value["without"]) {
+        return all.iter().filter(|item| !without.contains(item)).cloned().collect();
+    }
     let (Value::Mapping(own), Value::Mapping(inherited)) = (value, origin) else { return origin.clone() };
     let mut merged: Mapping = inherited.clone();
     merged.extend(own.iter().filter(|(key, _)| key.as_str() != Some("as_in")).map(|(k, v)| (k.clone(), v.clone())));
