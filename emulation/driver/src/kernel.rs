@@ -8,9 +8,7 @@ use kvcache_emulation_kernels::{
     ATTENTION, Access, Build, FAITHFUL, KernelParameters, Operand, Order, ROWS as ROW_BUILDS,
 };
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUjit_option, CUresult};
-use kvcache_kernels::cuda::{
-    BLOCK, CacheKernel, Launch, MODULES, Module, MoveParameters, ROWS, RotateParameters, RowKernel,
-};
+use kvcache_kernels::cuda::{BLOCK, CacheKernel, Launch, MODULES, Module, MoveParameters, ROWS, RotateParameters};
 
 use crate::context::current;
 use crate::memory::{copy, find};
@@ -119,8 +117,7 @@ fn of_kernel<P: Copy>(
 }
 
 fn moves(kernel: &str) -> bool {
-    let of = |kernel: RowKernel| ROWS.kernels[kernel as usize];
-    kernel == of(RowKernel::MoveWide) || kernel == of(RowKernel::MoveNarrow)
+    kernel.starts_with("kvcache_move_")
 }
 
 /// Runs a node. A launch may access the allocations that its parameters point to, and no others.

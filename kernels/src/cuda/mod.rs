@@ -25,6 +25,6 @@ pub use parameters::{Divisor, Parameters, Strides};
 pub use pinned_memory::PinnedMemory;
 pub use ptx::{CacheKernel, MODULES, Module, module};
 pub use queue::{Queue, Ready, Scratch};
-pub use rows::{DeviceRows, DeviceRowsError, Move, MoveParameters, ROWS, RotateParameters, RowKernel, RowPlace, Turn};
+pub use rows::{DeviceRows, DeviceRowsError, Move, MoveParameters, ROWS, RotateParameters, RowPlace, Turn};
 pub use status::{Finding, Status};
 pub use status_word::StatusWord;

@@ -28,9 +28,9 @@ __device__ __forceinline__ float reciprocal_of(float y) {
 // codes are made from it: where |x / y| < 2^-20 its last bits may differ from those of division, but there the code is
 // 0.
 //
-// Float32, and bfloat16, which is some of its numbers: the first correction makes the quotient faithful (within one unit in the last place), and from a faithful
-// quotient and a correctly rounded reciprocal the second makes the correctly rounded one (Markstein's theorem, which
-// needs y >= 1e-5, |x / y| >= 2^-20: no remainder underflows).
+// Float32, and others whose numbers are some of its: the first correction makes the quotient faithful (within one unit
+// in the last place), and from a faithful quotient and a correctly rounded reciprocal the second makes the correctly
+// rounded one (Markstein's theorem, which needs y >= 1e-5, |x / y| >= 2^-20: no remainder underflows).
 //
 // Float16: a quotient is either a midpoint of two float16 or at least 2^-23 of itself away from any, and one correction
 // leaves a smaller error than that, whatever the last bit of the reciprocal. A test covers all x and y.
@@ -96,15 +96,16 @@ __device__ __forceinline__ u32 float8_of(float x) {
 // The code of x, in the low bits. The higher bits are arbitrary, and all are if the scale is not finite.
 //
 // No clamp is needed: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since
-// the smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2. A bfloat16 scale may be smaller by 1
-// part in 257, and x / 127 of it 127.5.
+// the smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2. But a scale of no more digits than
+// the largest codes have may be smaller by 1 part in 257, and x / 127 of it 127.5.
 template <class T1, class Codes>
 __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& scale) {
     float quotient = divide<T1>(value_of<T1>(x), scale.value, scale.reciprocal);
     if constexpr (SAME<Codes, F8>) {
         return float8_of(quotient) | (x >> (T1::BITS - 8) & 0x80);
     }
-    if constexpr (SAME<T1, BF16>) {
+    // QUIET is the second bit of the significand.
+    if constexpr (T1::QUIET < 1 << (I8::BITS - 1)) {
         quotient = quotient > 127.0f ? 127.0f : quotient < -127.0f ? -127.0f : quotient;
     }
     // 1.5 * 2^23: floats of this magnitude are integers, so the addition rounds to an integer, ties to even.

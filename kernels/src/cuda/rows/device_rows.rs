@@ -6,7 +6,7 @@ use thiserror::Error;
 use super::parameters::{
     MOST_HEAD_DIM, MOST_MOVES, MOST_PAIRS, MOST_TURNS, Move, MoveParameters, RotateParameters, RowPlace, Turn,
 };
-use super::ptx::{ROWS, RowKernel};
+use super::ptx::{MOVE_NARROW, MOVE_WIDE, ROWS, rotate};
 use crate::cache_rows::{CacheRows, RowCopy};
 use crate::cuda::error::Error as LaunchError;
 use crate::cuda::launch::{BLOCK, Launch, TooLarge};
@@ -151,7 +151,7 @@ impl DeviceRows {
         let pairs = narrow("n_rot", rope.n_rot(), 2 * MOST_PAIRS)? / 2;
         let is_quantized = self.rows.quant().is_some();
         let head_dim = narrow("head_dim", head_dim, if is_quantized { MOST_HEAD_DIM } else { i32::MAX as usize })?;
-        let kernel = RowKernel::rotate(&self.rows).ok_or(RowsError::KeyType { t2: self.rows.t2() })?;
+        let kernel = rotate(&self.rows).ok_or(RowsError::KeyType { t2: self.rows.t2() })?;
         let [cache, scale] = self.places();
         let mut parameters = RotateParameters {
             cache,
@@ -184,7 +184,7 @@ impl DeviceRows {
                 parameters.heads = slots * (num_layer * num_heads) as u64;
                 let most = u64::from(queue.multiprocessors().max(1)) * BLOCKS_PER_MULTIPROCESSOR;
                 let grid = parameters.heads.div_ceil(WARPS).min(most) as u32;
-                let launch = Launch { module: &ROWS, kernel: kernel.name(), grid, parameters };
+                let launch = Launch { module: &ROWS, kernel, grid, parameters };
                 // SAFETY: the kernel takes these parameters, whose slots are inside the cache, checked above, each in
                 // one rotation at most; the cache is accessible: see `# Safety`.
                 unsafe { queue.ready(launch)?.launch() }?;
@@ -214,7 +214,7 @@ impl DeviceRows {
             }
             let numbers = [&from, &to].map(|place| [place.base as i64, place.token, place.layer, place.kv, place.head]);
             let is_wide = head.is_multiple_of(WIDE) && numbers.as_flattened().iter().all(|n| n % WIDE as i64 == 0);
-            let (kernel, width) = if is_wide { (RowKernel::MoveWide, WIDE) } else { (RowKernel::MoveNarrow, 1) };
+            let (kernel, width) = if is_wide { (MOVE_WIDE, WIDE) } else { (MOVE_NARROW, 1) };
             let words = row / width;
             let grid = narrow("the words of a row", words.div_ceil(BLOCK as usize), i32::MAX as usize)?;
             let mut parameters = MoveParameters {
@@ -230,7 +230,7 @@ impl DeviceRows {
             for moves in moves.chunks(MOST_MOVES) {
                 parameters.count = moves.len() as u32;
                 parameters.moves[..moves.len()].copy_from_slice(moves);
-                launches.push(queue.ready(Launch { module: &ROWS, kernel: kernel.name(), grid, parameters })?);
+                launches.push(queue.ready(Launch { module: &ROWS, kernel, grid, parameters })?);
             }
         }
         // SAFETY: the kernel takes these parameters; the rows are accessible: see `# Safety`.

@@ -7,4 +7,4 @@ mod ptx;
 
 pub use device_rows::{DeviceRows, DeviceRowsError};
 pub use parameters::{Move, MoveParameters, RotateParameters, RowPlace, Turn};
-pub use ptx::{ROWS, RowKernel};
+pub use ptx::ROWS;

@@ -1,5 +1,5 @@
 // The kernels that move rows of any types, and those that rotate keys, for each type of the cache and its scales. The
-// names are also in rows/ptx.rs and modules.yaml. TYPES ends them, as it does all kernels' names.
+// names are also in rows/ptx.rs. TYPES ends them, as it does all kernels' names.
 
 #include "cache_rows.cuh"
 
@@ -12,14 +12,13 @@
     }
 #define COMMA ,
 
+// For each kernel that rotates: its types in the name, T2 and T3.
+#define ROTATIONS(OF)                                                    \
+    OF(f32, F32, None) OF(f16, F16, None) OF(bf16, BF16, None)           \
+    OF(i8_f32, I8, F32) OF(i8_f16, I8, F16) OF(i4_f32, I4, F32)          \
+    OF(i4_f16, I4, F16) OF(f8_f32, F8, F32) OF(f8_f16, F8, F16)
+#define ROTATION(types, T2, T3) KERNEL(rotate_##types, RotateParameters, rotate<T2 COMMA T3>)
+
 KERNEL(move_wide, MoveParameters, move<uint4>)
 KERNEL(move_narrow, MoveParameters, move<u8>)
-KERNEL(rotate_f32, RotateParameters, rotate<F32 COMMA None>)
-KERNEL(rotate_f16, RotateParameters, rotate<F16 COMMA None>)
-KERNEL(rotate_bf16, RotateParameters, rotate<BF16 COMMA None>)
-KERNEL(rotate_i8_f32, RotateParameters, rotate<I8 COMMA F32>)
-KERNEL(rotate_i8_f16, RotateParameters, rotate<I8 COMMA F16>)
-KERNEL(rotate_i4_f32, RotateParameters, rotate<I4 COMMA F32>)
-KERNEL(rotate_i4_f16, RotateParameters, rotate<I4 COMMA F16>)
-KERNEL(rotate_f8_f32, RotateParameters, rotate<F8 COMMA F32>)
-KERNEL(rotate_f8_f16, RotateParameters, rotate<F8 COMMA F16>)
+ROTATIONS(ROTATION)
