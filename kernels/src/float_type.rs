@@ -4,13 +4,21 @@ use bytemuck::{bytes_of, pod_read_unaligned};
 use kvcache_schema::ElementType;
 use kvcache_simd::Float;
 
+/// Calls the macro in brackets with what follows and a row for each float type: its element type, and its Rust type.
+#[macro_export]
+macro_rules! float_types {
+    ([$($with:tt)+] $($given:tt)*) => {
+        $($with)+! { $($given)* Float32 f32, Float16 ::half::f16, BFloat16 ::half::bf16 }
+    };
+}
+
 /// Evaluates an expression in which `T` is the Rust type of a float element type: `float_type!(t1, T => f::<T>())`.
 ///
 /// It needs `kvcache-schema` and `half`, and panics if the element type is no float.
 #[macro_export]
 macro_rules! float_type {
     ($element:expr, $T:ident => $body:expr) => {
-        $crate::float_type!($element, $T => $body; Float32 f32, Float16 ::half::f16, BFloat16 ::half::bf16)
+        $crate::float_types!([$crate::float_type] $element, $T => $body;)
     };
     ($element:expr, $T:ident => $body:expr; $($variant:ident $type:ty),*) => {
         match $element {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-use half::{bf16, f16};
+use kvcache_kernels::float_types;
 use kvcache_schema::{ElementType, shape};
 use ndarray::{ArrayBase, Data, DataMut, Dimension};
 use smallvec::SmallVec;
@@ -58,7 +58,7 @@ mod sealed {
 
 /// Maps Rust types to element types.
 macro_rules! element {
-    ($($rust:ty => $element:ident),*) => {
+    ($($element:ident $rust:ty),*) => {
         $(
             impl sealed::Sealed for $rust {}
 
@@ -69,7 +69,7 @@ macro_rules! element {
     };
 }
 
-element!(f32 => Float32, f16 => Float16, bf16 => BFloat16, i8 => Int8, i64 => Int64);
+float_types!([element] Int8 i8, Int64 i64,);
 
 /// What is wrong with a tensor as it was made; reported by the checks, which know its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

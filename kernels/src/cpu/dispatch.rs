@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use half::{bf16, f16};
+use half::f16;
 use kvcache_schema::ElementType;
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
@@ -54,13 +54,12 @@ fn for_types<I: Implementation>(
     (t1, t2, t3): (ElementType, ElementType, Option<ElementType>),
     group: usize,
 ) -> RowFunctions {
-    use ElementType::{BFloat16, Float16, Float32};
+    use ElementType::{Float16, Float32};
     let conversion = match (t1, t2, t3) {
         _ if t1 == t2 => Conversion::None,
-        (Float32, Float16, None) => I::converted::<f32, f16>(),
         (Float16, Float32, None) => I::converted::<f16, f32>(),
-        // No call's types: keys are rotated, and attended to, as float32.
-        (Float32, BFloat16, None) => I::converted::<f32, bf16>(),
+        // Any float as float32: keys are rotated, and attended to, so.
+        (Float32, _, None) => float_type!(t2, C => I::converted::<f32, C>()),
         (_, _, None) => unreachable!("{t1} in a cache of {t2}"),
         (_, ElementType::Int4, Some(t3)) => scale_type!(t3, T => codes_of::<I, Int4, T>(t1, group)),
         (_, ElementType::Float8E4M3Fn, Some(t3)) => {
@@ -71,12 +70,12 @@ fn for_types<I: Implementation>(
     RowFunctions { conversion, ..I::copies() }
 }
 
-/// Those of values of T1 as codes Q with scales T.
+/// Those of values of T1 as codes Q with scales T: of the specification's types, which scales have too, for more lengths
+/// of groups.
 fn codes_of<I: Implementation, Q: CodeLanes, T: Float>(t1: ElementType, group: usize) -> Conversion {
-    match t1 {
-        ElementType::Float32 => I::quantized::<Q, f32, T>(group),
-        ElementType::Float16 => I::quantized::<Q, f16, T>(group),
-        _ => I::quantized_any::<Q, bf16, T>(group),
+    match ElementType::T3.contains(&t1) {
+        true => scale_type!(t1, V => I::quantized::<Q, V, T>(group)),
+        false => float_type!(t1, V => I::quantized_any::<Q, V, T>(group)),
     }
 }
 

@@ -82,8 +82,9 @@ impl RowLoader {
 
 #[cfg(test)]
 mod tests {
-    use ElementType::{BFloat16, Float8E4M3Fn, Float16, Float32, Int4, Int8};
+    use ElementType::Float32;
     use half::f16;
+    use kvcache_schema::TypeCombination;
 
     use super::*;
 
@@ -118,19 +119,11 @@ mod tests {
     fn all_instruction_sets_load_the_same() {
         let random = |len: usize, seed: usize| (0..len).map(move |i| (((i + seed) * 2_654_435_761) >> 7) as u8);
         for (len, group) in [(128, 8), (128, 32), (96, 96), (40, 8), (24, 12), (6, 2)] {
-            for (t1, t2, t3) in [
-                (Float16, Float32, None),
-                (Float32, Int8, Some(Float32)),
-                (Float16, Int8, Some(Float32)),
-                (Float16, Int8, Some(Float16)),
-                (Float32, Int4, Some(Float16)),
-                (Float16, Int4, Some(Float16)),
-                (Float32, BFloat16, None),
-                (BFloat16, Int8, Some(Float32)),
-                (BFloat16, Int4, Some(Float16)),
-                (Float32, Float8E4M3Fn, Some(Float16)),
-                (Float16, Float8E4M3Fn, Some(Float32)),
-            ] {
+            let as_float32 = ElementType::FLOATS.map(|t2| (Float32, t2, None));
+            for (t1, t2, t3) in TypeCombination::all().map(|row| (row.t1, row.t2, row.t3)).chain(as_float32) {
+                if t1 == t2 {
+                    continue;
+                }
                 let group = if t3.is_some() { group } else { 1 };
                 let of = |set| RowLoader::new(set, (t1, t2, t3), len, group).expect("not as it is");
                 let portable = of(InstructionSet::Portable);
