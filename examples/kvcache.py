@@ -45,7 +45,6 @@ TYPE_NAMES = {
     TensorProto.FLOAT16: "float16",
     TensorProto.INT8: "int8",
     TensorProto.INT4: "int4",
-    TensorProto.BFLOAT16: "bfloat16",
 }
 
 BITS = {TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16, TensorProto.INT8: 8, TensorProto.INT4: 4, TensorProto.INT64: 64}

@@ -13,7 +13,7 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models import _tokenizer
 from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._config import Config, rotary, unknown_family
-from kvcache_ops.models._weights import GGUF_FLOATS, GGUF_TYPES, Weight, from_gguf
+from kvcache_ops.models._weights import FLOATS, GGUF_TYPES, Weight, from_gguf
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -65,7 +65,7 @@ def read_gguf(path: Path) -> Checkpoint:
     if family not in _FAMILIES:
         raise unknown_family("general.architecture", family, tensors, _FAMILIES)
     for tensor in reader.tensors:
-        types = GGUF_TYPES if len(tensor.shape) > 1 else GGUF_FLOATS
+        types = GGUF_TYPES if len(tensor.shape) > 1 else FLOATS
         if tensor.tensor_type.name not in types:
             message = f"{tensor.name} has the type {tensor.tensor_type.name}, expected one of {', '.join(types)}"
             raise KvCacheError(message, "tensor_type")

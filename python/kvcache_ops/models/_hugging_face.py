@@ -12,10 +12,9 @@ from tokenizers import Tokenizer
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._config import Config, canonical, rotary, unknown_family
-from kvcache_ops.models._weights import Dense
+from kvcache_ops.models._weights import FLOATS, Dense
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_TYPES = ("F32", "F16", "BF16")
 
 
 def read_folder(folder: Path) -> Checkpoint:
@@ -40,8 +39,8 @@ def read_folder(folder: Path) -> Checkpoint:
                     if name.endswith("rotary_emb.inv_freq"):  # older checkpoints have it; config.json says it, too
                         continue
                     spelled[ours], places[ours], shapes[ours] = name, file, tuple(part.get_shape())
-                    if part.get_dtype() not in _TYPES:
-                        message = f"{name} has the type {part.get_dtype()}, expected one of {', '.join(_TYPES)}"
+                    if part.get_dtype() not in FLOATS:
+                        message = f"{name} has the type {part.get_dtype()}, expected one of {', '.join(FLOATS)}"
                         raise KvCacheError(message, "tensor_type")
         except (SafetensorError, OSError) as error:
             raise KvCacheError(f"{file} is no whole safetensors file: {error}", "source_damaged") from error

@@ -17,10 +17,10 @@ from kvcache_ops._errors import KvCacheError
 _Bytes = NDArray[np.uint8]
 _Floats = NDArray[np.float32]
 
-GGUF_FLOATS = ("F32", "F16", "BF16")
-"""The types of vectors that are read."""
+FLOATS = ("F32", "F16", "BF16")
+"""The types of vectors that are read from GGUF, and of all that is from safetensors."""
 
-GGUF_TYPES = (*GGUF_FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+GGUF_TYPES = (*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 """The types of matrices that are read."""
 
 
