@@ -1,7 +1,8 @@
 //! The embedded PTX, compiled ahead of time by `kernels/src/cuda/generate.py`: the module for each combination of types.
 
 use kvcache_kernels::cuda::Module;
-use kvcache_kernels::float_combinations;
+use kvcache_kernels::modules;
+use kvcache_schema::TypeCombination;
 
 /// The kernels of a module in [`MODULES`], by their places in [`Module::kernels`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,24 +17,10 @@ pub enum AttentionKernelName {
     Mass,
 }
 
-macro_rules! modules {
-    ($($types:literal),*) => {
-        [$(Module::new(
-            $types,
-            &[
-                concat!("kvcache_attend_wide_", $types),
-                concat!("kvcache_attend_narrow_", $types),
-                concat!("kvcache_combine_", $types),
-                concat!("kvcache_mass_", $types),
-            ],
-            include_bytes!(concat!("ptx/", $types, ".ptx.z")),
-        )),*]
-    };
-}
-
 /// Every module: one for each legal combination of types of `MultiHeadCacheAttention`. Packed keys and values are
 /// served by those in which T2 is T1.
-pub static MODULES: [Module; 23] = float_combinations!(modules);
+pub static MODULES: [Module; TypeCombination::LEGAL.len() + TypeCombination::EXTENSIONS.len() - 1] =
+    include!("ptx/modules.rs");
 
 #[cfg(test)]
 mod tests {

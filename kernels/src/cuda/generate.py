@@ -1,4 +1,5 @@
-"""Compiles the CUDA kernels to PTX, ahead of time: `ptx/<types>.ptx.z`, one module for each combination of types.
+"""Compiles the CUDA kernels to PTX, ahead of time: `ptx/<types>.ptx.z`, one module for each combination of types, and
+`ptx/modules.rs`, the list of them that Rust embeds.
 
     python kernels/src/cuda/generate.py FOLDER...            writes the modules anew
     python kernels/src/cuda/generate.py FOLDER... --check    fails if they differ from what the sources give, or if
@@ -19,7 +20,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,9 +76,22 @@ class Folder:
         ]
 
     def embedded(self, name: str) -> str | None:
-        """The text of a module in the tree."""
+        """The text of a file in the tree."""
         path = self.ptx / name
-        return zlib.decompress(path.read_bytes()).decode() if path.exists() else None
+        return packed(name, path.read_bytes(), zlib.decompress).decode() if path.exists() else None
+
+
+def packed(name: str, data: bytes, how: Callable[[bytes], bytes]) -> bytes:
+    """The bytes of a file, packed or unpacked where its name says that it is packed."""
+    return how(data) if name.endswith(".z") else data
+
+
+def listed(modules: dict[str, str]) -> str:
+    """What Rust embeds: the kernels that each module has, in the order of the source, and the modules."""
+    entry = r"^\.visible \.entry kvcache_(\w+)_{}\($"
+    (kernels,) = {tuple(re.findall(entry.format(types), ptx, re.MULTILINE)) for types, ptx in modules.items()}
+    lines = [textwrap.fill(text, 116) for text in (f"[{' '.join(kernels)}]", " ".join(modules))]
+    return "// Written by generate.py.\nmodules! {\n" + textwrap.indent("\n".join(lines), "    ") + "\n}\n"
 
 
 class Nvrtc:
@@ -164,17 +180,18 @@ def complaints(line: str, kernels: dict[str, int]) -> list[str]:
 
 def make(folder: Folder, nvrtc: Nvrtc, check: bool, sample: bool, verbose: bool) -> None:
     """Writes the modules of a folder, or checks them; of a sample, each module on one architecture."""
-    modules = {f"{types}.ptx.z": nvrtc.ptx(folder, types) for types in folder.types}
+    modules = {types: nvrtc.ptx(folder, types) for types in folder.types}
+    files = {f"{types}.ptx.z": ptx for types, ptx in modules.items()} | {"modules.rs": listed(modules)}
     if not check:
         folder.ptx.mkdir(exist_ok=True)
-        for stale in {path.name for path in folder.ptx.iterdir()} - modules.keys():
+        for stale in {path.name for path in folder.ptx.iterdir()} - files.keys():
             (folder.ptx / stale).unlink()
-        for name, ptx in modules.items():
+        for name, text in files.items():
             # Compressed again only if the text differs: versions of zlib give different bytes.
-            if folder.embedded(name) != ptx:
-                (folder.ptx / name).write_bytes(zlib.compress(ptx.encode(), 9))
-    failures = [f"{name} is not what the sources give" for name, ptx in modules.items() if folder.embedded(name) != ptx]
-    failures += [f"{path.name} is no module" for path in folder.ptx.iterdir() if path.name not in modules]
+            if folder.embedded(name) != text:
+                (folder.ptx / name).write_bytes(packed(name, text.encode(), lambda data: zlib.compress(data, 9)))
+    failures = [f"{name} is not what the sources give" for name, text in files.items() if folder.embedded(name) != text]
+    failures += [f"{path.name} is no module" for path in folder.ptx.iterdir() if path.name not in files]
     if failures:
         sys.exit("\n".join([str(folder.path), *failures, "run make ptx"]))
 

@@ -30,39 +30,23 @@ pub enum CacheKernel {
     LoadNarrow,
 }
 
-/// Calls a macro with more names, and with that of every row of the table of types whose T1 is a float type.
+/// The modules that `generate.py` has listed in a folder: their kernels and their types.
 #[doc(hidden)]
 #[macro_export]
-macro_rules! float_combinations {
-    ($with:ident $(, $more:literal)*) => {
-        $with![
-            $($more,)*
-            "f32_f32", "f32_f16", "f16_f32", "f16_f16", "f32_i8_f32", "f32_i8_f16", "f16_i8_f32", "f16_i8_f16",
-            "f32_i4_f32", "f32_i4_f16", "f16_i4_f32", "f16_i4_f16", "bf16_bf16", "bf16_i8_f32", "bf16_i8_f16",
-            "bf16_i4_f32", "bf16_i4_f16", "f32_f8_f32", "f32_f8_f16", "f16_f8_f32", "f16_f8_f16", "bf16_f8_f32",
-            "bf16_f8_f16"
-        ]
-    };
-}
-
 macro_rules! modules {
-    ($($types:literal),*) => {
-        [$(Module::new(
-            $types,
-            &[
-                concat!("kvcache_store_wide_", $types),
-                concat!("kvcache_store_narrow_", $types),
-                concat!("kvcache_load_wide_", $types),
-                concat!("kvcache_load_narrow_", $types),
-            ],
-            include_bytes!(concat!("ptx/", $types, ".ptx.z")),
-        )),*]
+    ([$($kernel:ident)*] @ $types:ident) => {
+        $crate::cuda::Module::new(
+            stringify!($types),
+            &[$(concat!("kvcache_", stringify!($kernel), "_", stringify!($types))),*],
+            include_bytes!(concat!(stringify!($types), ".ptx.z")),
+        )
     };
+    ($kernels:tt $($types:ident)*) => { [$($crate::modules!($kernels @ $types)),*] };
 }
 
 /// Every module: one for each row of the table of types.
 pub static MODULES: [Module; TypeCombination::LEGAL.len() + TypeCombination::EXTENSIONS.len()] =
-    float_combinations!(modules, "i8_i8");
+    include!("ptx/modules.rs");
 
 impl fmt::Debug for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

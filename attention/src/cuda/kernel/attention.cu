@@ -1,7 +1,7 @@
 // The attention kernels for one combination of types. Macros: VALUES is T1, CELLS is T2, SCALES is T3 (None without
 // quantization), and TYPES is the suffix of the kernels' names.
 //
-// The names are also in ptx.rs and modules.yaml.
+// The names are also in modules.yaml.
 
 #include "mass.cuh"
 

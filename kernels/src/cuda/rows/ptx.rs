@@ -4,25 +4,13 @@ use kvcache_schema::ElementType;
 
 use crate::cache_rows::CacheRows;
 use crate::cuda::ptx::Module;
+use crate::modules;
 
 /// The module that moves rows of any types, and rotates keys of each type and with each type of scales.
-pub static ROWS: Module = Module::new(
-    "rows",
-    &[
-        "kvcache_move_wide_rows",
-        "kvcache_move_narrow_rows",
-        "kvcache_rotate_f32_rows",
-        "kvcache_rotate_f16_rows",
-        "kvcache_rotate_bf16_rows",
-        "kvcache_rotate_i8_f32_rows",
-        "kvcache_rotate_i8_f16_rows",
-        "kvcache_rotate_i4_f32_rows",
-        "kvcache_rotate_i4_f16_rows",
-        "kvcache_rotate_f8_f32_rows",
-        "kvcache_rotate_f8_f16_rows",
-    ],
-    include_bytes!("ptx/rows.ptx.z"),
-);
+pub static ROWS: Module = {
+    let [module] = include!("ptx/modules.rs");
+    module
+};
 
 /// The kernel that moves rows 16 bytes at once.
 pub(super) const MOVE_WIDE: &str = "kvcache_move_wide_rows";

@@ -1,5 +1,5 @@
-// The kernels that move rows of any types, and those that rotate keys, for each type of the cache and its scales. The
-// names are also in rows/ptx.rs. TYPES ends them, as it does all kernels' names.
+// The kernels that move rows of any types, and those that rotate keys, for each type of the cache and its scales. TYPES
+// ends their names, as it does those of all kernels.
 
 #include "cache_rows.cuh"
 
