@@ -56,14 +56,23 @@ pub struct Geometry {
 pub struct Quant {
     /// The width of a code.
     pub bits: QuantBit,
-    /// Neighbors along `head_dim` that share a scale; divides `head_dim`, and is even for four bits.
+    /// Neighbors along `head_dim` that share a scale; divides `head_dim`, and is even for four bits. With static scales
+    /// it is `head_dim`, or 1 where that is 0.
     pub group: usize,
     /// The type of `scale` (T3).
     pub t3: ElementType,
     /// The number of elements of `scale`.
     pub scale_len: usize,
-    /// The strides of `scale`, in elements.
+    /// The strides of `scale`, in elements; that of slots is 0 for static scales.
     pub scale: CacheStrides,
+}
+
+impl Quant {
+    /// Whether scales are static: those of no slot, and only read.
+    pub const fn has_static_scales(&self) -> bool {
+        // Strides of scales by slot are 0 only where there are none.
+        self.scale.token == 0 && self.scale_len > 0
+    }
 }
 
 /// Which tokens a call stores and loads.

@@ -10,6 +10,8 @@
 //! 3. `scale = T3(s)`;
 //! 4. `value = T1(T3(code) * scale)`; the product is rounded to T3 first, then to T1.
 //!
+//! With static scales, which are given, there is no group: `code = round(x / scale)` as float32, see [`static_code`].
+//!
 //! Every rounding is to nearest, ties to even. Codes are made with `s`, before it is rounded to T3. A float16 operation
 //! is a float32 operation whose result is rounded to float16: for division and multiplication the second rounding
 //! changes nothing, since float32 has more than twice the precision and two bits.
@@ -62,6 +64,21 @@ impl HeadCodec {
         }
     }
 
+    /// The codes of a head of float8 with its static scales, as `cache` has them.
+    ///
+    /// # Panics
+    /// On the lengths on which [`encode`](Self::encode) panics, and for other codes.
+    pub fn encode_static<T1: Float, T3: Float>(&self, values: &[T1], codes: &mut [u8], scales: &[T3]) {
+        assert_eq!(self.bits, QuantBit::Float8, "codes with static scales");
+        self.check(values.len(), codes.len(), scales.len());
+        let groups = values.chunks_exact(self.group).zip(codes.chunks_exact_mut(self.group));
+        for ((group, codes), &scale) in groups.zip(scales) {
+            for (code, &x) in codes.iter_mut().zip(group) {
+                *code = static_code(x.to_f32(), scale.to_f32());
+            }
+        }
+    }
+
     /// Dequantizes a head.
     ///
     /// # Panics
@@ -109,6 +126,13 @@ pub fn code<T1: Float>(x: T1, s: T1, bits: QuantBit) -> i8 {
     quotient.round_ties_even().clamp(-qmax, qmax) as i8
 }
 
+/// The float8 of `x` with a static scale: saturated, or a NaN, which like every code has the sign of `x`, or the other
+/// where that of the scale is set.
+pub fn static_code(x: f32, scale: f32) -> u8 {
+    let sign = (x.to_bits() ^ scale.to_bits()) >> 24 & 0x80;
+    e4m3_from_f32(x.abs() / scale.abs()) & 0x7f | sign as u8
+}
+
 /// The value of code `q` in a group whose stored scale is `scale`.
 pub fn value<T1: Float, T3: Float>(q: i8, scale: T3, bits: QuantBit) -> T1 {
     let number = if bits == QuantBit::Float8 { e4m3_to_f32(q as u8) } else { f32::from(q) };
@@ -147,6 +171,17 @@ mod tests {
                 assert_eq!(loaded.map(f32::is_nan), [true, true, false, false], "{values:?}: {loaded:?}");
             }
         }
+    }
+
+    #[test]
+    fn static_codes_saturate_and_keep_signs() {
+        let codes =
+            |scale: f32| [1.0, -1.0, 0.0, -0.0, f32::INFINITY, f32::NAN, -f32::NAN].map(|x| static_code(x, scale));
+        assert_eq!(codes(0.5), [0x40, 0xc0, 0x00, 0x80, 0x7e, 0x7f, 0xff]);
+        assert_eq!(codes(-0.5), [0xc0, 0x40, 0x80, 0x00, 0xfe, 0xff, 0x7f]);
+        assert_eq!(codes(0.0), [0x7e, 0xfe, 0x7f, 0xff, 0x7e, 0x7f, 0xff]);
+        assert_eq!(codes(f32::INFINITY), [0x00, 0x80, 0x00, 0x80, 0x7f, 0x7f, 0xff]);
+        assert_eq!(codes(-f32::NAN), [0xff, 0x7f, 0xff, 0x7f, 0xff, 0xff, 0x7f]);
     }
 
     #[test]

@@ -56,6 +56,17 @@ pub struct CacheStrides {
 }
 
 impl CacheStrides {
+    /// The strides of static scales of this shape: layers, keys and values, heads, each as long as the cache's or 1. A
+    /// scale is that of every slot.
+    pub const fn of_static_scales([layers, kvs, heads]: [usize; 3]) -> Option<Self> {
+        // An axis of 1 is broadcast.
+        const fn step(len: usize, step: usize) -> usize {
+            if len == 1 { 0 } else { step }
+        }
+        let Some(layer) = kvs.checked_mul(heads) else { return None };
+        Some(Self { token: 0, layer: step(layers, layer), kv: step(kvs, heads), head: step(heads, 1) })
+    }
+
     /// The offset in elements of the first element of `(slot, layer, kv, h)`; `kv` is 0 for keys and 1 for values.
     pub const fn offset(&self, slot: usize, layer: usize, kv: usize, h: usize) -> usize {
         slot * self.token + layer * self.layer + kv * self.kv + h * self.head

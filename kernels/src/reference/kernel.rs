@@ -40,6 +40,10 @@ fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
             None if (t1, t2) == (Int8, Int8) => run::<i8, i8, ()>(stores, outputs, &Assigned),
             None if t1 == t2 => float_type!(t1, V => run::<V, V, ()>(stores, outputs, &Assigned)),
             None => float_type!(t1, V => float_type!(t2, C => run::<V, C, ()>(stores, outputs, &Cast))),
+            Some(quant @ Quant { bits, group, t3, .. }) if quant.has_static_scales() => {
+                let codec = StaticScales(HeadCodec { bits, group });
+                float_type!(t1, V => scale_type!(t3, S => run::<V, u8, S>(stores, outputs, &codec)))
+            }
             Some(Quant { bits, group, t3, .. }) => {
                 let codec = HeadCodec { bits, group };
                 float_type!(t1, V => scale_type!(t3, S => run::<V, u8, S>(stores, outputs, &codec)))
@@ -74,13 +78,16 @@ where
 
 /// How a head of values `V` is kept: as cells `C` in `cache` and scales `S` in `scale`.
 trait Format<V, C, S> {
+    /// Whether a store reads the scales that it would write otherwise.
+    const READS_SCALES: bool = false;
+
     fn store(&self, values: &[V], cells: &mut [C], scales: &mut [S]);
 
     fn load(&self, cells: &[C], scales: &[S], values: &mut [V]);
 }
 
 /// Stores each current token of each sequence into its slot.
-fn store<V, C, S>(tensors: Tensors<'_, V, C, S>, format: &impl Format<V, C, S>)
+fn store<V, C, S, F: Format<V, C, S>>(tensors: Tensors<'_, V, C, S>, format: &F)
 where
     V: Copy,
     C: Copy + Default,
@@ -101,10 +108,15 @@ where
                 let slot = indices.addressing.slot(b, sequence.start_pos + t);
                 for h in 0..num_heads {
                     let values = &current[(token * num_heads + h) * head_dim..][..head_dim];
-                    format.store(values, &mut cells, &mut scales);
                     let (cache_at, scale_at) = bytes.head(slot, kv, h);
+                    if F::READS_SCALES {
+                        scale.read(scale_at, &mut scales);
+                    }
+                    format.store(values, &mut cells, &mut scales);
                     cache.write(cache_at, &cells);
-                    scale.write(scale_at, &scales);
+                    if !F::READS_SCALES {
+                        scale.write(scale_at, &scales);
+                    }
                 }
             }
         }
@@ -189,5 +201,20 @@ impl<V: Float, S: Float> Format<V, u8, S> for HeadCodec {
 
     fn load(&self, codes: &[u8], scales: &[S], values: &mut [V]) {
         self.decode(codes, scales, values);
+    }
+}
+
+/// `quant_type` 2: codes, with scales that are given.
+struct StaticScales(HeadCodec);
+
+impl<V: Float, S: Float> Format<V, u8, S> for StaticScales {
+    const READS_SCALES: bool = true;
+
+    fn store(&self, values: &[V], codes: &mut [u8], scales: &mut [S]) {
+        self.0.encode_static(values, codes, scales);
+    }
+
+    fn load(&self, codes: &[u8], scales: &[S], values: &mut [V]) {
+        self.0.decode(codes, scales, values);
     }
 }
