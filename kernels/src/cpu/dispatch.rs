@@ -8,7 +8,7 @@ use kvcache_schema::ElementType;
 use kvcache_simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use kvcache_simd::{Avx2, Avx512};
-use kvcache_simd::{Float, InstructionSet, is_amd};
+use kvcache_simd::{Float, InstructionSet, Simd, is_amd};
 
 use super::code_type::{Float8, Int4, Int8};
 use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
@@ -19,6 +19,7 @@ use super::generic::dequantize::LoadQuantized;
 use super::generic::group::CodeLanes;
 use super::generic::quantize::StoreQuantized;
 use super::generic::rotate::RotateHeads;
+use super::generic::static_scales::StoreStatic;
 use super::portable;
 use super::tiling::Tuning;
 use crate::{float_type, scale_type};
@@ -42,6 +43,26 @@ pub(crate) fn row_functions(
         InstructionSet::Avx512Fp16 => for_types::<Vector<Avx512<true>>>(types, group),
         _ => for_types::<Portable>(types, group),
     }
+}
+
+/// Those of a cache of float8 with static scales of T3, a row being a head.
+pub(crate) fn static_scale_functions(
+    instructions: InstructionSet,
+    (t1, t2, t3): (ElementType, ElementType, ElementType),
+    head_dim: usize,
+) -> RowFunctions {
+    let functions = row_functions(instructions, (t1, t2, Some(t3)), head_dim);
+    let Conversion::Quantized { load, .. } = functions.conversion else { unreachable!("{t1} in a cache of {t2}") };
+    let store: RowsFunction = float_type!(t1, V => scale_type!(t3, T => match instructions {
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon => Neon::outlined::<StoreStatic<V, T>>(),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => Avx2::outlined::<StoreStatic<V, T>>(),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => Avx512::<false>::outlined::<StoreStatic<V, T>>(),
+        _ => portable::store_static::<V, T>,
+    }));
+    RowFunctions { conversion: Conversion::StaticScales { store, load }, ..functions }
 }
 
 /// How large loads are cut on this machine, by the maker of its processor.

@@ -56,6 +56,13 @@ pub(crate) enum Conversion {
         /// Codes and scales to values.
         load: Stores<RowsFunction>,
     },
+    /// As codes with static scales.
+    StaticScales {
+        /// Values to codes, by scales that are read. A row has one.
+        store: RowsFunction,
+        /// Codes and scales to values.
+        load: Stores<RowsFunction>,
+    },
 }
 
 /// The row functions of a call.

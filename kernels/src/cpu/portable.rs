@@ -8,7 +8,7 @@ use std::slice;
 use kvcache_simd::Float;
 
 use super::block::{Copies, Heads, Row, Rows};
-use super::code_type::CodeType;
+use super::code_type::{CodeType, Float8};
 use crate::quantize;
 use crate::rotary::RopeStyle;
 
@@ -65,6 +65,23 @@ pub(crate) unsafe fn quantize_row<Q: CodeType, V: Float, T: Float>(
         unsafe {
             scales.add(g).write(T::from_f32(s.to_f32()));
             Q::pack(group, |i| quantize::code(values[i], s, Q::BITS), cache.add(Q::bytes(g * group)));
+        }
+    }
+}
+
+/// Makes float8 of rows of values V, each by its static scale T, which is read.
+///
+/// # Safety
+/// The values and the scale of every row can be read, its codes can be written, at aligned addresses that do not
+/// overlap.
+pub(crate) unsafe fn store_static<V: Float, T: Float>(rows: &Rows) {
+    for r in 0..rows.count {
+        // SAFETY: r < count, so this is one of the caller's rows, with `len` values and codes and a scale.
+        unsafe {
+            let values = slice::from_raw_parts(rows.values.add(r * rows.values_step).cast::<V>(), rows.row.len);
+            let cache = rows.cache.add(r * rows.cache_step);
+            let scale = rows.scale.add(r * rows.scale_step).cast::<T>().read().to_f32();
+            Float8::pack(rows.row.len, |i| quantize::static_code(values[i].to_f32(), scale) as i8, cache);
         }
     }
 }

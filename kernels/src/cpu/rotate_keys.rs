@@ -103,6 +103,7 @@ impl<'a> Keys<'a> {
             Conversion::None => (None, rope.n_rot()),
             Conversion::Float { store, load } => (Some([load.plain, store.plain]), rope.n_rot()),
             Conversion::Quantized { store, load } => (Some([load.plain, store]), head_dim),
+            Conversion::StaticScales { .. } => unreachable!("these functions are those of scales of groups"),
         };
         Self {
             rows,

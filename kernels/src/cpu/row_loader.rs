@@ -43,7 +43,9 @@ impl RowLoader {
     ) -> Option<Self> {
         let load = match dispatch::row_functions(instructions, types, group).conversion {
             Conversion::None => return None,
-            Conversion::Float { load, .. } | Conversion::Quantized { load, .. } => load.plain,
+            Conversion::Float { load, .. }
+            | Conversion::Quantized { load, .. }
+            | Conversion::StaticScales { load, .. } => load.plain,
         };
         let row = Row::new(len, group);
         let bits = |elements: usize, element: ElementType| elements * element.bits() / 8;

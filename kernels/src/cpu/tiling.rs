@@ -122,6 +122,8 @@ pub(crate) enum Kind {
     Converted,
     /// As codes with scales.
     Quantized,
+    /// As codes with scales that are no slot's: neighboring heads and tokens are no row, as their scales are none.
+    StaticScales,
 }
 
 /// A tile's size and a prefetch distance, in bytes of T1 of keys or of values; each is a token at least.
@@ -205,9 +207,10 @@ impl Shape {
         if self.is_head_major() {
             return self.head_by_head(HEAD_TILE_BYTES);
         }
-        let one_row = num_repeat == 1 && self.strides.token == self.token_len();
+        let once = num_repeat == 1 && self.kind != Kind::StaticScales;
+        let one_row = once && self.strides.token == self.token_len();
         let tokens = if one_row { usize::MAX } else { tokens_in(PLAIN_TILE_BYTES, self.token_bytes()) };
-        let rows = if num_repeat == 1 { 1 } else { self.num_heads };
+        let rows = if once { 1 } else { self.num_heads };
         let prefetch = (!one_row).then_some(tokens);
         Tiling { tokens, order: Order::TokensOuter, rows, one_row, prefetch }
     }
@@ -232,7 +235,8 @@ impl Shape {
         let distances = if copied { copies } else { others };
         // A copy prefetches line by line; other rows all that they need at once, so these are better short.
         let one_row = once && self.strides.token == self.token_len() && copied;
-        self.token_by_token(distances, if once { 1 } else { self.num_heads }, one_row)
+        let rows = if once && self.kind != Kind::StaticScales { 1 } else { self.num_heads };
+        self.token_by_token(distances, rows, one_row)
     }
 
     /// Token by token where a machine prefers head by head.
@@ -241,16 +245,18 @@ impl Shape {
     /// The tiling of a store by non-temporal stores if `stream`. `whole_lines` says whether each head of the cache is
     /// whole lines.
     pub(crate) fn store(self, stream: bool, whole_lines: bool) -> Tiling {
-        let quantizes = self.kind == Kind::Quantized;
+        let quantizes = matches!(self.kind, Kind::Quantized | Kind::StaticScales);
         let tokens = tokens_in(STORE_TILE_BYTES, self.token_bytes());
         if self.is_head_major() {
             let order = if quantizes || (stream && !whole_lines) { Order::HeadsOuter } else { Order::TokensOuter };
             return Tiling { tokens, order, rows: self.num_heads, one_row: false, prefetch: None };
         }
         // What is quantized and streamed passes through a stage, token by token.
-        let one_row = self.strides.token == self.token_len() && !(quantizes && stream);
+        let of_heads = self.kind == Kind::StaticScales;
+        let one_row = self.strides.token == self.token_len() && !(quantizes && stream) && !of_heads;
         let tokens = if one_row { usize::MAX } else { tokens };
-        Tiling { tokens, order: Order::TokensOuter, rows: 1, one_row, prefetch: None }
+        let rows = if of_heads { self.num_heads } else { 1 };
+        Tiling { tokens, order: Order::TokensOuter, rows, one_row, prefetch: None }
     }
 
     fn token_by_token(self, distances: Distances, rows: usize, one_row: bool) -> Tiling {

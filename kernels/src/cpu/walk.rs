@@ -62,12 +62,19 @@ impl<'a> Walk<'a> {
         let pointers = stores.pointers();
         let Geometry { t1, t2, quant, .. } = geometry;
         let t3 = quant.map(|quant| quant.t3);
+        let group = quant.map_or(1, |quant| quant.group);
+        let functions = match quant {
+            Some(quant) if quant.has_static_scales() => {
+                dispatch::static_scale_functions(instructions, (t1, t2, quant.t3), group)
+            }
+            _ => dispatch::row_functions(instructions, (t1, t2, t3), group),
+        };
         let bytes = CacheBytes::new(&geometry);
         let (cache, scale) = bytes.head(0, 0, 0);
         Self {
-            functions: dispatch::row_functions(instructions, (t1, t2, t3), quant.map_or(1, |quant| quant.group)),
+            functions,
             bits: ElementBits { value: t1.bits(), cache: t2.bits(), scale: t3.map_or(0, ElementType::bits) },
-            head: Row::new(geometry.head_dim, quant.map_or(1, |quant| quant.group)),
+            head: Row::new(geometry.head_dim, group),
             cache: Layer { data: pointers.cache.wrapping_add(cache), strides: bytes.cache },
             scale: Layer { data: pointers.scale.wrapping_add(scale), strides: bytes.scale },
             indices: *stores.indices(),
@@ -105,6 +112,7 @@ impl<'a> Walk<'a> {
                 Conversion::None => Kind::Copied,
                 Conversion::Float { .. } => Kind::Converted,
                 Conversion::Quantized { .. } => Kind::Quantized,
+                Conversion::StaticScales { .. } => Kind::StaticScales,
             },
         }
     }
@@ -230,7 +238,9 @@ impl<'a> Walk<'a> {
             Order::TokensOuter if tiling.rows == 1 => {
                 block(1, tokens, row, (0, token_bytes), |layer| (0, layer.strides.token))
             }
-            Order::TokensOuter if cache.strides.token == rows * cache.strides.head => {
+            Order::TokensOuter
+                if [cache, scale].iter().all(|layer| layer.strides.token == rows * layer.strides.head) =>
+            {
                 block(1, tokens * rows, row, (0, row_bytes), |layer| (0, layer.strides.head))
             }
             Order::TokensOuter => {

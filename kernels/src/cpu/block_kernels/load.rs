@@ -162,7 +162,9 @@ impl BlockKernel<'_> {
     fn load_function(self) -> Option<Stores<RowsFunction>> {
         match self.functions.conversion {
             Conversion::None => None,
-            Conversion::Float { load, .. } | Conversion::Quantized { load, .. } => Some(load),
+            Conversion::Float { load, .. }
+            | Conversion::Quantized { load, .. }
+            | Conversion::StaticScales { load, .. } => Some(load),
         }
     }
 

@@ -25,6 +25,9 @@ impl BlockKernel<'_> {
                 (Some(writers), Conversion::Quantized { store, .. }) => {
                     self.store_quantized(block, bytes, store, writers);
                 }
+                (Some([writer, _]), Conversion::StaticScales { store, .. }) => {
+                    self.store_converted(block, store, writer);
+                }
                 (Some(_), Conversion::None) if is_lines_each(&block.cache, bytes.cache) => {
                     for outer in 0..block.outer {
                         (self.functions.copy.stream)(&stored_copies(block, outer, 0, bytes));
@@ -51,7 +54,9 @@ impl BlockKernel<'_> {
                 match conversion {
                     Conversion::None => (self.functions.copy.plain)(&stored_copies(block, outer, 0, bytes)),
                     Conversion::Float { store, .. } => (store.plain)(&rows(block, outer, 0)),
-                    Conversion::Quantized { store, .. } => store(&rows(block, outer, 0)),
+                    Conversion::Quantized { store, .. } | Conversion::StaticScales { store, .. } => {
+                        store(&rows(block, outer, 0));
+                    }
                 }
             }
         }

@@ -9,3 +9,4 @@ pub(super) mod lane_tables;
 pub(super) mod quantize;
 pub(super) mod rotate;
 pub(super) mod stage;
+pub(super) mod static_scales;
