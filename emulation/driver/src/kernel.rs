@@ -155,7 +155,9 @@ fn run_cache(state: &mut State, node: &Launch) -> Result<(), CUresult> {
         false => (Access::Read, p.outputs.map(|at| (at, Access::Write))),
     };
     let indices = [p.seqstarts, p.start_pos, p.cachestarts].map(|at| (at, Access::Read));
-    let others = [(p.cache, cache), (p.scale, cache), (p.status, Access::Atomic)];
+    // Static scales are only read.
+    let scale = if p.scale_strides.token == 0 { Access::Read } else { cache };
+    let others = [(p.cache, cache), (p.scale, scale), (p.status, Access::Atomic)];
     launch(state, FAITHFUL, node, values.into_iter().chain(indices).chain(others))
 }
 

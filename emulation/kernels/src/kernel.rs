@@ -144,8 +144,15 @@ impl EmulatedCuda {
         let Uploaded { stores: device_stores, current: [key, value], cache, scale, .. } = &uploaded;
         if let Some(store) = device_stores.store(self.multiprocessors)? {
             let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
-            let reads = [key, value, seqstarts, start_pos, cachestarts];
-            self.launch(FAITHFUL, &store, &uploaded.status, [&reads, &[cache, scale]])?;
+            let mut reads = vec![key, value, seqstarts, start_pos, cachestarts];
+            let mut writes = vec![cache];
+            let is_read = device_stores.geometry.quant.is_some_and(|quant| quant.has_static_scales());
+            if is_read {
+                reads.push(scale)
+            } else {
+                writes.push(scale)
+            }
+            self.launch(FAITHFUL, &store, &uploaded.status, [&reads, &writes])?;
             // SAFETY: Stores: `cache` and `scale` are valid for writes of their shapes, whose bytes were uploaded.
             unsafe {
                 download(cache, stores.pointers().cache);

@@ -69,6 +69,8 @@ impl DeviceStores {
     /// [`TooLarge`].
     pub fn store(&self, multiprocessors: u32) -> Result<Option<Launch>, TooLarge> {
         let Geometry { head_dim, quant, .. } = self.geometry;
+        // With static scales each element is stored by itself.
+        let quant = quant.filter(|quant| !quant.has_static_scales());
         let lanes = quant.map_or(1, |quant| quant.group / self.pack());
         let whole = quant.is_none_or(|quant| quant.group.is_multiple_of(self.pack()) && lanes.is_power_of_two());
         let units = if self.is_aligned(self.current) && whole && lanes <= WARP as usize {

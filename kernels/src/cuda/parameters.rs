@@ -58,7 +58,7 @@ pub struct Parameters {
     pub sequence_stride: i64,
     /// Strides of `cache`.
     pub cache_strides: Strides,
-    /// Strides of `scale`.
+    /// Strides of `scale`; that of slots is 0 for static scales.
     pub scale_strides: Strides,
     /// Sequences.
     pub batch: u32,

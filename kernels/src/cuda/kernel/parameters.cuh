@@ -39,7 +39,7 @@ struct Parameters {
     i64 page_size;
     i64 sequence_stride;
     Strides cache_strides;
-    Strides scale_strides;
+    Strides scale_strides;  // that of slots is 0 for static scales
     u32 batch;
     u32 head_dim;
     u32 num_repeat;

@@ -112,6 +112,15 @@ __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& sca
     return __float_as_uint(__fadd_rn(quotient, 12582912.0f));
 }
 
+// The float8 of x with a static scale, as static_code of quantize.rs.
+template <class T1>
+__device__ __forceinline__ u32 static_code_of(typename T1::Bits x, float scale) {
+    const u32 bits = __float_as_uint(scale);
+    const float quotient = __fdiv_rn(value_of<T1>(magnitude<T1>(x)), __uint_as_float(magnitude<F32>(bits)));
+    const u32 number = quotient != quotient ? 0x7f : float8_of(quotient > F8::QMAX ? F8::QMAX : quotient);
+    return number | ((x >> (T1::BITS - 8) ^ bits >> 24) & 0x80);
+}
+
 // The codes of a and b, each as code_of gives it, in the low bits of the halves of a word.
 template <class T1, class Codes>
 __device__ __forceinline__ u32 pair_of_codes(typename T1::Bits a, typename T1::Bits b, const Scale<T1>& scale) {

@@ -64,8 +64,33 @@ __device__ __forceinline__ Words<BYTES> codes_of(const Words<16>& values, const 
     return codes;
 }
 
-// A lane's unit is a pack: 16 bytes of values. A group is `units_per_group` packs, a power of two up to 32, in
-// neighboring lanes of one warp, since a round starts at a multiple of 32 units and a head has whole groups.
+// Whether scales are static, which only float8 has: those of no slot, and only read.
+template <class T2>
+__device__ __forceinline__ bool has_static_scales(const Parameters& p) {
+    return SAME<T2, F8> && p.scale_strides.token == 0;
+}
+
+// The static scale of a place's head, of keys (0) or values (1).
+template <class T3>
+__device__ __forceinline__ float static_scale(const Parameters& p, const Place& place, u32 kv) {
+    const i64 at = head_at(p.scale_strides, place) + kv * p.scale_strides.kv;
+    return value_of<T3>(read<typename T3::Bits>(p.scale + bytes_of_elements<T3>(at)));
+}
+
+// The float8 of a pack of values with a static scale.
+template <class T1, u32 BYTES>
+__device__ __forceinline__ Words<BYTES> static_codes_of(const Words<16>& values, float scale) {
+    Words<BYTES> codes = {};
+#pragma unroll
+    for (u32 i = 0; i < BYTES; ++i) {
+        codes.word[i / 4] |= static_code_of<T1>(element<T1>(values, i), scale) << i % 4 * 8;
+    }
+    return codes;
+}
+
+// A lane's unit is a pack: 16 bytes of values. With static scales a lane needs no other. Else a group is
+// `units_per_group` packs, a power of two up to 32, in neighboring lanes of one warp, since a round starts at a multiple
+// of 32 units and a head has whole groups.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void store_wide(const Parameters& p) {
     constexpr u32 PACK = 128 / T1::BITS;
@@ -101,6 +126,15 @@ __device__ __forceinline__ void store_wide(const Parameters& p) {
                         write_words<BYTES>(cache, cells);
                     }
                 } else {
+                    if constexpr (SAME<T2, F8>) {
+                        if (has_static_scales<T2>(p)) {
+                            if (place.active) {
+                                const float scale = static_scale<T3>(p, place, kv);
+                                write_words<BYTES>(cache, static_codes_of<T1, BYTES>(values[i][kv], scale));
+                            }
+                            continue;
+                        }
+                    }
                     u32 amax = largest<T1>(values[i][kv]);
 #pragma unroll 1
                     for (u32 distance = p.units_per_group.value / 2; distance > 0; distance /= 2) {
@@ -122,7 +156,7 @@ __device__ __forceinline__ void store_wide(const Parameters& p) {
     });
 }
 
-// A lane's unit is an element or, with quantization, a group of any length: no two lanes write one byte.
+// A lane's unit is an element or, with scales of groups, a group of any length: no two lanes write one byte.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void store_narrow(const Parameters& p) {
     using Bits = typename T1::Bits;
@@ -138,6 +172,14 @@ __device__ __forceinline__ void store_narrow(const Parameters& p) {
                 const Bits x = read<Bits>(p.current[kv] + bytes_of_elements<T1>(place.unit));
                 write(p.cache + bytes_of_elements<T2>(head + place.d), convert<T2, T1>(x));
             } else {
+                if constexpr (SAME<T2, F8>) {
+                    if (has_static_scales<T2>(p)) {
+                        const Bits x = read<Bits>(p.current[kv] + bytes_of_elements<T1>(place.unit));
+                        const u32 code = static_code_of<T1>(x, static_scale<T3>(p, place, kv));
+                        write(p.cache + head + place.d, static_cast<u8>(code));
+                        continue;
+                    }
+                }
                 const u8* values = p.current[kv] + bytes_of_elements<T1>(place.unit * p.group);
                 u8* cache = p.cache + bytes_of_elements<T2>(head + static_cast<i64>(place.d) * p.group);
                 const auto value = [&](u32 i) { return read<Bits>(values + bytes_of_elements<T1>(i)); };
