@@ -22,12 +22,14 @@ from . import (
     refused_types,
     shapes,
     static_batching,
+    static_scales,
     table,
 )
 from .case import Case
 
 REFUSED = (refused_attributes, refused_types, refused_shapes, refused_indices)
-OWN = (combinations, shapes, arithmetic, conversion, table, batches, decoding, large, extensions, *REFUSED)
+EXTENSIONS = (extensions, static_scales)
+OWN = (combinations, shapes, arithmetic, conversion, table, batches, decoding, large, *EXTENSIONS, *REFUSED)
 # The modules of each operator's cases, by the folder that these are written to.
 SUITES = {"cases": OWN, "static_cases": static_batching.MODULES, "attention_cases": attention.MODULES}
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from oracle.call import INPUTS, Attributes, Inputs, Types
+from oracle.call import INPUTS, STATIC_SCALES, Attributes, Inputs, Types
 from oracle.key_value_cache import key_value_cache
 from oracle.layouts import cache_shape
 from oracle.rules import broken_rules
@@ -114,7 +114,10 @@ class Case:
             fill = cls.fill if named.T1 == named.T2 else random_values
             cache = fill(f"{name} cache", cls.shape(*outer, head_dim), named.T2)
         if scale is None and named.T3 is not None:
-            scale = random_scales(f"{name} scale", cls.shape(*outer, head_dim // given.quant_group), named.T3)
+            shape = cls.shape(*outer, head_dim // given.quant_group)
+            if given.quant_type == STATIC_SCALES:
+                shape = (given.num_layer, 2, num_heads)
+            scale = random_scales(f"{name} scale", shape, named.T3)
         rules = named_rules(cls.page, proves, name)
         return cls(name, about, rules, named, attributes, num_heads, head_dim, cache, scale, any_nan)
 

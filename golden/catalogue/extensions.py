@@ -80,7 +80,8 @@ def float8_refused() -> Iterator[Case]:
         mentions = [*(LONG_NAMES[short] for short in types.split()[:2]), "quant_type", quant_type]
         case = begin(name, about, types, proves="types.illegal", **attributes)
         yield case.refuse("illegal_types", mentions, Sequence(0, 2, 3))
-    for types, quant_bit, quant_type in (("f16 int4 f16", 4, 1), ("f16 f16", 0, 1), ("f16 fp8 f16", 8, 2)):
+    outside = (("f16 int4 f16", 4, 1), ("f16 f16", 0, 1), ("f16 int4 f16", 4, 2), ("f16 fp8 f16", 8, 3))
+    for types, quant_bit, quant_type in outside:
         name = f"refuse-quant-type-{quant_type}-quant-bit-{quant_bit}"
         about = f"quant_type {quant_type} with quant_bit {quant_bit} is outside its range."
         case = begin(name, about, types, proves="attributes.ranges", quant_bit=quant_bit)

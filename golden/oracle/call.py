@@ -17,6 +17,8 @@ NUMPY_TYPES = {
     "float8e4m3fn": float8_e4m3fn,
 }
 
+STATIC_SCALES = 2  # the quant_type of floats with static scales
+
 
 @dataclass(frozen=True)
 class Types:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .call import NUMPY_TYPES, Attributes, Inputs, Types
-from .layouts import head_index
+from .call import NUMPY_TYPES, STATIC_SCALES, Attributes, Inputs, Types
+from .layouts import head_index, static_scale
 from .portable import converted
-from .quantize import dequantize, quantize
+from .quantize import dequantize, quantize, static_codes
 
 KEY, VALUE = 0, 1
 
@@ -26,6 +26,9 @@ def key_value_cache(
             for key_or_value, current in ((KEY, inputs.current_key), (VALUE, inputs.current_value)):
                 for h, x in enumerate(current[token]):
                     row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
+                    if attributes.quant_type == STATIC_SCALES:
+                        cache[row] = static_codes(x, static_scale(scale, attributes.layer_idx, key_or_value, h))
+                        continue
                     store_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
     return loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])
 
@@ -45,6 +48,10 @@ def loaded(
                 for repeated, x in enumerate(output[token]):
                     h = repeated // attributes.num_repeat
                     row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
+                    if attributes.quant_type == STATIC_SCALES:
+                        of_head = static_scale(scale, attributes.layer_idx, key_or_value, h)
+                        x[:] = dequantize(cache[row], of_head, x.dtype.type)
+                        continue
                     load_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
     return key, value
 

@@ -26,6 +26,17 @@ def quantize(x: np.ndarray, quant_bit: int, codes: type[np.generic]) -> tuple[np
     return q.astype(np.int8), s
 
 
+def static_codes(x: np.ndarray, scale: np.floating) -> np.ndarray:
+    """The float8 codes (Dh) of the head x (Dh) of T1 with its static scale, a T3."""
+    x, s = x.astype(np.float32), np.float32(scale)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # 0 / 0; x / 0
+        quotient = np.abs(x) / np.abs(s)  # float32
+    saturated = np.minimum(quotient, np.float32(448))  # a NaN stays
+    magnitude = saturated.astype(float8_e4m3fn).view(np.uint8) & 0x7F  # half to even
+    sign = (np.signbit(x) ^ np.signbit(s)).astype(np.uint8) << 7
+    return (magnitude | sign).view(float8_e4m3fn)
+
+
 def dequantize(q: np.ndarray, scale: np.floating, T1: type[np.floating]) -> np.ndarray:
     """The T1 values (quant_group) that the codes q (quant_group), int8 or float8, stand for with their scale, a T3;
     where T1 is float64, which has room for it, the product itself."""

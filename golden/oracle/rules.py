@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .call import Attributes, Inputs, Types
+from .call import STATIC_SCALES, Attributes, Inputs, Types
 from .key_value_cache import cache_slot, kvlen, seqlen
-from .layouts import LAYOUTS, cache_shape, max_t
+from .layouts import LAYOUTS, cache_shape, max_t, static_scale_shape
 
 INDEX_INPUTS = ("seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen")
 FLOATS = ("float32", "float16")
@@ -45,6 +45,7 @@ def first_broken(*stages: Callable[[], Iterable[str]]) -> list[str]:
 
 def attribute_rules(attributes: Any, layouts: Collection[int] = LAYOUTS) -> Iterator[str]:
     """Each attribute within its range, also where another attribute makes it idle."""
+    floats = (1, STATIC_SCALES) if hasattr(attributes, "cache_mode") else (1,)  # static batching has no static scales
     in_range = (
         attributes.num_layer >= 1,
         0 <= attributes.layer_idx < attributes.num_layer or attributes.num_layer < 1,
@@ -55,7 +56,7 @@ def attribute_rules(attributes: Any, layouts: Collection[int] = LAYOUTS) -> Iter
         getattr(attributes, "cache_mode", 0) in (0, 1),
         attributes.cache_layout in layouts,
         getattr(attributes, "page_size", 1) >= 1,
-        attributes.quant_type == 0 or (attributes.quant_type, attributes.quant_bit) == (1, 8),
+        attributes.quant_type == 0 or (attributes.quant_type in floats and attributes.quant_bit == 8),
     )
     yield from ("attribute_out_of_range" for legal in in_range if not legal)
 
@@ -65,7 +66,7 @@ def types_go_together(types: Types, quant_bit: int, quant_type: int) -> bool:
     T1, T2 = types.T1, types.T2
     legal = {
         0: (T1 in FLOATS and T2 in FLOATS) or (T1 == T2 and T1 in ("int8", "bfloat16")),
-        8: T1 in SCORED and T2 == ("int8", "float8e4m3fn")[quant_type],
+        8: T1 in SCORED and T2 == ("float8e4m3fn" if quant_type != 0 else "int8"),
         4: T1 in SCORED and T2 == "int4",
     }[quant_bit]
     return legal and types.T3 in (*FLOATS, None)
@@ -101,7 +102,8 @@ def rank_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attr
         cache.ndim == 5,
     )
     yield from ("rank_mismatch" for legal in ranks if not legal)
-    yield from scale_rank_rules(scale, cache, 5, attributes.quant_bit)
+    rank = 3 if attributes.quant_type == STATIC_SCALES else 5
+    yield from scale_rank_rules(scale, cache, rank, attributes.quant_bit)
 
 
 def scale_rank_rules(scale: np.ndarray | None, cache: np.ndarray, rank: int, quant_bit: int) -> Iterator[str]:
@@ -126,7 +128,9 @@ def shape_rules(inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, att
     layout = attributes.cache_layout
     outer = (layout, max_t(layout, cache.shape), attributes.num_layer, num_heads)
     pairs += zip(cache.shape, cache_shape(*outer, head_dim), strict=True)
-    if attributes.quant_bit != 0:
+    if attributes.quant_type == STATIC_SCALES:
+        pairs += zip(scale.shape, static_scale_shape(scale.shape, attributes.num_layer, num_heads), strict=True)
+    elif attributes.quant_bit != 0:
         pairs += zip(scale.shape, cache_shape(*outer, head_dim // attributes.quant_group), strict=True)
         if head_dim % attributes.quant_group != 0:
             yield "head_dim_not_divisible"

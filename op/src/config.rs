@@ -1,6 +1,6 @@
 //! Checks the attributes of a node.
 
-use kvcache_schema::{AttributeSpec, Attributes, CacheLayout, CacheMode, QuantBit};
+use kvcache_schema::{AttributeSpec, Attributes, CacheLayout, CacheMode, QuantBit, STATIC_SCALES};
 
 use crate::error::Error;
 
@@ -11,6 +11,8 @@ pub(crate) struct CacheConfig {
     pub(crate) layer_idx: usize,
     pub(crate) quant: Option<QuantBit>,
     pub(crate) quant_group: usize,
+    /// Whether scales are static: `quant_group` has no effect then.
+    pub(crate) static_scales: bool,
     pub(crate) num_repeat: usize,
 }
 
@@ -34,6 +36,7 @@ impl CacheConfig {
             layer_idx: layer_idx as usize,
             quant,
             quant_group: quant_group as usize,
+            static_scales: quant_type == STATIC_SCALES,
             num_repeat: num_repeat as usize,
         })
     }

@@ -88,7 +88,8 @@ impl KeyValueCache {
     }
 
     /// The shapes of `cache` and of `scale` for `max_t` slots (MaxT), `num_heads` cache heads (H) and heads of `head_dim`
-    /// elements (Dh). Without quantization that of `scale` has no meaning.
+    /// elements (Dh). Without quantization that of `scale` has no meaning, nor has it with static scales, whose shape is
+    /// (L, 2, H), or 1 in place of any of these.
     ///
     /// ```
     /// use kvcache_op::{Attributes, KeyValueCache};

@@ -1,6 +1,6 @@
 //! The operators' attributes as a graph gives them: plain integers, named and defaulted as in the specification.
 
-use crate::{CacheLayout, CacheMode, QuantBit, StaticCacheLayout};
+use crate::{CacheLayout, CacheMode, QuantBit, STATIC_SCALES, StaticCacheLayout};
 
 /// What the specification says of one attribute, a field of `A`.
 #[derive(Debug, Clone, Copy)]
@@ -113,8 +113,9 @@ attributes! {
         cache_layout: (0, 0, Some(CacheLayout::ALL.len() as i64 - 1), None),
         /// Tokens in a page, in paged mode.
         page_size: (128, 1, None, None),
-        /// What the elements of a quantized cache are: 0 integers, 1 floats, which have `quant_bit` 8. An extension.
-        quant_type: (0, 0, Some(1), None),
+        /// What the elements of a quantized cache are: 0 integers, 1 floats, which have `quant_bit` 8,
+        /// [`STATIC_SCALES`] floats with static scales. An extension.
+        quant_type: (0, 0, Some(STATIC_SCALES), None),
     }
 }
 

@@ -2,7 +2,7 @@
 //! `key_value_cache.yaml` to it, and what must serve each row (kernels, modules, cases) is made from the one or the
 //! other.
 
-use crate::ElementType;
+use crate::{ElementType, QuantBit};
 
 /// A row of the table of legal types: T1, T2 and T3 for a `quant_bit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,9 +73,18 @@ impl TypeCombination {
         Self::all().any(|row| row == looked_up)
     }
 
-    /// The attribute `quant_type` that the cache's type needs: 1 for codes of float8, else 0.
+    /// The attribute `quant_type` that the cache's type needs: 1 for codes of float8 with a scale for each group, else
+    /// 0.
     pub const fn quant_type(self) -> i64 {
-        matches!(self.t2, ElementType::Float8E4M3Fn) as i64
+        self.quant_types()[0]
+    }
+
+    /// Every `quant_type` that the cache's type may have.
+    pub const fn quant_types(self) -> &'static [i64] {
+        match self.t2 {
+            ElementType::Float8E4M3Fn => QuantBit::Float8.quant_types(),
+            _ => &[0],
+        }
     }
 
     /// T1, T2 and, where there is one, T3.

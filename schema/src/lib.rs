@@ -17,7 +17,7 @@ pub use cache_layout::{Axis, CacheDims, CacheLayout, CacheStrides};
 pub use cache_mode::CacheMode;
 pub use combinations::TypeCombination;
 pub use element::ElementType;
-pub use quant::{QuantBit, SCALE_FLOOR};
+pub use quant::{QuantBit, SCALE_FLOOR, STATIC_SCALES};
 pub use static_cache_layout::{StaticAxis, StaticCacheDims, StaticCacheLayout, StaticCacheStrides};
 
 /// The operator's name in a graph.

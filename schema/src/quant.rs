@@ -6,6 +6,9 @@ use crate::ElementType;
 /// (for float16 it is 168 * 2^-24).
 pub const SCALE_FLOOR: f32 = 1e-5;
 
+/// The `quant_type` of floats with static scales: the call reads a scale for each head, and writes none.
+pub const STATIC_SCALES: i64 = 2;
+
 /// How the elements of a quantized cache are coded: the attributes `quant_bit` and `quant_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QuantBit {
@@ -27,7 +30,8 @@ impl QuantBit {
     /// The coding that `quant_bit` and `quant_type` name; `None` for `quant_bit` 0 (no quantization) and for what does
     /// not exist.
     pub fn from_codes(quant_bit: i64, quant_type: i64) -> Option<Self> {
-        Self::ALL.into_iter().find(|coding| (coding.code(), coding.quant_type()) == (quant_bit, quant_type))
+        let is_named = |coding: &Self| coding.code() == quant_bit && coding.quant_types().contains(&quant_type);
+        Self::ALL.into_iter().find(is_named)
     }
 
     /// The coding of a quantized cache with elements of this type; `None` for other types.
@@ -40,9 +44,17 @@ impl QuantBit {
         self.element().bits() as i64
     }
 
-    /// The attribute `quant_type`: 0 for integers, 1 for floats.
+    /// The attribute `quant_type` of a cache with a scale for each group: 0 for integers, 1 for floats.
     pub const fn quant_type(self) -> i64 {
-        matches!(self, Self::Float8) as i64
+        self.quant_types()[0]
+    }
+
+    /// Every `quant_type` that such a cache may have.
+    pub const fn quant_types(self) -> &'static [i64] {
+        match self {
+            Self::Eight | Self::Four => &[0],
+            Self::Float8 => &[1, STATIC_SCALES],
+        }
     }
 
     /// The largest magnitude of a quantized value: `2^(quant_bit - 1) - 1`, and of float8e4m3fn its largest number.
@@ -72,7 +84,9 @@ mod tests {
     fn a_coding_is_that_of_its_elements() {
         for coding in QuantBit::ALL {
             assert_eq!(QuantBit::of_element(coding.element()), Some(coding));
-            assert_eq!(QuantBit::from_codes(coding.code(), coding.quant_type()), Some(coding));
+            for &quant_type in coding.quant_types() {
+                assert_eq!(QuantBit::from_codes(coding.code(), quant_type), Some(coding));
+            }
         }
         assert_eq!(QuantBit::of_element(ElementType::Float16), None);
     }

@@ -154,6 +154,13 @@ impl Group<'_> {
         }
     }
 
+    /// The code with a static scale.
+    pub(super) fn static_code(self, x: f64, scale: f64) -> i8 {
+        let quotient = finite(self.t2, self.to(Width::Float32, x.abs() / scale.abs()));
+        let is_negative = x.is_sign_negative() != scale.is_sign_negative();
+        (format_of(self.t2).nearest)(quotient.copysign(if is_negative { -1.0 } else { 1.0 })) as i8
+    }
+
     pub(super) fn stored_scale(self, steps: &Steps) -> f64 {
         let is_narrow = self.t3 == ElementType::Float16;
         match self.behavior.stored_scale {

@@ -101,6 +101,14 @@ impl Heads {
         heads
     }
 
+    /// The numbering of static scales of this shape: layers, keys and values, heads, where an axis of 1 is broadcast, and
+    /// those of all slots.
+    pub(super) fn of_static_scales(shape: [usize; 3], cache: &Self) -> Self {
+        let own = Self::new([2, 3, 4].into_iter().zip(shape));
+        let strides = std::array::from_fn(|axis| if own.lens[axis] == 1 { 0 } else { own.strides[axis] });
+        Self { lens: cache.lens, strides }
+    }
+
     pub(super) fn contains(&self, place: Place) -> bool {
         place.iter().zip(self.lens).all(|(&index, len)| usize::try_from(index).is_ok_and(|index| index < len))
     }

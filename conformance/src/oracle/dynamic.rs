@@ -1,6 +1,6 @@
 //! Dynamic batching: the slots that tokens have, and what a call stores and loads there.
 
-use kvcache_schema::{Attributes, Axis, CacheLayout};
+use kvcache_schema::{Attributes, Axis, CacheLayout, STATIC_SCALES};
 
 use crate::case::StepInputs;
 use crate::oracle::call::{Call, Heads, Inputs, Load, Plan, Sequence, SharedAttributes, indices, number};
@@ -8,6 +8,7 @@ use crate::oracle::decisions::{
     Behavior, CurrentRows, Layout, LoadedTokens, OutputRows, Position, Slots, StoredTokens,
 };
 use crate::oracle::rules;
+use crate::tensor::Tensor;
 
 /// The index inputs of a call, of whatever shapes they are, and what they depend on.
 #[derive(Debug, Clone)]
@@ -81,14 +82,21 @@ impl Inputs<Attributes> for StepInputs {
         };
         let sequences = (0..batch.len()).map(&mut sequence).collect();
         let num_repeat = call.attributes.num_repeat as usize;
+        let cache = heads(call, behavior.layout, behavior.n);
+        let scale = match call.scale.map(Tensor::shape) {
+            Some(&[layers, kvs, heads]) if call.attributes.quant_type == STATIC_SCALES => {
+                Heads::of_static_scales([layers, kvs, heads], &cache)
+            }
+            _ => heads(call, behavior.scale_layout, behavior.n),
+        };
         Plan {
             sequences,
             rows_outside,
             output_shape: vec![output_rows, behavior.repeats.output_heads(num_heads, num_repeat), head_dim],
             num_heads,
             head_dim,
-            cache: heads(call, behavior.layout, behavior.n),
-            scale: heads(call, behavior.scale_layout, behavior.n),
+            cache,
+            scale,
         }
     }
 }

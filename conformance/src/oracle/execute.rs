@@ -1,6 +1,6 @@
 //! Makes a call by its plan.
 
-use kvcache_schema::ElementType;
+use kvcache_schema::{ElementType, STATIC_SCALES};
 
 use crate::case::NanRule;
 use crate::oracle::arithmetic::{Group, Steps, read, read_code, write, write_code};
@@ -49,7 +49,10 @@ pub(super) fn execute<A, I: Inputs<A>>(
         return Err(OutsideOfCache);
     }
     let before = State { cache: call.cache.clone(), scale: call.scale.cloned() };
-    let (attributes, current, t1) = (I::shared(call.attributes), call.inputs.current(), call.types.t1);
+    let (mut attributes, current, t1) = (I::shared(call.attributes), call.inputs.current(), call.types.t1);
+    if attributes.quant_type == STATIC_SCALES {
+        attributes.quant_group = plan.head_dim.max(1) as i64;
+    }
     let mut run = Run { attributes, current, t1, plan, behavior, before: &before, after: before.clone() };
     let output = || Tensor::zeros(t1, plan.output_shape.clone()).unwrap_or_else(|| empty(t1));
     let mut outputs = vec![output(), output()];
@@ -123,7 +126,18 @@ impl<'a> Run<'a> {
         }
         let layer = if behavior.scales == Scales::FirstLayer { 0 } else { layer };
         let Some(scales) = self.head(&self.plan.scale, place, layer, kv, h)? else { return Ok(()) };
-        let (group, groups, steps) = (self.group(), self.groups(), self.steps(head));
+        let (group, groups) = (self.group(), self.groups());
+        if self.attributes.quant_type == STATIC_SCALES {
+            let Some(scale) = &self.before.scale else { unreachable!("a legal call with quantization has a scale") };
+            let scale = read(behavior.conversion, group.t3, scale.bytes(), scales);
+            for d in 0..elements {
+                let x = read(behavior.conversion, t1, current.bytes(), first + d);
+                let code = group.static_code(behavior.current.of(t1, x), scale);
+                write_code(behavior, t2, &mut self.after.cache.bytes_mut()[codes.clone()], d, head_dim, code);
+            }
+            return Ok(());
+        }
+        let steps = self.steps(head);
         if let Some(scale) = self.after.scale.as_mut().filter(|_| behavior.stored_scale != StoredScale::Old) {
             for (g, steps) in steps.iter().enumerate() {
                 let x = group.stored_scale(steps);

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use kvcache_schema::{
-    AttributeSpec, Attributes, CacheDims, CacheLayout, ElementType, StaticAttributes, StaticCacheDims,
+    AttributeSpec, Attributes, CacheDims, CacheLayout, ElementType, STATIC_SCALES, StaticAttributes, StaticCacheDims,
     StaticCacheLayout, TypeCombination,
 };
 
@@ -55,7 +55,7 @@ impl Broken {
         let &SharedAttributes { num_layer, layer_idx, quant_bit, quant_type, quant_group, .. } = shared;
         self.unless(num_layer < 1 || layer_idx < num_layer, "attribute_out_of_range");
         self.unless(quant_bit != 4 || quant_group < 1 || quant_group % 2 == 0, "attribute_out_of_range");
-        self.unless(quant_bit == 8 || quant_type != 1, "attribute_out_of_range");
+        self.unless(quant_bit == 8 || !matches!(quant_type, 1 | STATIC_SCALES), "attribute_out_of_range");
     }
 
     /// The combination of types is in the table, there is a scale where one is needed, and every tensor has its type.
@@ -63,7 +63,7 @@ impl Broken {
         let Types { t1, t2, t3 } = call.types;
         let is_legal = |t3| {
             let row = TypeCombination { quant_bit, t1, t2, t3 };
-            row.is_legal() && row.quant_type() == quant_type
+            row.is_legal() && row.quant_types().contains(&quant_type)
         };
         let only_scale_missing = t3.is_none() && is_legal(Some(ElementType::Float32));
         if is_legal(t3) || only_scale_missing {
@@ -84,15 +84,16 @@ impl Broken {
         self.unless(expected.contains(&tensor.shape().len()), "rank_mismatch");
     }
 
-    /// A cache, and a scale that is needed, have this rank; a scale without elements, for a cache that has some, stands
-    /// for none.
-    fn state_ranks<A, I>(&mut self, call: &Call<'_, A, I>, quant_bit: i64, rank: usize) {
+    /// A cache, and a scale that is needed, have this rank, static scales 3; a scale without elements, for a cache that
+    /// has some, stands for none.
+    fn state_ranks<A, I: Inputs<A>>(&mut self, call: &Call<'_, A, I>, rank: usize) {
+        let SharedAttributes { quant_bit, quant_type, .. } = I::shared(call.attributes);
         self.rank(call.cache, &[rank]);
         let Some(scale) = call.scale.filter(|_| quant_bit != 0) else { return };
         if scale.shape().contains(&0) && !call.cache.shape().contains(&0) {
             self.unless(false, "scale_missing");
         } else {
-            self.rank(scale, &[rank]);
+            self.rank(scale, &[if quant_type == STATIC_SCALES { 3 } else { rank }]);
         }
     }
 
@@ -107,9 +108,17 @@ impl Broken {
         head_dim: usize,
         shape: impl Fn(usize) -> Vec<usize>,
     ) {
-        let SharedAttributes { quant_bit, quant_group, .. } = I::shared(call.attributes);
+        let SharedAttributes { quant_bit, quant_type, quant_group, num_layer, .. } = I::shared(call.attributes);
         self.shape(call.cache.shape(), &shape(head_dim));
         if let Some(scale) = call.scale.filter(|_| quant_bit != 0) {
+            if quant_type == STATIC_SCALES {
+                let num_layer = usize::try_from(num_layer).unwrap_or(usize::MAX);
+                let full =
+                    [num_layer, 2, call.inputs.current()[0].shape().iter().rev().nth(1).copied().unwrap_or_default()];
+                let broadcast = |(&got, full)| if got == 1 { 1 } else { full };
+                let expected: Vec<_> = scale.shape().iter().zip(full).map(broadcast).collect();
+                return self.shape(scale.shape(), &expected);
+            }
             let group = usize::try_from(quant_group).unwrap_or(usize::MAX);
             self.shape(scale.shape(), &shape(head_dim / group));
             self.unless(head_dim.is_multiple_of(group), "head_dim_not_divisible");
@@ -160,7 +169,7 @@ pub(super) fn dynamic_batching(call: &Call<'_, Attributes, StepInputs>) -> Legal
         };
         broken.rank(tensor, ranks);
     }
-    broken.state_ranks(call, attributes.quant_bit, 5);
+    broken.state_ranks(call, 5);
     broken.stage()?;
 
     // B, T, H, Dh, L and MaxT agree across the tensors.
@@ -237,7 +246,7 @@ pub(super) fn static_batching(call: &Call<'_, StaticAttributes, static_batching:
     for (name, tensor) in inputs.named() {
         broken.rank(tensor, if name == "start_pos" { &[0, 1] } else { &[4] });
     }
-    broken.state_ranks(call, attributes.quant_bit, 6);
+    broken.state_ranks(call, 6);
     broken.stage()?;
 
     // B, S, H, Dh, L, MaxB and MaxS agree across the tensors.

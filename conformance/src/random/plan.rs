@@ -1,7 +1,9 @@
 //! Legal calls of any size: what they are made of is planned first, so that a test may choose parts of it.
 //! And nodes, as random cases of both operators are made on them.
 
-use kvcache_schema::{Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, TypeCombination};
+use kvcache_schema::{
+    Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, STATIC_SCALES, TypeCombination,
+};
 
 use super::entropy::{Choice, Entropy, bits, indices, scales, values};
 use crate::case::{StepInputs, Types};
@@ -109,8 +111,12 @@ impl Plan {
         let start_pos: Vec<_> = self.sequences.iter().map(|&(past, _)| past as i64).collect();
         let bound = || indices(&[], &[self.sequences.iter().map(|&(past, new)| past + new).max().unwrap_or(0) as i64]);
         let cache = layout.shape(dims);
-        let scale = layout.shape(CacheDims { inner: head_dim / group, ..dims });
         let entropy = &mut entropy.fork();
+        let static_scales = types.t2 == ElementType::Float8E4M3Fn && entropy.one_in(2);
+        let scale = match static_scales {
+            true => [num_layer, 2, num_heads].map(|len| if entropy.one_in(3) { 1 } else { len }).to_vec(),
+            false => layout.shape(CacheDims { inner: head_dim / group, ..dims }).to_vec(),
+        };
         Planned {
             types: Types { t1: types.t1, t2: types.t2, t3: types.t3 },
             attributes: Attributes {
@@ -122,7 +128,7 @@ impl Plan {
                 cache_mode: self.mode.code(),
                 cache_layout: layout.code(),
                 page_size: self.page_size as i64,
-                quant_type: types.quant_type(),
+                quant_type: if static_scales { STATIC_SCALES } else { types.quant_type() },
             },
             inputs: StepInputs {
                 current_key: values(entropy, types.t1, &current, choice),

@@ -41,6 +41,13 @@ def cases() -> Iterator[StaticCase]:
     yield from refused_shapes.axes(begin, CALL, *shapes, of_cache, of_scale)
 
 
+def static_scales() -> StaticCase:
+    """An extension that this operator does not have."""
+    about = "Static batching has no static scales."
+    case = begin("refuse-static-scales", about, "f16 fp8 f16", proves="attributes.ranges", quant_bit=8)
+    return case.refuse("attribute_out_of_range", ["quant_type", 2], *CALL, wrong=dict(quant_type=2))
+
+
 def batches() -> Iterator[StaticCase]:
     """More sequences than the cache has."""
     for layout in STATIC_LAYOUTS:

@@ -60,14 +60,17 @@ pub(crate) fn tensors(
     }
     extents.write("cache", cache.into())?;
     if let Some(scale) = scale {
-        extents.write("scale", scale.into())?;
+        match config.static_scales {
+            true => extents.read("scale", scale.into())?,
+            false => extents.write("scale", scale.into())?,
+        }
     }
 
     let cache_strides = sizes.cache.ok_or_else(|| extents::overflow("cache", &cache.shape))?;
     let quant = match (config.quant, scale) {
         (Some(bits), Some(scale)) => Some(Quant {
             bits,
-            group: config.quant_group,
+            group: if config.static_scales { sizes.head_dim.max(1) } else { config.quant_group },
             t3: scale.element,
             scale_len: extents::len("scale", &scale.shape)?,
             scale: sizes.scale.ok_or_else(|| extents::overflow("scale", &scale.shape))?,
@@ -115,7 +118,7 @@ pub(crate) fn dynamic_tensors(
         num_heads: dims.cache.num_heads,
         head_dim: dims.cache.inner,
         cache: config.layout.strides(dims.cache),
-        scale: config.layout.strides(dims.scale),
+        scale: dims.scale,
     };
     Ok((tensors(&config.cache, t1, current, &named, cache, scale, &sizes)?, dims))
 }

@@ -1,6 +1,6 @@
 //! Checks ranks and shapes, and that all inputs agree on B, H, Dh, L and MaxT.
 
-use kvcache_schema::{CacheDims, CacheMode, QuantBit};
+use kvcache_schema::{CacheDims, CacheMode, CacheStrides, QuantBit};
 
 use crate::config::{CacheConfig, Config};
 use crate::error::Error;
@@ -15,8 +15,8 @@ pub(crate) struct Dims {
     /// Page table entries per sequence (MaxP); 0 in offset mode.
     pub(crate) max_p: usize,
     pub(crate) cache: CacheDims,
-    /// The axes of `scale`, if there were one.
-    pub(crate) scale: CacheDims,
+    /// The strides of `scale`, if there were one; `None` where it is too large.
+    pub(crate) scale: Option<CacheStrides>,
 }
 
 /// Checks ranks, then shapes. Without `current` tensors, H and Dh are what `cache` says.
@@ -46,7 +46,10 @@ pub(super) fn check(
     scalar_or_one_axis("max_kvlen", &inputs.max_kvlen.shape)?;
     let cache_shape = rank("cache", &cache.shape)?;
     if let Some(scale) = scale {
-        scale_rank::<5>(&scale.shape, &cache.shape, config.cache.quant)?;
+        match config.cache.static_scales {
+            true => scale_rank::<3>(&scale.shape, &cache.shape, config.cache.quant)?,
+            false => scale_rank::<5>(&scale.shape, &cache.shape, config.cache.quant)?,
+        }
     }
 
     if let Some([key, value]) = current {
@@ -76,22 +79,40 @@ pub(super) fn check(
         reason = "by cache_layout, num_layer and the shape of current_key";
     }
     equal("cache", &cache.shape, &config.layout.shape(cache_dims), reason)?;
-    let scale_dims = CacheDims { inner: scales_per_head(&config.cache, cache_dims.inner)?, ..cache_dims };
-    if let Some(scale) = scale {
-        equal("scale", &scale.shape, &config.layout.shape(scale_dims), "by the shape of cache and quant_group")?;
-    }
+    let scale_strides = if config.cache.static_scales {
+        let full = [cache_dims.num_layer, 2, cache_dims.num_heads];
+        static_scales(scale.map(|scale| &scale.shape), full)?
+    } else {
+        let scale_dims = CacheDims { inner: scales_per_head(&config.cache, cache_dims.inner)?, ..cache_dims };
+        if let Some(scale) = scale {
+            equal("scale", &scale.shape, &config.layout.shape(scale_dims), "by the shape of cache and quant_group")?;
+        }
+        config.layout.strides(scale_dims)
+    };
     let max_p = max_p.unwrap_or_default();
     Ok(Dims {
         batch,
         total_seqlen: current_dims.map(|[total_seqlen, ..]| total_seqlen),
         max_p,
         cache: cache_dims,
-        scale: scale_dims,
+        scale: scale_strides,
     })
+}
+
+/// Checks the shape of static scales, of which each axis has the `full` length or 1; gives their strides.
+fn static_scales(shape: Option<&Shape>, full: [usize; 3]) -> Result<Option<CacheStrides>, Error> {
+    let Some(shape) = shape else { return Ok(None) };
+    let got = rank::<3>("scale", shape)?;
+    let expected: [usize; 3] = std::array::from_fn(|axis| if got[axis] == 1 { 1 } else { full[axis] });
+    equal("scale", shape, &expected, "static scales are (L, 2, H), or 1 in place of any of these")?;
+    Ok(CacheStrides::of_static_scales(got))
 }
 
 /// The scales of a head in a `scale` that belongs to a `cache` of such heads.
 pub(crate) fn scales_per_head(config: &CacheConfig, head_dim: usize) -> Result<usize, Error> {
+    if config.static_scales {
+        return Ok(1);
+    }
     if config.quant.is_some() && !head_dim.is_multiple_of(config.quant_group) {
         return Err(Error::HeadDimNotDivisible { head_dim, quant_group: config.quant_group });
     }

@@ -13,7 +13,7 @@ pub(crate) fn types(
     t1s: &'static [ElementType],
 ) -> Result<(), Error> {
     let TypeCombination { quant_bit, t1, t3, .. } = got;
-    let legal = |t3| TypeCombination { t3, ..got }.is_legal() && got.quant_type() == quant_type;
+    let legal = |t3| TypeCombination { t3, ..got }.is_legal() && got.quant_types().contains(&quant_type);
     if !legal(t3) {
         if t3.is_none() && ElementType::T3.into_iter().map(Some).any(legal) {
             return Err(Error::ScaleMissing { quant_bit });
@@ -37,7 +37,7 @@ pub(crate) fn equal_type(input: &'static str, got: ElementType, expected: Elemen
 
 /// The rows of the table of types for a `quant_bit`, a `quant_type` and these T1, in words.
 pub(crate) fn legal_types(quant_bit: i64, quant_type: i64, t1s: &[ElementType]) -> String {
-    let is_asked = |row: &TypeCombination| (row.quant_bit, row.quant_type()) == (quant_bit, quant_type);
+    let is_asked = |row: &TypeCombination| row.quant_bit == quant_bit && row.quant_types().contains(&quant_type);
     let rows = TypeCombination::all().filter(|row| is_asked(row) && t1s.contains(&row.t1));
     let names = |row: TypeCombination| row.types().map(ElementType::name).collect::<Vec<_>>().join(" x ");
     rows.map(names).collect::<Vec<_>>().join(", ")
