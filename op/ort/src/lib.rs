@@ -6,8 +6,8 @@
 //! - It registers each operator in both of its domains, for every choice of types, with ONNX Runtime 1.20 and later.
 //!   With an older one registration fails, in a sentence that names the version.
 //! - A node that cannot work is refused when the session is made: attributes out of range or of another type than
-//!   integer, types that do not go together, a `cache` or `scale` that is an initializer, a float16 node that the
-//!   runtime has changed to float32.
+//!   integer, types that do not go together, a `cache` or `scale` that is an initializer (static scales may be one), a
+//!   float16 node that the runtime has changed to float32.
 //! - A call is checked before its first byte is written. The message of a refused call begins with the stable name of
 //!   the rule that it breaks, as in `kvlen_mismatch: kvstarts gives batch 1 ...`.
 //! - No panic reaches the runtime: it becomes an error of the call.

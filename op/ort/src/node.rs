@@ -37,8 +37,10 @@ impl<'a> Node<'a> {
             let constant = context.constant_input::<DynTensorValueType>(index);
             constant.is_ok_and(|tensor| tensor.shape().num_elements() > 0)
         };
+        let is_read = |name| name == "scale" && node_attributes::has_static_scales(context);
+        let is_written = |name| Role::of(name).is_state() && !is_read(name);
         let mut inputs = signature.inputs.iter().enumerate();
-        if let Some((_, name)) = inputs.find(|&(index, name)| Role::of(name).is_state() && is_held(index)) {
+        if let Some((_, name)) = inputs.find(|&(index, name)| is_written(*name) && is_held(index)) {
             return Err(Error::Initializer { name });
         }
         Ok(Self { context, types: types.completed(|index| read_type(context, index, signature.inputs[index]))? })

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes, StaticAttributes};
+use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes, STATIC_SCALES, StaticAttributes};
 use ort::AsPointer;
 use ort::operator::{KernelContext, ShapeInferenceContext};
 
@@ -47,6 +47,11 @@ node_attributes! {
 /// If an attribute is there with another type than integer. It is never replaced by the default.
 pub(crate) fn of_kernel<A: NodeAttributes>(context: &KernelContext<'_>) -> Result<A, Error> {
     read(|name| integer(context, name))
+}
+
+/// Whether the node only reads its scales.
+pub(crate) fn has_static_scales(context: &KernelContext<'_>) -> bool {
+    integer(context, "quant_type") == Ok(STATIC_SCALES)
 }
 
 /// The attributes for shape inference. An unreadable one counts as absent: making the kernel fails on it anyway.
