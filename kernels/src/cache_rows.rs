@@ -65,7 +65,8 @@ pub(crate) struct TensorRows {
 }
 
 impl CacheRows {
-    /// The rows of a cache with these lengths, `inner` being `head_dim`, with `quant_group` and T3 if it is quantized.
+    /// The rows of a cache with these lengths, `inner` being `head_dim`, with `quant_group` and T3 if it is quantized. One
+    /// of float8 without these has static scales, which are those of no slot.
     ///
     /// # Errors
     /// [`RowsError::Types`], [`RowsError::QuantGroup`], [`RowsError::SizeOverflow`].
@@ -76,7 +77,8 @@ impl CacheRows {
         quant: Option<(usize, ElementType)>,
     ) -> Result<Self, RowsError> {
         let t3 = quant.map(|(_, t3)| t3);
-        if !TypeCombination::all().any(|legal| (legal.t2, legal.t3) == (t2, t3)) {
+        let has_static_scales = (t2, t3) == (ElementType::Float8E4M3Fn, None);
+        if !has_static_scales && !TypeCombination::all().any(|legal| (legal.t2, legal.t3) == (t2, t3)) {
             return Err(RowsError::Types { t2, t3 });
         }
         let CacheDims { max_t, num_layer, num_heads, inner: head_dim } = dims;
@@ -98,6 +100,11 @@ impl CacheRows {
     /// The type of `cache`, and that of `scale` with quantization.
     pub fn types(&self) -> (ElementType, Option<ElementType>) {
         (self.t2, self.quant.map(|quant| quant.t3))
+    }
+
+    /// Whether these are rows of float8 with static scales, which are not among the rows.
+    pub fn has_static_scales(&self) -> bool {
+        self.types() == (ElementType::Float8E4M3Fn, None)
     }
 
     /// The bytes of `cache`.

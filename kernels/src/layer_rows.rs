@@ -57,13 +57,16 @@ impl CacheRows {
     }
 
     /// The keys of one layer in a canonical row, as float32: `keys` has the shape (num_heads, head_dim). Codes are
-    /// dequantized; int8 without scales is what it is.
+    /// dequantized; int8 without scales is what it is, float8 without scales is refused.
     ///
     /// # Errors
-    /// [`RowsError::Layer`], [`RowsError::Length`].
+    /// [`RowsError::Layer`], [`RowsError::Length`], [`RowsError::Types`].
     pub fn keys(&self, layer: usize, row: &[u8], keys: &mut [f32]) -> Result<(), RowsError> {
         let [cache, scale] = self.layer(layer)?.in_row();
         let (dims, [cache_strides, scale_strides]) = (self.dims(), self.strides());
+        if self.has_static_scales() {
+            return Err(RowsError::Types { t2: self.t2(), t3: None });
+        }
         check_len("rows", self.row_len(), row)?;
         check_len("keys", dims.num_heads * dims.inner * size_of::<f32>(), cast_slice(keys))?;
         for (h, values) in keys.chunks_exact_mut(dims.inner.max(1)).enumerate() {

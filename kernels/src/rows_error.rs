@@ -71,7 +71,7 @@ pub enum RowsError {
         /// The alignment of its type.
         expected: usize,
     },
-    /// Keys of a type in which a rotated key has no value: int8 without scales.
+    /// Keys of a type in which a rotated key has no value: int8 and float8 without scales.
     #[error("keys of type {t2} without scales cannot be rotated")]
     KeyType {
         /// The type of `cache`.

@@ -130,7 +130,7 @@ impl InfLlmError {
     /// The variant's fields by their names, as [`Error::details`] gives them.
     pub fn details(&self) -> Vec<(&'static str, Detail)> {
         match self {
-            Self::NotPaged | Self::RotatedKeys => fields![],
+            Self::NotPaged | Self::RotatedKeys | Self::StaticScales => fields![],
             Self::Multiple { name, got, page_size } => fields![name, got, page_size],
             Self::Fraction { name, got } => fields![name, got],
             Self::DuplicateBlock { name, block } => fields![name, block],

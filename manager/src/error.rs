@@ -182,7 +182,7 @@ pub enum Error {
     ScaleMissing { expected: ElementType, shape: [usize; 5] },
 
     /// Scales of a cache that is not quantized.
-    #[error("scale is given ({got}, shape {shape}), expected none for a cache without quantization")]
+    #[error("scale is given ({got}, shape {shape}), expected none: the cache has no scales by slot")]
     ScaleUnexpected { got: ElementType, shape: Shape },
 
     /// A tensor that is not contiguous, not aligned, or of other than the bytes of its shape.

@@ -1,7 +1,7 @@
 //! What a manager manages: dimensions, types, layout and mode of a cache, validated once, and the figures that follow.
 
 use kvcache_kernels::{CacheRows, Rope};
-use kvcache_schema::{Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit};
+use kvcache_schema::{Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, STATIC_SCALES};
 
 /// The dimensions of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,7 +133,8 @@ settings! {
 }
 
 impl CacheSpec {
-    /// The width of a quantized cache's elements, how many neighbors share a scale, and the type of scales.
+    /// The width of a quantized cache's elements, how many neighbors share a scale, and the type of scales; none of these
+    /// where scales are static.
     pub fn quant(&self) -> Option<(QuantBit, usize, ElementType)> {
         self.settings.quant.map(|quant| (quant.bit, quant.group, quant.scale_type))
     }
@@ -165,6 +166,7 @@ impl CacheSpec {
             Some(_) if self.settings.cache_type == ElementType::Int8 && self.settings.quant.is_none() => {
                 Some("keys are int8 without scales")
             }
+            Some(_) if self.rows.has_static_scales() => Some("keys are float8e4m3fn with static scales"),
             Some(_) => None,
         }
     }
@@ -184,7 +186,7 @@ impl CacheSpec {
         self.settings.layout.shape(self.dims(self.settings.geometry.head_dim))
     }
 
-    /// The shape of `scale`, if the cache is quantized.
+    /// The shape of `scale`, if the cache is quantized and its scales are not static.
     pub fn scale_shape(&self) -> Option<[usize; 5]> {
         self.settings
             .quant
@@ -220,6 +222,9 @@ impl CacheSpec {
             attributes.quant_bit = quant.bit.code();
             attributes.quant_type = quant.bit.quant_type();
             attributes.quant_group = quant.group as i64;
+        }
+        if self.rows.has_static_scales() {
+            (attributes.quant_bit, attributes.quant_type) = (QuantBit::Float8.code(), STATIC_SCALES);
         }
         attributes
     }

@@ -44,7 +44,8 @@ macro_rules! setters {
 setters! {
     /// The order of the axes: [`CacheLayout::TokenMajor`] unless given.
     layout(layout: CacheLayout) { settings.layout = layout }
-    /// The type of a cache without quantization: float16 unless given.
+    /// The type of a cache without quantization: float16 unless given. A cache of float8e4m3fn has static scales
+    /// (`quant_type` 2): the operators are given them, and the manager has nothing to do with them.
     cache_type(cache_type: ElementType) { settings.cache_type = cache_type, settings.quant = None }
     /// A quantized cache: the width of its elements, how many neighbors share a scale, and the type of scales.
     quantized(bit: QuantBit, group: usize, scale_type: ElementType) {

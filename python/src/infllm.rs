@@ -50,8 +50,8 @@ use crate::tiers::tiers_of;
 /// "representatives" and "decayed" alone), the step is committed, which forms blocks, and `select` takes the queries of
 /// the layers. So a selection lags one step behind. It holds until the next one.
 ///
-/// Raises ManagerError: spec_range, spec_name, not_paged, multiple, fraction, rotated_keys, not_shiftable,
-/// out_of_memory.
+/// Raises ManagerError: spec_range, spec_name, not_paged, multiple, fraction, rotated_keys, static_scales,
+/// not_shiftable, out_of_memory.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct InfLlm {

@@ -136,6 +136,9 @@ impl InfLlmConfig {
                 return Err(InfLlmError::Multiple { name, got, page_size }.into());
             }
         }
+        if self.score != BlockScore::None && spec.rows().has_static_scales() {
+            return Err(InfLlmError::StaticScales.into());
+        }
         let topk_range = if self.has_blocks() { (1, slots / block) } else { (0, 0) };
         range("topk", topk, topk_range.0, topk_range.1)?;
         range("max_cached", max_cached, topk, slots / block)?;

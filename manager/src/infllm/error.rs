@@ -17,6 +17,10 @@ pub enum InfLlmError {
     #[error("the cache has another mode, expected paged")]
     NotPaged,
 
+    /// Blocks that are scored by their keys, in a cache whose keys' scales the manager does not have.
+    #[error("blocks are scored by keys, which are float8e4m3fn with static scales")]
+    StaticScales,
+
     /// A number of tokens that is no whole number of pages.
     #[error("{name} is {got}, expected a multiple of the page size {page_size}")]
     Multiple { name: &'static str, got: usize, page_size: usize },

@@ -51,8 +51,8 @@ impl InfLlm {
     /// For a cache, whose blocks are kept in a store.
     ///
     /// # Errors [`Error::SpecRange`], [`Error::NotShiftable`], [`Error::OutOfMemory`]; [`InfLlmError::NotPaged`],
-    /// [`InfLlmError::Multiple`], [`InfLlmError::Fraction`], [`InfLlmError::RotatedKeys`], and [`InfLlmError::Store`]
-    /// where the system has no random numbers.
+    /// [`InfLlmError::Multiple`], [`InfLlmError::Fraction`], [`InfLlmError::RotatedKeys`],
+    /// [`InfLlmError::StaticScales`], and [`InfLlmError::Store`] where the system has no random numbers.
     pub fn new(spec: CacheSpec, config: InfLlmConfig, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
         config.check(&spec)?;
         let mut secret = [0; 32];

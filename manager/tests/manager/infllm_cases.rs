@@ -233,6 +233,7 @@ fn refusals() -> Result<(), Error> {
         ("spec_range", builder(), InfLlmConfig { block: 0, ..quest(2) }),
         ("fraction", builder(), InfLlmConfig { alpha: f32::NAN, ..quest(2) }),
         ("fraction", builder(), InfLlmConfig { eviction: Eviction::Decayed { decay: 1.5 }, ..quest(2) }),
+        ("static_scales", builder().cache_type(ElementType::Float8E4M3Fn), quest(2)),
         ("rotated_keys", builder(), far(FarPositions::FarConstant)),
         ("not_shiftable", builder(), far(FarPositions::FarFixed { n_ctx: 99 })),
         ("spec_range", builder().key_form(KeyForm::Raw), far(FarPositions::FarFixed { n_ctx: 9 })),
