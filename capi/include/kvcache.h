@@ -99,7 +99,8 @@ typedef struct kvcache_attributes {
   int64_t cache_layout;
   /// Tokens in a page, in cache_mode 1.
   int64_t page_size;
-  /// What the elements of a quantized cache are: 0 integers, 1 float8e4m3fn, where quant_bit is 8.
+  /// What the elements of a quantized cache are: 0 integers, 1 float8e4m3fn, where quant_bit is 8, 2 float8e4m3fn
+  /// with static scales: scale then has the shape (L, 2, H), each of which may be 1, and is only read.
   int64_t quant_type;
 } kvcache_attributes;
 

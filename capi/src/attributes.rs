@@ -24,7 +24,8 @@ pub struct kvcache_attributes {
     pub cache_layout: i64,
     /// Tokens in a page, in cache_mode 1.
     pub page_size: i64,
-    /// What the elements of a quantized cache are: 0 integers, 1 float8e4m3fn, where quant_bit is 8.
+    /// What the elements of a quantized cache are: 0 integers, 1 float8e4m3fn, where quant_bit is 8, 2 float8e4m3fn
+    /// with static scales: scale then has the shape (L, 2, H), each of which may be 1, and is only read.
     pub quant_type: i64,
 }
 
