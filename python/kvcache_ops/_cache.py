@@ -19,6 +19,7 @@ T1 = Literal["float32", "float16", "int8", "bfloat16"]
 T2 = Literal["float32", "float16", "int8", "int4", "bfloat16", "float8e4m3fn"]
 T3 = Literal["float32", "float16"]
 CacheShape = tuple[int, int, int, int, int]
+ScaleShape = CacheShape | tuple[int, int, int]
 Operand = tuple[str, list[int | None] | None]
 """The type of a tensor and its shape, with None for any length, or for any shape."""
 
@@ -73,6 +74,8 @@ class CacheSpec:
     "float32" or "float16"; if None, that of `dtype` in a quantized cache ("float32" for "bfloat16"), else there are no
     scales.
     quant_bit: 0 (none), 8 or 4. quant_group: neighbors along head_dim that share a scale.
+    static_scale: of a cache of "float8e4m3fn", scales (L, 2, H) that calls are given and do not write; they are no part
+    of a slot, and `quant_group` has no effect.
     cache_layout: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh), 3 (L, 2, H, MaxT, Dh).
     cache_mode: 0 (a sequence has neighboring slots) or 1 (pages of `page_size` slots).
 
@@ -94,6 +97,7 @@ class CacheSpec:
     scale_dtype: TypeName[T3 | None] = TypeName(None)
     cache_mode: int = 0
     page_size: int = 128
+    static_scale: bool = False
 
     def __post_init__(self) -> None:
         quantized = {8: "int8", 4: "int4"}.get(self.quant_bit) if isinstance(self.quant_bit, int | np.integer) else None
@@ -110,7 +114,7 @@ class CacheSpec:
                 object.__setattr__(self, field.name, int(number))
 
     @cached_property
-    def _geometry(self) -> tuple[tuple[CacheShape, int], tuple[CacheShape, int] | None]:
+    def _geometry(self) -> tuple[tuple[CacheShape, int], tuple[ScaleShape, int] | None]:
         """Shape and bytes of the cache, and of the scale where there is one."""
         sizes = {name: getattr(self, name) for name in ("max_tokens", "num_kv_heads", "head_dim")}
         for name, got in sizes.items():
@@ -128,7 +132,8 @@ class CacheSpec:
             "cache": (str(self.cache_dtype), list(self.cache_shape)),
         }
         if self.scale_shape is not None:
-            operands["scale"] = (str(self.scale_dtype), list(self.scale_shape))
+            # An axis of static scales may be 1.
+            operands["scale"] = (str(self.scale_dtype), None if self.static_scale else list(self.scale_shape))
         return operands
 
     def attributes(self, layer_idx: int = 0, num_repeat: int = 1) -> dict[str, int]:
@@ -146,7 +151,8 @@ class CacheSpec:
             "cache_layout": self.cache_layout,
             "page_size": self.page_size,
         }
-        return attributes | ({"quant_type": 1} if self.cache_dtype == "float8e4m3fn" else {})
+        quant_type = 2 if self.static_scale else int(self.cache_dtype == "float8e4m3fn")
+        return attributes | ({"quant_type": quant_type} if quant_type else {})
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -154,8 +160,9 @@ class CacheSpec:
         return self._geometry[0][0]
 
     @property
-    def scale_shape(self) -> CacheShape | None:
-        """The shape of `scale`, head_dim / quant_group in the last axis; None without quantization."""
+    def scale_shape(self) -> ScaleShape | None:
+        """The shape of `scale`, head_dim / quant_group in the last axis, of static scales (L, 2, H); None without
+        quantization."""
         scale = self._geometry[1]
         return None if scale is None else scale[0]
 
@@ -172,8 +179,8 @@ class CacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """What one token takes in all layers: keys, values and scales."""
-        return (self.cache_bytes + self.scale_bytes) // self.max_tokens
+        """What one token takes in all layers: keys, values and scales, unless these are static."""
+        return (self.cache_bytes + (0 if self.static_scale else self.scale_bytes)) // self.max_tokens
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -181,7 +188,7 @@ class CacheSpec:
         return CACHE_LAYOUTS[self.cache_layout]
 
     def allocate(self) -> Cache:
-        """New memory for this cache: zeros, aligned to 64 bytes.
+        """New memory for this cache: zeros, aligned to 64 bytes. Static scales are ones, until you write yours.
 
         Raises KvCacheError of kind "out_of_memory".
         """
@@ -190,10 +197,12 @@ class CacheSpec:
         cache = _zeros("cache", self.cache_bytes, str(self.cache_dtype), self.cache_shape)
         if scale_shape is not None:
             scale = _zeros("scale", self.scale_bytes, str(self.scale_dtype), scale_shape)
+            if self.static_scale:
+                scale.fill(1)
         return Cache(self, cache, scale)
 
 
-def _zeros(name: str, nbytes: int, dtype: str, shape: CacheShape) -> NDArray[Any]:
+def _zeros(name: str, nbytes: int, dtype: str, shape: ScaleShape) -> NDArray[Any]:
     """Zeros on a cache line of their own; `shape` is in elements."""
     try:
         memory = np.zeros(nbytes + LINE, np.uint8)
@@ -216,7 +225,7 @@ def type_name(dtype: Any) -> str:
     return str(np.dtype(dtype).name).replace("_", "")
 
 
-def _stored_shape(dtype: str, shape: CacheShape) -> tuple[int, ...]:
+def _stored_shape(dtype: str, shape: ScaleShape) -> tuple[int, ...]:
     """The shape of the numpy array: of int4, of its bytes."""
     return (*shape[:-1], shape[-1] // 2) if dtype == "int4" else shape
 
@@ -247,14 +256,16 @@ class Cache:
         """`cache`, then `scale`."""
         return iter((self.cache, self.scale))
 
-    def _tensors(self) -> list[tuple[str, Any, str, CacheShape, int]]:
+    def _tensors(self) -> list[tuple[str, Any, str, ScaleShape, int]]:
         """Name, array, type, shape in elements and address of the tensors that there are, checked anew."""
         spec, scale_shape = self.spec, self.spec.scale_shape
         if self.scale is None and scale_shape is not None:
             raise KvCacheError(f"scale is None, expected {spec.scale_dtype} of shape {scale_shape}", "scale_missing")
         if self.scale is not None and scale_shape is None:
             raise KvCacheError("scale is given, expected None because quant_bit is 0", "scale_unexpected")
-        given = [("cache", self.cache, spec.cache_dtype, spec.cache_shape)]
+        given: list[tuple[str, Any, str | None, ScaleShape]] = [
+            ("cache", self.cache, spec.cache_dtype, spec.cache_shape)
+        ]
         if scale_shape is not None:
             given.append(("scale", self.scale, spec.scale_dtype, scale_shape))
         return [
@@ -295,7 +306,9 @@ class Cache:
         return values
 
     def rows(self, slots: Any) -> list[NDArray[Any]]:
-        """Copies of slots: (slots, L, 2, H, Dh) of `cache`, of int4 (..., Dh / 2), and the same of `scale`, if any."""
+        """Copies of slots: (slots, L, 2, H, Dh) of `cache`, of int4 (..., Dh / 2), and the same of `scale`, if any, but
+        static scales."""
         order = [self.spec.axes.index(axis) for axis in ("MaxT", "L", "2", "H", "Dh")]
-        arrays = [np.asarray(array) for array in self if array is not None]
+        state = [self.cache] if self.spec.static_scale else self
+        arrays = [np.asarray(array) for array in state if array is not None]
         return [array.transpose(order)[slots] for array in arrays]

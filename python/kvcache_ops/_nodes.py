@@ -34,8 +34,8 @@ def make_node(
 
     inputs: the graph's values by the operator's names of its inputs, or in its order, "" for what is left out.
     outputs: names for key and value, or for attn_output and perhaps attention_mass. attributes: by name, or the
-    CacheSpec of the cache; more: further ones, as layer_idx, num_repeat, num_heads. `cache` and `scale` must be inputs
-    of the graph.
+    CacheSpec of the cache; more: further ones, as layer_idx, num_repeat, num_heads. `cache` must be an
+    input of the graph, and `scale`, too, unless it is only read (`quant_type` 2).
 
     Needs the package onnx. Raises KvCacheError: "package_missing", "operator_unknown", "domain_unknown",
     "input_unknown", "input_missing", "scale_missing", "output_count", "attribute_unknown", "attribute_missing",

@@ -20,8 +20,8 @@ use crate::threads::Threads;
 ///
 /// `cache` has the shape `spec.cache_shape` and the type `spec.cache_dtype`: float32, float16 or int8; int4 is an array
 /// of uint8 with two elements in a byte, the first in the low nibble, whose last axis is head_dim / 2. `scale` has the
-/// shape `spec.scale_shape` and the type `spec.scale_dtype`; it is None exactly if the cache is not quantized. Both are
-/// C-contiguous and writable. They are kept, never copied, and looked at again at each use.
+/// shape `spec.scale_shape` and the type `spec.scale_dtype`; it is None if the cache is not quantized, and if its scales
+/// are static. Both are C-contiguous and writable. They are kept, never copied, and looked at again at each use.
 ///
 /// While a manager moves rows (in `begin_step`, `update`, `save` and `load`) other Python threads run. They may read
 /// and write the arrays then only where the call does not: which slots a step, an edit or a session has, the manager
@@ -214,7 +214,7 @@ impl HostMemory {
                 return Err(refusal!("scale_missing", message, name = "scale", expected = expected, got = got).into());
             }
             (Some(_), _, _) => {
-                let message = "scale: expected None for a cache without quantization, got an array";
+                let message = "scale: expected None for a cache that has no scales by slot, got an array";
                 let (expected, got) = (Detail::None, "an array");
                 return Err(
                     refusal!("scale_unexpected", message, name = "scale", expected = expected, got = got).into()

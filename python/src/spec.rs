@@ -34,6 +34,9 @@ pub fn builder(spec: &Bound<'_, PyAny>) -> PyResult<CacheSpecBuilder> {
     let layout = CacheLayout::from_code(code("cache_layout")?).ok_or_else(other)?;
     let builder = core::CacheSpec::builder(geometry).layout(layout);
     let cache_type = element("cache_dtype")?.ok_or_else(other)?;
+    if spec.getattr("static_scale")?.extract()? {
+        return Ok(builder.cache_type(cache_type));
+    }
     Ok(match (QuantBit::of_element(cache_type), element("scale_dtype")?) {
         (Some(bit), Some(scale_type)) => builder.quantized(bit, size("quant_group")?, scale_type),
         _ => builder.cache_type(cache_type),

@@ -1,29 +1,30 @@
 //! The memory of a cache: shapes and bytes, and whether given memory is that of a cache.
 
-use kvcache_op::schema::{Axis, CacheLayout, shape};
+use kvcache_op::schema::{Axis, CacheLayout, STATIC_SCALES, shape};
 use kvcache_op::{ElementType, Error};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 
 use super::kind::{Kind, Operator};
 use super::refused::Refused;
 use super::tensor::{Access, Tensor};
 
 /// Shape and bytes of a `cache` or `scale`.
-type Size = ((usize, usize, usize, usize, usize), usize);
+type Size<'py> = (Bound<'py, PyTuple>, usize);
 
 /// Shape and bytes of a cache of these attributes, types and sizes, and of its scale; the scale's are None where there
 /// is none.
 #[pyfunction]
-pub fn cache_geometry(
-    attributes: &Bound<'_, PyDict>,
+pub fn cache_geometry<'py>(
+    attributes: &Bound<'py, PyDict>,
     dtype: &str,
     cache_dtype: &str,
     scale_dtype: Option<&str>,
     max_tokens: i64,
     num_kv_heads: i64,
     head_dim: i64,
-) -> PyResult<(Size, Option<Size>)> {
+) -> PyResult<(Size<'py>, Option<Size<'py>>)> {
+    let py = attributes.py();
     let Operator::KeyValueCache(op) = Operator::new(Kind::KeyValueCache, attributes)? else {
         unreachable!("the operator of this kind")
     };
@@ -38,11 +39,14 @@ pub fn cache_geometry(
     };
     let sizes = (size("max_tokens", max_tokens)?, size("num_kv_heads", num_kv_heads)?, size("head_dim", head_dim)?);
     let [cache, scale] = op.cache_shapes(sizes.0, sizes.1, sizes.2).map_err(Refused::from)?;
-    let bytes = |input, element, axes: [usize; 5]| {
+    let attributes = op.attributes();
+    let static_scales = [attributes.num_layer as usize, 2, sizes.1];
+    let scale = if attributes.quant_type == STATIC_SCALES { &static_scales[..] } else { &scale };
+    let bytes = |input, element, axes: &[usize]| {
         let overflow = || Refused::from(Error::SizeOverflow { input, shape: axes.into() });
-        PyResult::Ok((axes.into(), shape::bytes(element, &axes).ok_or_else(overflow)?))
+        PyResult::Ok((PyTuple::new(py, axes)?, shape::bytes(element, axes).ok_or_else(overflow)?))
     };
-    Ok((bytes("cache", t2, cache)?, t3.map(|t3| bytes("scale", t3, scale)).transpose()?))
+    Ok((bytes("cache", t2, &cache)?, t3.map(|t3| bytes("scale", t3, scale)).transpose()?))
 }
 
 /// Checks that an array is the writable, contiguous memory of a tensor of this type and shape, called `cache` or
