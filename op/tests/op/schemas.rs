@@ -1,0 +1,139 @@
+//! The golden cases agree with the operators' YAML: each tensor of a legal call has the type and the shape that its
+//! formulas say, under one meaning of every dimension.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvcache_conformance::{Expected, Suite, Tensor, attention, cases, static_batching};
+use kvcache_op::ElementType;
+use kvcache_schema::STATIC_SCALES;
+use kvcache_testing::schemas::schemas;
+use serde_yaml::Value;
+
+const READ: &str = "the golden cases can be read";
+
+/// What formulas come to in a call.
+#[derive(Default)]
+struct Lengths(BTreeMap<String, usize>);
+
+impl Lengths {
+    /// The length of a formula: a dimension is what it is where it is met first.
+    fn of(&mut self, formula: &str, met: usize) -> usize {
+        let is_operator = |c: char| "+*/".contains(c);
+        let Some((at, operator)) = formula.char_indices().find(|&(_, c)| is_operator(c)) else {
+            return match formula.parse() {
+                Ok(number) => number,
+                Err(_) => *self.0.entry(formula.to_owned()).or_insert(met),
+            };
+        };
+        let [left, right] = [&formula[..at], &formula[at + 1..]].map(|part| match part.parse() {
+            Ok(number) => number,
+            Err(_) => *self.0.get(part).unwrap_or_else(|| panic!("{part} of {formula} is met before")),
+        });
+        match operator {
+            '+' => left + right,
+            '*' => left * right,
+            _ => left / right,
+        }
+    }
+}
+
+fn words(value: &Value) -> String {
+    value.as_i64().map_or_else(|| value.as_str().expect("a formula").to_owned(), |number| number.to_string())
+}
+
+/// The formulas of an operand's axes; none where the caller chooses its shape.
+fn formulas(schema: &Value, operand: &Value, tensor: &Tensor, code: impl Fn(&str) -> usize) -> Vec<String> {
+    let rank = tensor.shape().len();
+    let by_layout = |inner: &str| {
+        let axes = schema["cache_layouts"][code("cache_layout")]["axes"].as_sequence().expect("axes").iter();
+        axes.map(words).chain([inner.to_owned()]).collect()
+    };
+    let list = |shape: &Value| shape.as_sequence().expect("a list of formulas").iter().map(words).collect::<Vec<_>>();
+    match (operand["shape"].as_str(), operand["name"].as_str()) {
+        (Some("by cache_layout"), Some("cache")) => by_layout("Dh"),
+        // (L, 2, H), any of them broadcast: said in words.
+        (Some("by cache_layout"), _) if code("quant_type") == STATIC_SCALES as usize => {
+            let axis = |(axis, &len): (&str, &usize)| if len == 1 { "1" } else { axis }.to_owned();
+            ["num_layer", "2", "H"].into_iter().zip(tensor.shape()).map(axis).collect()
+        }
+        (Some("by cache_layout"), _) => by_layout("Dh/quant_group"),
+        (Some("by cache_mode"), _) => list(&schema["cache_modes"][code("cache_mode")]["cachestarts"]),
+        (Some("scalar or [1]"), _) => vec!["1".to_owned(); rank.min(1)],
+        (Some(other), name) => panic!("{name:?} has the shape {other:?}, which this test does not know"),
+        (None, _) if !operand["or_shape"].is_null() && list(&operand["or_shape"]).len() == rank => {
+            list(&operand["or_shape"])
+        }
+        (None, _) => list(&operand["shape"]),
+    }
+}
+
+/// Checks the legal calls of a suite against the schemas; gives the operands that some call has.
+fn agree<C: Suite>(cases: &[C]) -> BTreeSet<(String, &'static str)> {
+    let (schemas, mut seen, mut absent) = (schemas(), BTreeSet::new(), BTreeSet::new());
+    for case in cases {
+        let file = format!("{:?}", case.page());
+        let is_page = |schema: &Value| schema["page"].as_str().or(schema["name"].as_str()) == Some(&file);
+        let schema = &schemas.iter().find(|(_, schema)| is_page(schema)).expect("the page has a schema").1;
+        let attributes: BTreeMap<_, _> = case.attributes().into_iter().collect();
+        let quantized = attributes.get("quant_bit").is_some_and(|&quant_bit| quant_bit != 0);
+        for (inputs, expected) in case.calls() {
+            let Expected::Success(after) = expected else { continue };
+            let state =
+                ["cache", "scale"].into_iter().zip(case.state()).filter_map(|(name, state)| Some((name, state?)));
+            let outputs = case.outputs().iter().copied().zip(&after.outputs);
+            let all: BTreeMap<_, _> = inputs.into_iter().chain(state).chain(outputs).collect();
+            let last = |name: &str| {
+                let (numbers, _) = all.get(name)?.bytes().as_chunks();
+                Some((name.to_owned(), i64::from_le_bytes(*numbers.last()?) as usize))
+            };
+            let numbers = attributes.iter().map(|(&name, &value)| (name.to_owned(), value as usize));
+            let mut lengths = Lengths(numbers.chain(last("start_pos")).collect());
+            let totals = ["seqstarts", "kvstarts"].into_iter().filter_map(last);
+            lengths.0.extend(totals.map(|(name, total)| (format!("{name}[B]"), total)));
+            lengths.0.extend(all.get("seqstarts").map(|starts| ("B".to_owned(), starts.shape()[0] - 1)));
+            let operands = ["inputs", "outputs"].map(|key| schema[key].as_sequence().expect("operands"));
+            for operand in operands.into_iter().flatten() {
+                let (name, about) =
+                    (operand["name"].as_str().expect("a name"), format!("{}: {operand:?}", case.name()));
+                let Some((&name, tensor)) = all.get_key_value(name) else {
+                    assert!(operand["optional"] == true, "{about} is absent");
+                    absent.insert((file.clone(), name.to_owned()));
+                    continue;
+                };
+                seen.insert((file.clone(), name));
+                // What does not count may have any type and shape.
+                if name == "scale" && !quantized || name == "attn_mask" && tensor.bytes().is_empty() {
+                    continue;
+                }
+                let element = match operand["type"].as_str().expect("a type") {
+                    "int64" => ElementType::Int64,
+                    "float32" => ElementType::Float32,
+                    _ if name == "attn_output" => ElementType::Float32, // as the cases keep it
+                    parameter => case.types()[parameter],
+                };
+                assert_eq!(tensor.element(), element, "{about}");
+                let formulas = formulas(schema, operand, tensor, |name| attributes[name] as usize);
+                let shape: Vec<_> = formulas.iter().zip(tensor.shape()).map(|(f, &len)| lengths.of(f, len)).collect();
+                assert_eq!((&shape[..], formulas.len()), (tensor.shape(), tensor.shape().len()), "{about}");
+            }
+        }
+    }
+    for (file, schema) in schemas {
+        let page = words(if schema["page"].is_null() { &schema["name"] } else { &schema["page"] });
+        let operands = ["inputs", "outputs"].map(|key| schema[key].as_sequence().expect("operands"));
+        for operand in operands.into_iter().flatten().filter(|operand| operand["optional"] == true) {
+            let is_of_suite = seen.iter().any(|(of, _)| *of == page);
+            assert!(!is_of_suite || absent.contains(&(page.clone(), words(&operand["name"]))), "{file}: {operand:?}");
+        }
+    }
+    seen
+}
+
+#[test]
+fn golden_cases_have_the_types_and_shapes_of_the_yaml() {
+    let mut seen = agree(&cases().expect(READ));
+    seen.extend(agree(&static_batching::cases().expect(READ)));
+    seen.extend(agree(&attention::cases().expect(READ)));
+    let operands = |schema: &Value| ["inputs", "outputs"].map(|key| schema[key].as_sequence().map_or(0, Vec::len));
+    assert_eq!(seen.len(), schemas().iter().flat_map(|(_, schema)| operands(schema)).sum::<usize>(), "{seen:?}");
+}
