@@ -46,8 +46,8 @@ def main() -> int:
     python("golden/generate.py")
     for cases in SUITES:
         compare_cases(cases)
-    cargo("build", "--package=kvcache-conformance", "--example", "operator_page", "--bin", "kvcache-conformance")
-    program("examples/operator_page")
+    python("docs/operator_pages.py")
+    cargo("build", "--package=kvcache-conformance", "--bin", "kvcache-conformance")
     cargo("test")
     # The golden cases, and random ones whose results the kit's oracle predicts.
     program("kvcache-conformance", "--backend", "all", "--random", "1000")

@@ -12,7 +12,7 @@ ptx: .venv-cuda/ready
 
 .PHONY: docs
 docs: .venv/ready
-	cargo run --quiet --locked -p kvcache-schema --example operator_page
+	$(VENV) docs/operator_pages.py
 	$(VENV) python/schemas.py
 	$(MAKE) book
 

@@ -54,7 +54,7 @@ test-golden: .venv/ready
 # other tests: Rust as doctests, C with those of capi, Python in test_book.py. None of this needs mdBook.
 .PHONY: test-docs
 test-docs: .venv/ready package
-	"$(TARGET)/debug/examples/operator_page" --check
+	$(VENV) docs/operator_pages.py --check
 	$(VENV) docs/check.py
 
 # The newest supported ONNX Runtime. What the tests build is not make's business.
