@@ -26,7 +26,7 @@ pub struct Mistake {
     attention: Attention,
 }
 
-/// A row of the table. In the texts, `{n}` is the number, and `{a}` and `{b}` are its two digits.
+/// A row of the table. In the texts, `{n}` is the number.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
@@ -55,19 +55,13 @@ pub fn mistakes() -> &'static [Mistake] {
 impl Row {
     fn mistakes(&self) -> Vec<Mistake> {
         let of = |n: Option<usize>| {
-            let text = |text: &str| match n {
-                None => text.to_owned(),
-                Some(n) => [("{n}", n), ("{a}", n / 10), ("{b}", n % 10)]
-                    .iter()
-                    .fold(text.to_owned(), |text, (mark, number)| text.replace(mark, &number.to_string())),
-            };
-            let of_part = |is_part: bool, own: usize| n.filter(|_| is_part).unwrap_or(own);
+            let text = |text: &str| n.map_or_else(|| text.to_owned(), |n| text.replace("{n}", &n.to_string()));
             Mistake {
                 name: text(&self.name),
                 about: text(&self.about),
-                rule: text(&self.rule),
-                behavior: Behavior { n: of_part(self.set != Behavior::default(), self.set.n), ..self.set },
-                attention: Attention { n: of_part(self.attend != Attention::default(), self.attend.n), ..self.attend },
+                rule: self.rule.clone(),
+                behavior: self.set,
+                attention: Attention { n: n.unwrap_or(self.attend.n), ..self.attend },
             }
         };
         if self.n.is_empty() { vec![of(None)] } else { self.n.iter().map(|&n| of(Some(n))).collect() }

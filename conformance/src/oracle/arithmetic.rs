@@ -8,8 +8,8 @@ use kvcache_schema::ElementType;
 
 use crate::floats::{Format, format, format_of};
 use crate::oracle::decisions::{
-    Amax, Behavior, Change, Clamp, CodeBits, Conversion, GroupOf, Least, NanCode, NibbleStore, Nibbles, Qmax, Quotient,
-    Rounding, Step, StoredScale, ValueOf, Width,
+    Amax, Behavior, Clamp, CodeBits, Conversion, GroupOf, Least, NanCode, Nibbles, Qmax, Quotient, Rounding, Step,
+    StoredScale, ValueOf, Width,
 };
 
 /// What is known of a group: its types and width, and the decisions.
@@ -42,7 +42,6 @@ impl Group<'_> {
     fn to(self, width: Width, x: f64) -> f64 {
         match width {
             Width::T1 => self.to_t1(x),
-            Width::Float16 => to_float16(x),
             Width::Float32 => f64::from(x as f32),
             Width::Float64 => x,
         }
@@ -70,23 +69,18 @@ impl Group<'_> {
         match self.behavior.qmax {
             Qmax::Symmetric => self.largest(),
             Qmax::PowerOfTwo => self.largest() + 1.0,
-            Qmax::Always127 => 127.0,
         }
     }
 
     /// The step of values that have the same scale, and the scale that it becomes.
     pub(super) fn steps(self, values: &[f64]) -> Steps {
-        let n = self.behavior.n;
-        let largest = |values: &[f64], counts: fn(f64) -> bool| {
+        let largest = |counts: fn(f64) -> bool| {
             values.iter().copied().filter(|&x| counts(x)).fold(0.0, |amax: f64, x| larger(amax, x.abs()))
         };
         let amax = match self.behavior.amax {
-            Amax::Largest => largest(values, |_| true),
-            Amax::Signed => values.iter().copied().fold(f64::NEG_INFINITY, larger),
-            Amax::WholeMultiples if values.len() >= n => largest(&values[..values.len() / n * n], |_| true),
-            Amax::WholeMultiples => largest(values, |_| true),
-            Amax::NanSkipped => largest(values, |x| !x.is_nan()),
-            Amax::FiniteAlone => largest(values, f64::is_finite),
+            Amax::Largest => largest(|_| true),
+            Amax::NanSkipped => largest(|x| !x.is_nan()),
+            Amax::FiniteAlone => largest(f64::is_finite),
         };
         let step = self.step(amax);
         Steps { amax, step, scale: self.to_t3(step) }
@@ -95,7 +89,6 @@ impl Group<'_> {
     fn step(self, amax: f64) -> f64 {
         let Behavior { step, least, step_width: width, least_width, .. } = *self.behavior;
         let of = |amax: f64| match step {
-            Step::Quotient if width == Width::Float16 => to_float16(to_float16(amax) / self.qmax()),
             Step::Quotient => self.to(width, amax / self.qmax()),
             Step::Reciprocal => self.to_t1(amax * self.to_t1(1.0 / self.qmax())),
             Step::FullRange => self.to_t1(amax / (self.qmax() + 0.5)),
@@ -115,7 +108,7 @@ impl Group<'_> {
         let Behavior { quotient, quotient_width: width, divides_by_scale, .. } = *self.behavior;
         let divisor = if divides_by_scale { steps.scale } else { steps.step };
         match quotient {
-            Quotient::Division => self.to(width, if width == Width::Float16 { to_float16(x) } else { x } / divisor),
+            Quotient::Division => self.to(width, x / divisor),
             Quotient::Reciprocal => self.to_t1(x * self.to_t1(1.0 / divisor)),
             Quotient::QmaxOverAmax => self.to_t1(x * self.to_t1(self.qmax() / steps.amax)),
         }
@@ -132,7 +125,6 @@ impl Group<'_> {
             Rounding::HalfAwayByAddition => self.to_t1(x + 0.5f64.copysign(x)).trunc(),
             Rounding::HalfUp => self.to_t1(x + 0.5).floor(),
             Rounding::Truncation => x.trunc(),
-            Rounding::Down => x.floor(),
         };
         let rounded = rounded * place;
         let (low, high) = match self.behavior.clamp {
@@ -156,17 +148,15 @@ impl Group<'_> {
 
     /// The code with a static scale.
     pub(super) fn static_code(self, x: f64, scale: f64) -> i8 {
-        let quotient = finite(self.t2, self.to(Width::Float32, x.abs() / scale.abs()));
+        let format = format_of(self.t2);
+        let quotient = self.to(Width::Float32, x.abs() / scale.abs()).clamp(0.0, format.max);
         let is_negative = x.is_sign_negative() != scale.is_sign_negative();
-        (format_of(self.t2).nearest)(quotient.copysign(if is_negative { -1.0 } else { 1.0 })) as i8
+        (format.nearest)(quotient.copysign(if is_negative { -1.0 } else { 1.0 })) as i8
     }
 
     pub(super) fn stored_scale(self, steps: &Steps) -> f64 {
-        let is_narrow = self.t3 == ElementType::Float16;
         match self.behavior.stored_scale {
-            StoredScale::Truncated if is_narrow => rounded(Conversion::Truncated, self.t3, steps.step),
-            StoredScale::Saturated if is_narrow && steps.step.is_finite() => finite(self.t3, steps.scale),
-            StoredScale::ThroughFloat16 => to_float16(steps.step),
+            StoredScale::ThroughFloat16 => format_of(ElementType::Float16).rounded(steps.step),
             _ => steps.scale,
         }
     }
@@ -176,9 +166,6 @@ impl Group<'_> {
             ValueOf::Product => self.to_t1(self.to_t3(code * scale)),
             ValueOf::NotRoundedToT3 => self.to_t1(f64::from((code * scale) as f32)),
             ValueOf::ScaleOfT1 => self.to_t1(code * self.to_t1(scale)),
-            ValueOf::OfFloat16 => self.to_t1(to_float16(code * to_float16(scale))),
-            ValueOf::Code => code,
-            ValueOf::Divided => self.to_t1(self.to_t3(code / scale)),
         }
     }
 }
@@ -189,7 +176,6 @@ impl GroupOf {
         match self {
             Self::Neighbors => d / quant_group,
             Self::Strided => d % groups,
-            Self::OfEight => (d / 8).min(groups - 1),
             Self::First => 0,
         }
     }
@@ -224,12 +210,7 @@ fn narrowed(conversion: Conversion, element: ElementType, x: f64) -> u32 {
     let (x, format) = (f64::from(x as f32), format_of(element));
     let bits = (format.nearest)(x);
     let nearest = (format.value)(bits);
-    match conversion {
-        Conversion::Truncated if nearest.abs() > x.abs() => bits - 1,
-        Conversion::Saturated if nearest.is_infinite() && x.is_finite() => (format.nearest)(format.max.copysign(x)),
-        _ if flushes(conversion, element, nearest) => (format.nearest)(0f64.copysign(x)),
-        _ => bits,
-    }
+    if flushes(conversion, element, nearest) { (format.nearest)(0f64.copysign(x)) } else { bits }
 }
 
 /// Whether a number of a float type becomes zero.
@@ -237,32 +218,9 @@ fn flushes(conversion: Conversion, element: ElementType, x: f64) -> bool {
     let flushed = match conversion {
         Conversion::Float16Flushed => ElementType::Float16,
         Conversion::Float32Flushed => ElementType::Float32,
-        _ => return false,
+        Conversion::Nearest => return false,
     };
     element == flushed && x.abs() < format_of(element).least_normal()
-}
-
-pub(super) fn to_float16(x: f64) -> f64 {
-    format_of(ElementType::Float16).rounded(x)
-}
-
-/// `x`, or, beyond the largest number of a float type, that number.
-pub(super) fn finite(element: ElementType, x: f64) -> f64 {
-    let largest = format_of(element).max;
-    x.clamp(-largest, largest)
-}
-
-impl Change {
-    /// What becomes of a value of type T1.
-    pub(super) fn of(self, t1: ElementType, x: f64) -> f64 {
-        match self {
-            Self::NanZeroed if x.is_nan() => 0.0,
-            Self::InfinityReplaced if x.is_infinite() => finite(t1, x),
-            Self::DenormalsZeroed if x.abs() < format_of(t1).least_normal() => 0f64.copysign(x),
-            Self::NegativeZeroLost if x == 0.0 => 0.0,
-            _ => x,
-        }
-    }
 }
 
 pub(super) fn read_code(behavior: &Behavior, t2: ElementType, bytes: &[u8], i: usize, len: usize) -> f64 {
@@ -297,10 +255,7 @@ pub(super) fn write_code(behavior: &Behavior, t2: ElementType, bytes: &mut [u8],
     }
     let (at, high) = behavior.nibbles.place(i, len);
     let (nibble, other) = if high { (bits << 4, 15) } else { (bits & 15, 0xf0) };
-    bytes[at] = match behavior.nibble_store {
-        NibbleStore::Alone => bytes[at] & other | nibble,
-        NibbleStore::Joined => bytes[at] | nibble,
-    };
+    bytes[at] = bytes[at] & other | nibble;
 }
 
 impl Nibbles {

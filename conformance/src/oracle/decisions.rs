@@ -32,93 +32,76 @@ decisions! {
     /// of one or two decisions.
     Behavior {
         [
-            /// The number of those decisions that have one, like "the first n".
-            n: usize,
             /// Codes are made with the scale after it was rounded to T3.
             divides_by_scale: bool,
-            /// Values of one type are copied as numbers, not as bytes.
-            copies_numbers: bool,
             /// The outputs of current tokens are copied from the inputs.
             current_from_inputs: bool,
+            /// Nothing is stored.
+            stores_nothing: bool,
         ]
 
         /// How a quotient becomes an integer.
-        rounding: Rounding { TiesToEven, HalfAway, HalfAwayByAddition, HalfUp, Truncation, Down }
+        rounding: Rounding { TiesToEven, HalfAway, HalfAwayByAddition, HalfUp, Truncation }
         /// How `x` is divided.
         quotient: Quotient { Division, Reciprocal, QmaxOverAmax }
         /// The type that a number is rounded to.
-        step_width, least_width, quotient_width: Width { T1, Float16, Float32, Float64 }
+        step_width, least_width, quotient_width: Width { T1, Float32, Float64 }
         /// The least scale: 1e-5.
         least: Least { Floor, Missing, Added, OfAmax, ForZerosAlone, SwallowsNan }
         /// The step between codes: amax / qmax.
         step: Step { Quotient, Reciprocal, FullRange }
         /// The largest code.
-        qmax: Qmax { Symmetric, PowerOfTwo, Always127 }
+        qmax: Qmax { Symmetric, PowerOfTwo }
         /// What codes are clamped to.
         clamp: Clamp { Symmetric, LowestToo, Qmax }
         /// The code of a quotient that is NaN.
         nan_code: NanCode { Zero, Lowest, ClampedLow, ClampedHigh }
         /// The largest magnitude of a group; NaN if one of its values is.
-        amax: Amax { Largest, Signed, WholeMultiples, NanSkipped, FiniteAlone }
+        amax: Amax { Largest, NanSkipped, FiniteAlone }
         /// Which values have the same scale: those of a group of one head of one token, of the key or of the value.
-        shares: Shares { Group, Head, Token, KeyAndValue }
+        shares: Shares { Group, Head, Token }
         /// The group of an element of a head: neighbors share one.
-        group, loaded_group: GroupOf { Neighbors, Strided, OfEight, First }
+        group, loaded_group: GroupOf { Neighbors, Strided, First }
         /// What is stored as scale: the step, rounded to T3.
-        stored_scale: StoredScale { Step, Truncated, ThroughFloat16, Saturated, Old }
+        stored_scale: StoredScale { Step, ThroughFloat16, Old }
         /// The value of a code: the product with its scale, rounded to T3 and then to T1.
-        value: ValueOf { Product, NotRoundedToT3, ScaleOfT1, OfFloat16, Code, Divided }
+        value: ValueOf { Product, NotRoundedToT3, ScaleOfT1 }
         /// How float32 becomes float16, and what of denormals: to nearest, ties to even.
-        conversion: Conversion { Nearest, Truncated, Saturated, Float16Flushed, Float32Flushed }
-        /// What becomes of a value that is moved: nothing.
-        current, output: Change { Nothing, NanZeroed, InfinityReplaced, DenormalsZeroed, NegativeZeroLost }
+        conversion: Conversion { Nearest, Float16Flushed, Float32Flushed }
         /// Which nibble an element of int4 is in: the low one comes first.
         nibbles, loaded_nibbles: Nibbles { LowFirst, HighFirst, InHalves }
-        /// What a nibble that is stored does to the other one of its byte: nothing.
-        nibble_store: NibbleStore { Alone, Joined }
         /// The bits of a code: two's complement.
         code_bits, loaded_code_bits: CodeBits { TwosComplement, Unsigned, Offset }
 
-        /// The layout of `cache` or `scale`: that of the attribute. Swapped ones are those of the two digits of n.
-        layout, scale_layout: Layout { OfAttribute, First, Swapped }
+        /// The layout of `cache` or `scale`: that of the attribute.
+        layout, scale_layout: Layout { OfAttribute, First }
         /// The layer that is stored to, or loaded from: layer_idx.
-        stored_layer, loaded_layer: Layer { Own, First, Before }
-        /// Where keys and values are along the axis of length 2.
-        key_value_axis: KeyValueAxis { InOrder, Swapped, AllFirst }
-        /// What is stored as key and as value.
-        stored: StoredParts { Both, KeysAlone, KeyTwice, Neither }
+        stored_layer, loaded_layer: Layer { Own, First }
         /// What is given back as key and as value.
-        outputs: Outputs { InOrder, Swapped, KeyTwice }
+        outputs: Outputs { InOrder, Swapped }
         /// The scales that codes are loaded with, and where they are stored: each group of each token's own, beside it.
-        scales: Scales { Own, FirstLayer, FirstHeadLoaded, KeyLoadedForValue }
-        /// The elements of a head that are moved: all.
-        stored_elements, loaded_elements: Elements { All, First, WholeMultiples }
+        scales: Scales { Own, FirstLayer }
         /// The order of the axes of tokens and heads: tokens first.
         current_heads, output_heads: HeadAxes { TokensFirst, HeadsFirst }
         /// The repetitions of a cache head in the outputs: side by side.
-        repeats: Repeats { Beside, FirstAlone, Interleaved, Ignored }
+        repeats: Repeats { Beside, Interleaved }
 
         /// The slot of a token: by cache_mode, cachestarts and page_size.
-        slots: Slots {
-            ByMode, FirstCachestarts, CachestartsIgnored, PagesTimesSize, TableTransposed, PagesOfFirstSequence,
-            FirstPageAlone, PageSizeIgnored, PagesAlignedDown,
-        }
+        slots: Slots { ByMode, PagesTimesSize, FirstPageAlone, PagesAlignedDown }
         /// How many current tokens of a sequence are stored: all.
-        stored_tokens: StoredTokens { All, EqualLengths, First, LastMissing, MaxSeqlen }
-        /// The first row of a sequence in current_key and current_value.
-        current_rows: CurrentRows { Seqstarts, Zero, Kvstarts }
+        stored_tokens: StoredTokens { All, EqualLengths, MaxSeqlen }
         /// The position of a sequence's first current token: start_pos.
-        position: Position { StartPos, Zero, OfFirstSequence, OneFurther }
+        position: Position { StartPos, Zero, OfFirstSequence }
         /// The tokens of a sequence that are loaded: all.
-        loaded_tokens: LoadedTokens { All, First, CurrentAlone, PastAlone, LastMissing, FullPages, MaxKvlen }
+        loaded_tokens: LoadedTokens { All, CurrentAlone, MaxKvlen }
         /// The first row of a sequence in key and value.
         output_rows: OutputRows { Kvstarts, Seqstarts, Padded }
         /// The stores and loads of a call, in order: all stores, then all loads.
-        order: Order { StoresFirst, BySequence, LastMissing }
+        order: Order { StoresFirst, BySequence }
         /// What loads read: cache and scale as the call's stores left them.
-        loads_from: LoadsFrom { After, Before, ScaleBefore }
+        loads_from: LoadsFrom { After, Before }
         /// What is kept after the call: cache and scale.
-        keeps: Keeps { Both, CacheAlone, Neither }
+        keeps: Keeps { Both, Neither }
 
         /// What an access outside of the cache does, which differs by language and by luck: the call ends; it reaches
         /// what lies there in the tensor; a negative slot counts from the last; nothing is stored, and zeros are loaded.
@@ -132,18 +115,6 @@ impl Outputs {
         match self {
             Self::InOrder => output,
             Self::Swapped => 1 - output,
-            Self::KeyTwice => 0,
-        }
-    }
-}
-
-impl Elements {
-    /// How many of the elements, from the first.
-    pub(super) fn count(self, all: usize, n: usize) -> usize {
-        match self {
-            Self::All => all,
-            Self::First => all.min(n),
-            Self::WholeMultiples => all / n * n,
         }
     }
 }
@@ -154,7 +125,6 @@ impl Layer {
         match self {
             Self::Own => layer_idx as usize,
             Self::First => 0,
-            Self::Before => (layer_idx as usize).saturating_sub(1),
         }
     }
 }

@@ -4,9 +4,7 @@ use kvcache_schema::{Attributes, Axis, CacheLayout, STATIC_SCALES};
 
 use crate::case::StepInputs;
 use crate::oracle::call::{Call, Heads, Inputs, Load, Plan, Sequence, SharedAttributes, indices, number};
-use crate::oracle::decisions::{
-    Behavior, CurrentRows, Layout, LoadedTokens, OutputRows, Position, Slots, StoredTokens,
-};
+use crate::oracle::decisions::{Behavior, Layout, LoadedTokens, OutputRows, Position, Slots, StoredTokens};
 use crate::oracle::rules;
 use crate::tensor::Tensor;
 
@@ -82,17 +80,17 @@ impl Inputs<Attributes> for StepInputs {
         };
         let sequences = (0..batch.len()).map(&mut sequence).collect();
         let num_repeat = call.attributes.num_repeat as usize;
-        let cache = heads(call, behavior.layout, behavior.n);
+        let cache = heads(call, behavior.layout);
         let scale = match call.scale.map(Tensor::shape) {
             Some(&[layers, kvs, heads]) if call.attributes.quant_type == STATIC_SCALES => {
                 Heads::of_static_scales([layers, kvs, heads], &cache)
             }
-            _ => heads(call, behavior.scale_layout, behavior.n),
+            _ => heads(call, behavior.scale_layout),
         };
         Plan {
             sequences,
             rows_outside,
-            output_shape: vec![output_rows, behavior.repeats.output_heads(num_heads, num_repeat), head_dim],
+            output_shape: vec![output_rows, num_heads * num_repeat, head_dim],
             num_heads,
             head_dim,
             cache,
@@ -138,29 +136,20 @@ impl Batch {
 
     /// The slot of the token at a position of a sequence; where there is no such page, one outside of any cache.
     pub(super) fn slot(&self, slots: Slots, b: usize, t: i64) -> i64 {
-        let b = match (slots, self.paged) {
-            (Slots::FirstCachestarts, false) | (Slots::PagesOfFirstSequence, true) => 0,
-            _ => b,
-        };
         if !self.paged {
-            return if slots == Slots::CachestartsIgnored { t } else { self.cachestarts[b].saturating_add(t) };
+            return self.cachestarts[b].saturating_add(t);
         }
-        let size = if slots == Slots::PageSizeIgnored { 128 } else { self.page_size };
+        let size = self.page_size;
         let (p, offset) = (t / size, t % size);
-        let entry =
-            |i: i64| usize::try_from(i).ok().and_then(|i| self.cachestarts.get(i).copied()).unwrap_or(i64::MIN / 2);
         let page = |p: i64| match usize::try_from(p) {
             Ok(p) if p < self.max_p => self.cachestarts[b * self.max_p + p],
             _ => i64::MIN / 2,
         };
         match slots {
             Slots::PagesTimesSize => page(p).saturating_mul(size).saturating_add(offset),
-            Slots::TableTransposed => {
-                entry(p.saturating_mul(self.len() as i64).saturating_add(b as i64)).saturating_add(offset)
-            }
             Slots::FirstPageAlone => page(0).saturating_add(t),
             Slots::PagesAlignedDown => (page(p) - page(p).rem_euclid(size)).saturating_add(offset),
-            _ => page(p).saturating_add(offset),
+            Slots::ByMode => page(p).saturating_add(offset),
         }
     }
 
@@ -170,25 +159,20 @@ impl Batch {
         match behavior.stored_tokens {
             StoredTokens::All => all,
             StoredTokens::EqualLengths => self.tokens as i64 / self.len() as i64,
-            StoredTokens::First => all.min(behavior.n as i64),
-            StoredTokens::LastMissing => all - 1,
             StoredTokens::MaxSeqlen => self.max_seqlen.min(self.tokens as i64),
         }
     }
 
     /// The row of its first current token in `current_key` and `current_value`, and the position of that.
     fn current(&self, behavior: &Behavior, b: usize) -> (i64, i64) {
-        let row = match behavior.current_rows {
-            _ if behavior.stored_tokens == StoredTokens::EqualLengths => self.stored(behavior, b) * b as i64,
-            CurrentRows::Seqstarts => self.seqstarts[b],
-            CurrentRows::Zero => 0,
-            CurrentRows::Kvstarts => self.kvstarts[b],
+        let row = match behavior.stored_tokens {
+            StoredTokens::EqualLengths => self.stored(behavior, b) * b as i64,
+            _ => self.seqstarts[b],
         };
         let position = match behavior.position {
             Position::StartPos => self.start_pos[b],
             Position::Zero => 0,
             Position::OfFirstSequence => self.start_pos[0],
-            Position::OneFurther => self.start_pos[b] + 1,
         };
         (row, position)
     }
@@ -197,11 +181,7 @@ impl Batch {
         let kvlen = self.kvlen(b);
         match behavior.loaded_tokens {
             LoadedTokens::All => 0..kvlen,
-            LoadedTokens::First => 0..kvlen.min(behavior.n as i64),
             LoadedTokens::CurrentAlone => self.start_pos[b]..kvlen,
-            LoadedTokens::PastAlone => 0..self.start_pos[b],
-            LoadedTokens::LastMissing => 0..kvlen - 1,
-            LoadedTokens::FullPages => 0..if self.paged { kvlen / self.page_size * self.page_size } else { kvlen },
             LoadedTokens::MaxKvlen => 0..self.max_kvlen.min(self.max_t as i64),
         }
     }
@@ -230,16 +210,14 @@ impl Batch {
 }
 
 /// The heads of a legal call's cache, or scale.
-fn heads(call: &Call<'_, Attributes, StepInputs>, layout: Layout, n: usize) -> Heads {
+fn heads(call: &Call<'_, Attributes, StepInputs>, layout: Layout) -> Heads {
     let (code, &[a, b, c, d, e]) = (call.attributes.cache_layout as usize, call.cache.shape()) else {
         unreachable!("a legal call's cache has five axes");
     };
     let dims = CacheLayout::ALL[code].dims([a, b, c, d, e]);
     let taken = match layout {
         Layout::First => 0,
-        Layout::Swapped if code == n / 10 => n % 10,
-        Layout::Swapped if code == n % 10 => n / 10,
-        _ => code,
+        Layout::OfAttribute => code,
     };
     Heads::new(CacheLayout::ALL[taken].axes().into_iter().map(|axis| match axis {
         Axis::Token => (1, dims.len(axis)),

@@ -6,8 +6,7 @@ use crate::case::NanRule;
 use crate::oracle::arithmetic::{Group, Steps, read, read_code, write, write_code};
 use crate::oracle::call::{Call, Heads, Inputs, Load, Place, Plan, SharedAttributes};
 use crate::oracle::decisions::{
-    Behavior, HeadAxes, Keeps, KeyValueAxis, LoadsFrom, Order, Outside, Repeats, Scales, Shares, StoredParts,
-    StoredScale,
+    Behavior, HeadAxes, Keeps, LoadsFrom, Order, Outside, Repeats, Scales, Shares, StoredScale,
 };
 use crate::run::CallResult;
 use crate::tensor::Tensor;
@@ -56,8 +55,7 @@ pub(super) fn execute<A, I: Inputs<A>>(
     let mut run = Run { attributes, current, t1, plan, behavior, before: &before, after: before.clone() };
     let output = || Tensor::zeros(t1, plan.output_shape.clone()).unwrap_or_else(|| empty(t1));
     let mut outputs = vec![output(), output()];
-    let left_out = usize::from(behavior.order == Order::LastMissing);
-    let sequences = &plan.sequences[..plan.sequences.len().saturating_sub(left_out)];
+    let sequences = &plan.sequences;
     for (b, sequence) in sequences.iter().enumerate() {
         sequence.stores.iter().try_for_each(|&(row, place)| run.store(row, place))?;
         let loaded = match behavior.order {
@@ -69,14 +67,8 @@ pub(super) fn execute<A, I: Inputs<A>>(
         let mut loads = sequences[loaded].iter().flat_map(|sequence| &sequence.loads);
         loads.try_for_each(|load| run.load(load, &mut outputs))?;
     }
-    let mut state = run.after;
-    if behavior.keeps == Keeps::Neither {
-        state.cache = before.cache;
-    }
-    if behavior.keeps != Keeps::Both {
-        state.scale = before.scale;
-    }
-    Ok((outputs, state))
+    let after = run.after;
+    Ok((outputs, if behavior.keeps == Keeps::Both { after } else { before }))
 }
 
 /// A tensor without elements, in place of one whose size no memory has.
@@ -98,30 +90,25 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     /// Stores the key and value of a current token.
     fn store(&mut self, row: usize, place: Place) -> Result<(), OutsideOfCache> {
-        for (kv, h) in (0..2).flat_map(|kv| (0..self.plan.num_heads).map(move |h| (kv, h))) {
-            let source = match (self.behavior.stored, kv) {
-                (StoredParts::Neither, _) | (StoredParts::KeysAlone, 1) => continue,
-                (StoredParts::KeyTwice, _) => 0,
-                (StoredParts::Both | StoredParts::KeysAlone, own) => own,
-            };
-            self.store_head([source, row, h], kv, place)?;
+        let parts = if self.behavior.stores_nothing { 0..0 } else { 0..2 };
+        for (kv, h) in parts.flat_map(|kv| (0..self.plan.num_heads).map(move |h| (kv, h))) {
+            self.store_head([kv, row, h], place)?;
         }
         Ok(())
     }
 
     /// Stores the head of `current_key` (0) or `current_value` (1), of a row.
-    fn store_head(&mut self, head: [usize; 3], kv: usize, place: Place) -> Result<(), OutsideOfCache> {
-        let (behavior, head_dim, [source, _, h]) = (self.behavior, self.plan.head_dim, head);
+    fn store_head(&mut self, head: [usize; 3], place: Place) -> Result<(), OutsideOfCache> {
+        let (behavior, head_dim, [kv, _, h]) = (self.behavior, self.plan.head_dim, head);
         let layer = behavior.stored_layer.of(self.attributes.layer_idx);
         let Some(codes) = self.head(&self.plan.cache, place, layer, kv, h)? else { return Ok(()) };
-        let (current, first) = (self.current[source], self.current_head(head) * head_dim);
-        let elements = behavior.stored_elements.count(head_dim, behavior.n);
+        let (current, first) = (self.current[kv], self.current_head(head) * head_dim);
         let (t1, t2) = (self.t1, self.after.cache.element());
         let codes = codes * head_dim * t2.bits() / 8..(codes + 1) * head_dim * t2.bits() / 8;
         if self.attributes.quant_bit == 0 {
             let from = (t1, &current.bytes()[t1.align() * first..]);
             let to = (t2, &mut self.after.cache.bytes_mut()[codes]);
-            move_head(behavior, from, to, elements, |x| behavior.current.of(t1, x));
+            move_head(behavior, from, to, head_dim);
             return Ok(());
         }
         let layer = if behavior.scales == Scales::FirstLayer { 0 } else { layer };
@@ -130,9 +117,9 @@ impl<'a> Run<'a> {
         if self.attributes.quant_type == STATIC_SCALES {
             let Some(scale) = &self.before.scale else { unreachable!("a legal call with quantization has a scale") };
             let scale = read(behavior.conversion, group.t3, scale.bytes(), scales);
-            for d in 0..elements {
+            for d in 0..head_dim {
                 let x = read(behavior.conversion, t1, current.bytes(), first + d);
-                let code = group.static_code(behavior.current.of(t1, x), scale);
+                let code = group.static_code(x, scale);
                 write_code(behavior, t2, &mut self.after.cache.bytes_mut()[codes.clone()], d, head_dim, code);
             }
             return Ok(());
@@ -145,10 +132,10 @@ impl<'a> Run<'a> {
             }
         }
         let stored = &mut self.after.cache.bytes_mut()[codes];
-        for d in 0..elements {
+        for d in 0..head_dim {
             let x = read(behavior.conversion, t1, current.bytes(), first + d);
             let steps = &steps[behavior.group.of(d, self.attributes.quant_group as usize, groups)];
-            let code = group.code(behavior.current.of(t1, x), steps);
+            let code = group.code(x, steps);
             write_code(behavior, t2, stored, d, head_dim, code);
         }
         Ok(())
@@ -156,16 +143,15 @@ impl<'a> Run<'a> {
 
     fn steps(&self, [source, row, h]: [usize; 3]) -> Vec<Steps> {
         let (behavior, groups, shares) = (self.behavior, self.groups(), self.behavior.shares);
-        let sources = if shares == Shares::KeyAndValue { 0..2 } else { source..source + 1 };
         let heads = if shares == Shares::Token { 0..self.plan.num_heads } else { h..h + 1 };
         let of_all = matches!(shares, Shares::Head | Shares::Token);
         let mut members = vec![Vec::new(); groups];
-        for (source, h) in sources.flat_map(|source| heads.clone().map(move |h| (source, h))) {
+        for h in heads {
             let first = self.current_head([source, row, h]) * self.plan.head_dim;
             for d in 0..self.plan.head_dim {
                 let x = read(behavior.conversion, self.t1, self.current[source].bytes(), first + d);
                 let g = behavior.group.of(d, self.attributes.quant_group as usize, groups);
-                members[if of_all { 0 } else { g }].push(behavior.current.of(self.t1, x));
+                members[if of_all { 0 } else { g }].push(x);
             }
         }
         let group = self.group();
@@ -184,8 +170,9 @@ impl<'a> Run<'a> {
                     HeadAxes::HeadsFirst => output_head * rows + load.row,
                 };
                 let num_repeat = self.attributes.num_repeat as usize;
-                let Some(h) = self.behavior.repeats.cache_head(output_head, self.plan.num_heads, num_repeat) else {
-                    continue;
+                let h = match self.behavior.repeats {
+                    Repeats::Beside => output_head / num_repeat,
+                    Repeats::Interleaved => output_head % self.plan.num_heads,
                 };
                 self.load_head(load, self.behavior.outputs.source(i), h, at * self.plan.head_dim, output)?;
             }
@@ -214,32 +201,23 @@ impl<'a> Run<'a> {
         let layer = behavior.loaded_layer.of(layer_idx);
         let Some(codes) = self.head(&self.plan.cache, load.place, layer, kv, h)? else { return Ok(()) };
         let cache = if behavior.loads_from == LoadsFrom::Before { &self.before.cache } else { &self.after.cache };
-        let elements = behavior.loaded_elements.count(head_dim, behavior.n);
         let t2 = cache.element();
         let head = &cache.bytes()[codes * head_dim * t2.bits() / 8..(codes + 1) * head_dim * t2.bits() / 8];
-        let changed = |x| behavior.output.of(t1, x);
         if quant_bit == 0 {
             let to = (t1, &mut output.bytes_mut()[size * first..]);
-            move_head(behavior, (t2, head), to, elements, changed);
+            move_head(behavior, (t2, head), to, head_dim);
             return Ok(());
         }
-        let (layer, axis, head_of_scale) = match behavior.scales {
-            Scales::Own => (layer, kv, h),
-            Scales::FirstLayer => (0, kv, h),
-            Scales::KeyLoadedForValue => (layer, 0, h),
-            Scales::FirstHeadLoaded => (layer, kv, 0),
-        };
-        let Some(scales) = self.head(&self.plan.scale, load.place, layer, axis, head_of_scale)? else {
-            return Ok(());
-        };
+        let layer = if behavior.scales == Scales::FirstLayer { 0 } else { layer };
+        let Some(scales) = self.head(&self.plan.scale, load.place, layer, kv, h)? else { return Ok(()) };
         let (group, groups) = (self.group(), self.groups());
         let from = if behavior.loads_from == LoadsFrom::After { &self.after.scale } else { &self.before.scale };
         let Some(from) = from else { unreachable!("a legal call with quantization has a scale") };
-        for d in 0..elements {
+        for d in 0..head_dim {
             let g = behavior.loaded_group.of(d, quant_group as usize, groups);
             let scale = read(behavior.conversion, group.t3, from.bytes(), scales * groups + g);
             let value = group.value(read_code(behavior, t2, head, d, head_dim), scale);
-            write(behavior.conversion, t1, output.bytes_mut(), first + d, changed(value));
+            write(behavior.conversion, t1, output.bytes_mut(), first + d, value);
         }
         Ok(())
     }
@@ -254,11 +232,6 @@ impl<'a> Run<'a> {
         kv: usize,
         h: usize,
     ) -> Result<Option<usize>, OutsideOfCache> {
-        let kv = match self.behavior.key_value_axis {
-            KeyValueAxis::InOrder => kv,
-            KeyValueAxis::Swapped => 1 - kv,
-            KeyValueAxis::AllFirst => 0,
-        };
         let ([sequence, slot], len) = (place, heads.lens[1] as i64);
         let place = match self.behavior.outside {
             _ if heads.contains(place) => place,
@@ -290,44 +263,18 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Moves the first elements of a head between tensors of these types: bytes are copied, numbers converted, and those
-/// that `changed` changes written anew.
+/// Moves a head between tensors of these types: bytes are copied, numbers converted.
 fn move_head(
     behavior: &Behavior,
     (from_type, from): (ElementType, &[u8]),
     (to_type, to): (ElementType, &mut [u8]),
-    elements: usize,
-    changed: impl Fn(f64) -> f64,
+    head_dim: usize,
 ) {
-    let copies = from_type == to_type && (!behavior.copies_numbers || to_type == ElementType::Int8);
-    if copies {
-        let bytes = to_type.align() * elements;
-        to[..bytes].copy_from_slice(&from[..bytes]);
-        if to_type == ElementType::Int8 {
-            return;
-        }
+    if from_type == to_type {
+        let bytes = to_type.align() * head_dim;
+        return to[..bytes].copy_from_slice(&from[..bytes]);
     }
-    for d in 0..elements {
-        let x = read(behavior.conversion, from_type, from, d);
-        let becomes = changed(x);
-        if !copies || becomes.to_bits() != x.to_bits() {
-            write(behavior.conversion, to_type, to, d, becomes);
-        }
-    }
-}
-
-impl Repeats {
-    /// The cache head of an output head; without one the output head stays zero.
-    fn cache_head(self, output_head: usize, num_heads: usize, num_repeat: usize) -> Option<usize> {
-        match self {
-            Self::Beside => Some(output_head / num_repeat),
-            Self::FirstAlone => output_head.is_multiple_of(num_repeat).then_some(output_head / num_repeat),
-            Self::Interleaved => Some(output_head % num_heads),
-            Self::Ignored => Some(output_head),
-        }
-    }
-
-    pub(super) fn output_heads(self, num_heads: usize, num_repeat: usize) -> usize {
-        if self == Self::Ignored { num_heads } else { num_heads * num_repeat }
+    for d in 0..head_dim {
+        write(behavior.conversion, to_type, to, d, read(behavior.conversion, from_type, from, d));
     }
 }

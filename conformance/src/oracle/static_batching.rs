@@ -45,7 +45,7 @@ impl Inputs<StaticAttributes> for StepInputs {
         Plan {
             sequences: (0..batch).map(sequence).collect(),
             rows_outside: false,
-            output_shape: vec![batch, loaded, behavior.repeats.output_heads(num_heads, num_repeat), head_dim],
+            output_shape: vec![batch, loaded, num_heads * num_repeat, head_dim],
             num_heads,
             head_dim,
             cache: heads(call, behavior.layout),
@@ -62,7 +62,6 @@ fn heads(call: &Call<'_, StaticAttributes, StepInputs>, layout: Layout) -> Heads
     let dims = StaticCacheLayout::ALL[code].dims([a, b, c, d, e, f]);
     let taken = match layout {
         Layout::First => 0,
-        Layout::Swapped => 1 - code,
         Layout::OfAttribute => code,
     };
     Heads::new(StaticCacheLayout::ALL[taken].axes().into_iter().map(|axis| match axis {

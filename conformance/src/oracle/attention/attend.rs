@@ -7,7 +7,7 @@ use kvcache_schema::ElementType;
 
 use crate::oracle::arithmetic::{read, rounded, write};
 use crate::oracle::attention::mass::Mass;
-use crate::oracle::attention::predict::{Attention, OutputShape, WithoutKeys};
+use crate::oracle::attention::predict::{Attention, WithoutKeys};
 use crate::oracle::attention::ragged::{Query, Ragged};
 use crate::oracle::attention::scores::{
     Terms, bias, factor, has_alibi, has_causal_mask, mask_element, sees, slopes, weights,
@@ -53,15 +53,10 @@ impl Attend<'_> {
     pub(super) fn output(&self) -> Result<Attended, Stop> {
         let (ragged, attention) = (self.ragged, self.attention);
         let (tokens, heads) = (ragged.totals()[0] as usize, ragged.num_heads);
-        let shape = match attention.output_shape {
-            OutputShape::Right => vec![tokens, heads, ragged.head_dim],
-            OutputShape::HeadsFirst => vec![heads, tokens, ragged.head_dim],
-            OutputShape::Merged => vec![tokens, heads * ragged.head_dim],
-        };
-        let count = shape.iter().product();
-        let element = if attention.output_of_float32 { ElementType::Float32 } else { ragged.t1 };
-        let (values, tolerance) = (vec![0.0; count], vec![0.0; count]);
-        let mut output = Attended { element, shape, values, tolerance, unrounded: None, mass: None };
+        let shape = vec![tokens, heads, ragged.head_dim];
+        let zeros = vec![0.0; shape.iter().product()];
+        let (values, tolerance) = (zeros.clone(), zeros);
+        let mut output = Attended { element: ragged.t1, shape, values, tolerance, unrounded: None, mass: None };
         if self.made.is_some_and(|made| !output.has_form_of(made)) {
             return Err(Stop::Contradicted);
         }
@@ -99,8 +94,7 @@ impl Attend<'_> {
         let (ragged, attention, [queries, keys, ..]) = (self.ragged, self.attention, &self.packed);
         let causal = has_causal_mask(attention, ragged, query.b);
         let (alibi, factor) = (has_alibi(attention, ragged, query.b), factor(attention, ragged));
-        let elements = attention.product_elements.count(ragged.head_dim, attention.n);
-        let q = &queries[(token * ragged.num_heads + query.h) * ragged.head_dim..][..elements];
+        let q = &queries[(token * ragged.num_heads + query.h) * ragged.head_dim..][..ragged.head_dim];
         let mut scored = Vec::new();
         for &(row, j) in of_keys {
             let head = row.map(|row| self.head(row, query.h)).transpose()?.flatten();
@@ -163,13 +157,11 @@ impl Attend<'_> {
         for key in &keys {
             sum.iter_mut().enumerate().for_each(|(d, sum)| *sum += key.weight * value(key, d));
         }
-        let elements = attention.value_elements.count(head_dim, attention.n);
-        output.values[first..][..elements].copy_from_slice(&sum[..elements]);
+        output.values[first..][..head_dim].copy_from_slice(&sum);
         if !keys.is_empty() {
             let allowed = &mut output.tolerance[first..][..head_dim];
             tolerance((self.ragged.t1, output.element), head_dim, &keys, &sum, value, allowed);
-            let none = |(d, x): &(usize, &f64)| *d >= elements || !x.is_finite();
-            sum.iter().enumerate().filter(none).for_each(|(d, _)| allowed[d] = 0.0);
+            sum.iter().zip(allowed).filter(|(x, _)| !x.is_finite()).for_each(|(_, allowed)| *allowed = 0.0);
         }
         keys
     }

@@ -11,7 +11,7 @@ use crate::case::{NanRule, StepInputs, Types};
 use crate::oracle::attention::attend::{Attend, Attended, Stop, numbers};
 use crate::oracle::attention::ragged::{Ragged, legal};
 use crate::oracle::call::Call;
-use crate::oracle::decisions::{Behavior, Elements, StoredParts, ValueOf, decisions};
+use crate::oracle::decisions::{Behavior, ValueOf, decisions};
 use crate::oracle::execute::{State, empty, execute};
 use crate::oracle::predict::{Oracle, PredictedOutcome, Prediction};
 use crate::run::{CallResult, Implementation, Outcome};
@@ -91,12 +91,12 @@ impl Oracle {
         if !is_quantized || made_of(&self.behavior) != made_of(&Behavior::default()) {
             return None;
         }
-        let (value, stored) = (ValueOf::NotRoundedToT3, StoredParts::Neither);
+        let behavior = Behavior { value: ValueOf::NotRoundedToT3, stores_nothing: true, ..self.behavior };
         let types = types(ElementType::Float32, state);
         let (attributes, inputs) = (&case.attributes.cache, &stored_inputs(step));
         let call =
             Call::<Attributes, _> { types, attributes, inputs, cache: &state.cache, scale: state.scale.as_ref() };
-        let (loaded, _) = execute(&call, &Behavior { value, stored, ..self.behavior }).ok()?;
+        let (loaded, _) = execute(&call, &behavior).ok()?;
         Some([0, 1].map(|i| numbers(&loaded[i])))
     }
 
@@ -156,53 +156,43 @@ decisions! {
             adds_hidden_values: bool,
             /// Whether heads come before tokens in the memory of the output.
             output_heads_first: bool,
-            /// Whether the output is float32, whatever T1 is.
-            output_of_float32: bool,
-            /// The elements of a head that inner products are taken over.
-            product_elements: Elements,
-            /// The elements of a head that the output has. The others are zeros.
-            value_elements: Elements,
         ]
 
         /// The rows of `query`, and of `attn_output`, that are a sequence's.
-        queries: Queries { Own, LastOfDecoding, LastSequenceMissing }
+        queries: Queries { Own, LastOfDecoding }
         /// The keys that a sequence's queries are scored with.
-        keys: Keys { Own, LastMissing, PastAlone, CurrentAlone, FirstSequence, AllSequences, Padded, WholeBlocks }
+        keys: Keys { Own, AllSequences, Padded, WholeBlocks }
         /// The key head of a query head.
-        key_head: KeyHead { Grouped, Interleaved, Own, First }
+        key_head: KeyHead { Grouped, Interleaved }
         /// What an inner product is divided by: the square root of head_dim.
-        factor: Factor { RootOfHeadDim, One, HeadDim, AllHeads, PaddedHeadDim }
+        factor: Factor { RootOfHeadDim, One, HeadDim, AllHeads }
         /// The sequences that have the causal mask: those of is_causal with several queries, but for the first
         /// decoding_batches.
         causal_sequences: CausalSequences { Decided, None, All, OfOneQueryToo, DecodingIgnored, WithoutMask }
         /// Whether, with the causal mask, a query sees the key at a position.
-        sees: Sees { UpToOwn, BeforeOwn, NextToo, AtStart, NotPast, OffsetOfBounds, OffsetNotNegative }
+        sees: Sees { UpToOwn, BeforeOwn, NextToo, AtStart, OffsetOfBounds, OffsetNotNegative }
         /// The sequences that have ALiBi's mask: all, with is_alibi.
         alibi_sequences: AlibiSequences { Flagged, None, WithCausal, NotDecoding, WithoutMask }
         /// ALiBi's slopes: those of the largest power of two, then every second one of its double.
-        slopes: Slopes { Right, AnyNumber, Continued, NotEverySecond, NextPower, FromOne }
+        slopes: Slopes { Right, AnyNumber, NextPower }
         /// What ALiBi adds: the slope times the distance.
         bias: Bias { Right, Sign, NotCausal, Symmetric, AtStart }
         /// The element of `attn_mask` for a query and a key.
         mask: Mask {
-            Right, Ignored, NotWithAlibi, FirstPlane, PlaneOfKeyHead, ColumnsFromZero, ColumnsAtSeqstarts, RowsFromZero,
-            FirstRow, BlockAtCorner, StrideOfKeys, StrideOfMaxKvlen,
+            Right, Ignored, NotWithAlibi, FirstPlane, ColumnsFromZero, BlockAtCorner, StrideOfKeys, StrideOfMaxKvlen,
         }
         /// How a score is made of an inner product and masks.
         score: Score {
-            Right, MaskOnlyHides, MaskDoesNotHide, MaskMultiplied, NonzeroSees, NonzeroHides, MaskBeforeScaling,
-            AlibiBeforeScaling, Added, Capped, MasksFinite, MasksMinusN,
+            Right, MaskOnlyHides, NonzeroSees, MaskBeforeScaling, AlibiBeforeScaling, Added, Capped, MasksFinite,
+            MasksMinusN,
         }
         /// The weights of scores: their softmax over the keys. Streaming ones go over blocks of n keys.
         softmax: Softmax {
-            Right, WithoutMaximum, BaseTwo, TimesLog2e, NotNormalized, PlusOne, ValuesNotRescaled, SumNotRescaled,
-            NothingRescaled,
+            Right, WithoutMaximum, BaseTwo, TimesLog2e, NotNormalized, ValuesNotRescaled, SumNotRescaled, NothingRescaled,
         }
         /// What becomes of a query that sees no key: zeros.
         without_keys: WithoutKeys { Zeros, NanOfHidden, Nan }
         /// The queries whose weights are summed to the mass of a key.
         mass: MassOf { AllQueries, MeanOfQueries, LastQuery }
-        /// The shape of the output.
-        output_shape: OutputShape { Right, HeadsFirst, Merged }
     }
 }

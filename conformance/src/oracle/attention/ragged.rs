@@ -103,7 +103,6 @@ impl Ragged {
         let own = self.seqstarts[b]..self.seqstarts[b + 1];
         match attention.queries {
             Queries::LastOfDecoding if self.is_decoding(b) => own.start.max(own.end - 1)..own.end,
-            Queries::LastSequenceMissing if b + 1 == self.len() => 0..0,
             _ => own,
         }
     }
@@ -111,14 +110,9 @@ impl Ragged {
     /// The keys that sequence `b`'s queries are scored with: the packed row of each, none of a key of zeros, and its
     /// position in the sequence.
     pub(super) fn keys(&self, attention: &Attention, b: usize) -> Vec<(Option<usize>, i64)> {
-        let (first, last, kvlen, seqlen) = (self.kvstarts[b], self.kvstarts[b + 1], self.kvlen(b), self.seqlen(b));
-        let past = (kvlen - seqlen).max(0);
+        let (first, last, kvlen) = (self.kvstarts[b], self.kvstarts[b + 1], self.kvlen(b));
         let (rows, position) = match attention.keys {
             Keys::Own | Keys::Padded => (first..last, 0),
-            Keys::LastMissing => (first..last - 1, 0),
-            Keys::PastAlone => (first..last - seqlen, 0),
-            Keys::CurrentAlone => (first + past..last, past),
-            Keys::FirstSequence => (0..kvlen, 0),
             Keys::AllSequences => (0..self.totals()[1], -first),
             Keys::WholeBlocks => (first..last - kvlen % attention.n as i64, 0),
         };
@@ -137,8 +131,6 @@ impl Ragged {
         match attention.key_head {
             KeyHead::Grouped => h / self.group(),
             KeyHead::Interleaved => h % self.kv_heads,
-            KeyHead::Own => h,
-            KeyHead::First => 0,
         }
     }
 }

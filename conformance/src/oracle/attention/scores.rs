@@ -27,7 +27,6 @@ pub(super) fn factor(attention: &Attention, ragged: &Ragged) -> f64 {
         Factor::One => 1.0,
         Factor::HeadDim => 1.0 / head_dim,
         Factor::AllHeads => 1.0 / (ragged.num_heads as f64 * head_dim).sqrt(),
-        Factor::PaddedHeadDim => 1.0 / (ragged.head_dim.next_power_of_two() as f64).sqrt(),
     }
 }
 
@@ -50,8 +49,6 @@ impl Terms {
         let hides = |mask: f64| mask == f64::NEG_INFINITY;
         let finite = |mask: Option<f64>| mask.filter(|&mask| !hides(mask)).unwrap_or(0.0);
         let hidden = |mask: Option<f64>| mask.filter(|&mask| hides(mask));
-        let masked = |mask: &dyn Fn(f64) -> f64| Self { attn_mask: self.attn_mask.map(mask), ..self };
-        let shown_if = |is_shown: bool| if is_shown { 0.0 } else { f64::NEG_INFINITY };
         // A number beside which no score counts, in place of -inf.
         let at_least = |least: f64| {
             let of = |mask: f64| if hides(mask) { least } else { mask };
@@ -61,10 +58,10 @@ impl Terms {
         let terms = match attention.score {
             Score::Right => self,
             Score::MaskOnlyHides => Self { attn_mask: hidden(self.attn_mask), ..self },
-            Score::MaskDoesNotHide => Self { attn_mask: self.attn_mask.filter(|&mask| !hides(mask)), ..self },
-            Score::MaskMultiplied => return Self { attn_mask: None, ..self }.right() * self.attn_mask.unwrap_or(1.0),
-            Score::NonzeroSees => masked(&|mask| shown_if(mask != 0.0)),
-            Score::NonzeroHides => masked(&|mask| shown_if(mask == 0.0)),
+            Score::NonzeroSees => {
+                let shown_if = |is_shown: bool| if is_shown { 0.0 } else { f64::NEG_INFINITY };
+                Self { attn_mask: self.attn_mask.map(|mask| shown_if(mask != 0.0)), ..self }
+            }
             Score::MaskBeforeScaling => {
                 let product = self.product + finite(self.attn_mask);
                 Self { product, attn_mask: hidden(self.attn_mask), ..self }
@@ -113,7 +110,6 @@ pub(super) fn weights(attention: &Attention, scores: &[f64]) -> Vec<f64> {
         Softmax::BaseTwo => divided(exps(std::f64::consts::LN_2).collect(), exps(std::f64::consts::LN_2).sum()),
         Softmax::TimesLog2e => divided(exps(std::f64::consts::LOG2_E).collect(), exps(std::f64::consts::LOG2_E).sum()),
         Softmax::NotNormalized => exps(1.0).collect(),
-        Softmax::PlusOne => divided(exps(1.0).collect(), exps(1.0).sum::<f64>() + 1.0),
         Softmax::ValuesNotRescaled => streaming(false, true),
         Softmax::SumNotRescaled => streaming(true, false),
         Softmax::NothingRescaled => streaming(false, false),
@@ -141,7 +137,6 @@ pub(super) fn sees(attention: &Attention, ragged: &Ragged, query: &Query, j: i64
         Sees::BeforeOwn => j < own,
         Sees::NextToo => j <= own + 1,
         Sees::AtStart => j <= i,
-        Sees::NotPast => (m - n..=own).contains(&j),
         Sees::OffsetOfBounds => j <= ragged.max_kvlen - ragged.max_seqlen + i,
         Sees::OffsetNotNegative => j <= (m - n).max(0) + i,
     }
@@ -164,14 +159,10 @@ pub(super) fn slopes(attention: &Attention, ragged: &Ragged) -> Vec<f64> {
     let c = 1 << count.max(1).ilog2();
     let slope = |k: usize, count: usize| f64::exp2(-8.0 * k as f64 / count as f64);
     let of_head = |h: usize| match attention.slopes {
-        Slopes::Right | Slopes::NotEverySecond if h < c => slope(h + 1, c),
+        Slopes::Right if h < c => slope(h + 1, c),
         Slopes::Right => slope(2 * (h - c) + 1, 2 * c),
-        Slopes::NotEverySecond => slope(h - c + 1, 2 * c),
         Slopes::AnyNumber => slope(h + 1, count),
-        Slopes::Continued => slope(h + 1, c),
         Slopes::NextPower => slope(h + 1, count.next_power_of_two()),
-        Slopes::FromOne if h < c => slope(h, c),
-        Slopes::FromOne => slope(2 * (h - c), 2 * c),
     };
     (0..count).map(of_head).collect()
 }
@@ -203,11 +194,7 @@ pub(super) fn mask_element(attention: &Attention, ragged: &Ragged, query: &Query
         Mask::NotWithAlibi if ragged.is_alibi => return None,
         Mask::Right | Mask::NotWithAlibi => at(own, row, column),
         Mask::FirstPlane => at(0, row, column),
-        Mask::PlaneOfKeyHead => at(plane(h / ragged.group()), row, column),
         Mask::ColumnsFromZero => at(own, row, j),
-        Mask::ColumnsAtSeqstarts => at(own, row, seqstart + j),
-        Mask::RowsFromZero => at(own, i, column),
-        Mask::FirstRow => at(own, seqstart, column),
         Mask::BlockAtCorner => at(own, i, j),
         Mask::StrideOfKeys => (own * rows + row) * ragged.totals()[1] + column,
         Mask::StrideOfMaxKvlen => (own * rows + row) * ragged.max_kvlen + j,
