@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
-
-import kvcache_ops.onnx
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
-from compare import assert_same_arrays, assert_same_bits, refused
+from compare import assert_same_arrays, assert_same_bits
 from kvcache import DOMAIN, create_session
 from node import (
     FUSED_INPUTS,
-    INPUTS,
-    PACKED_INPUTS,
     RUNTIME,
     node_model,
     quiet_options,
@@ -26,10 +18,7 @@ from node import (
     session_of,
     types_for,
     types_of,
-    with_mass,
 )
-from oracle.attention import multi_head_attention
-from oracle.attention_call import AttentionAttributes, AttentionInputs
 from setting import FLOAT, HALF, INT8, Attention, Setting, one_call
 
 pytestmark = pytest.mark.runtime
@@ -112,41 +101,3 @@ def test_a_mask_of_a_type_that_no_operator_has() -> None:
         assert_same_arrays(memory.arrays, before.arrays)
         [got] = session.run(None, inputs | memory.copy().arrays | dict(attn_mask=mask[:0]))
         assert_same_bits("attn_output", got, attention.run(inputs, memory.copy())[0])
-
-
-PAGES = dict(num_layer=2, layer_idx=1, cache_mode=1, cache_layout=3, page_size=4)
-
-
-@pytest.mark.parametrize("cached", [Setting(), Setting(FLOAT, INT8, FLOAT, quant_bit=8, **PAGES)], ids=str)
-def test_the_mass_of_each_key(cached: Setting) -> None:
-    """What attention over unit vectors as values gives, summed over the queries of each sequence.
-
-    A prompt behind past tokens, one that begins, a decoding token, and a sequence without new tokens.
-    """
-    attention = Attention(replace(cached, head_dim=32))
-    inputs, memory = one_call(attention, seqlens=[3, 6, 1, 0], past=[5, 0, 20, 7])
-    inputs["query"] /= 16  # weights of more than one key
-    before = memory.copy()
-    model = with_mass(attention.model(inputs))
-    attended, mass = run_node(session_of(model), inputs | memory.arrays)
-    kvstarts = inputs["kvstarts"]
-    key, _ = attention.cached.run({name: inputs[name] for name in INPUTS[:8]}, memory)
-    unit = np.zeros_like(key)
-    for start, end in pairwise(kvstarts):
-        unit[start:end] = np.eye(32)[: end - start, None]
-    given = {name: inputs[name] for name in PACKED_INPUTS if name in inputs} | dict(key=key, value=unit)
-    attributes = AttentionAttributes(**attention.own_attributes)
-    weights = multi_head_attention(AttentionInputs(**given), attributes).attn_output
-    for b, (start, end) in enumerate(pairwise(kvstarts)):
-        expected = weights[slice(*inputs["seqstarts"][b : b + 2])].sum(0)[:, : end - start]
-        np.testing.assert_allclose(mass[:, start:end], expected, rtol=0, atol=1e-5)
-    # onnx's evaluator, and no graph at all.
-    evaluator = ReferenceEvaluator(onnx.load_from_string(model), new_ops=kvcache_ops.onnx.reference_ops())
-    _, called = evaluator.run(None, inputs | before.copy().arrays)
-    assert_same_bits("attention_mass", called, mass)
-    called[:] = np.nan
-    tensors = [(inputs | before.arrays).get(name) for name in FUSED_INPUTS]
-    output = kvcache_ops.multi_head_cache_attention(attention.attributes, *tensors, attention_mass=called)
-    assert_same_arrays(dict(attn_output=output, attention_mass=called), dict(attn_output=attended, attention_mass=mass))
-    with refused("shape_mismatch", "attention_mass"):
-        kvcache_ops.multi_head_cache_attention(attention.attributes, *tensors, attention_mass=called[:, 1:].copy())

@@ -3,8 +3,6 @@ that `HostMemory` would have to copy."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from decimal import Decimal
 
 import numpy as np
@@ -232,21 +230,3 @@ def test_arrays_are_looked_at_again() -> None:
         manager.update(memory)
     cache.shape = spec.cache_shape
     manager.begin_step([Append(s, n=1)], memory).commit()
-
-
-def test_arrays_are_kept() -> None:
-    """As long as the memory is there, and no longer."""
-    spec = make_spec()
-
-    class Array(np.ndarray):
-        """An array that can be referred to weakly."""
-
-    cache = spec.allocate().cache.view(Array)
-    alive = weakref.ref(cache)
-    memory = HostMemory(spec, cache)
-    del cache
-    gc.collect()
-    assert alive() is memory.cache
-    del memory
-    gc.collect()
-    assert alive() is None

@@ -16,16 +16,12 @@ from kvcache_ops._cache import type_name
 from kvcache_ops.conformance import Int4Array
 from kvcache_ops.conformance._models import node_model, operator
 from kvcache_ops.conformance._run import run_suites
-from kvcache_pmx import lower
 from onnx import ModelProto, TensorProto, checker, defs, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from compare import Arrays
 from graph import IR_VERSION, OPSET
 from node import DOMAINS, OPERATORS, PACKED_INPUTS, node_types
-from pmx_export import export
-from pmx_params import Params, random_weights
-from pmx_steps import Steps
 from setting import FLOAT, HALF, INT4
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,35 +163,23 @@ def test_the_evaluator_conforms() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="this onnx has no int4 arrays")
     domains = cycle(DOMAINS)
 
-    def evaluate(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> tuple[Any, ...]:
+    def evaluate(
+        op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any, outputs: Any = None
+    ) -> tuple[Any, ...]:
         of, domain = operator(op_type, inputs), next(domains)
         state = {name: array for name, array in (("cache", cache), ("scale", scale)) if array is not None}
         is_int4 = isinstance(cache, Int4Array)
         types = {name: type_name(array.dtype) for name, array in (inputs | state).items()}
-        model = node_model(of, attributes, types | ({"cache": "int4"} if is_int4 else {}), domain=domain)
+        model = node_model(
+            of, attributes, types | ({"cache": "int4"} if is_int4 else {}), domain=domain, outputs=outputs
+        )
         fed = inputs | state | ({"cache": cache.astype(ml_dtypes.int4)} if is_int4 else {})
-        outputs = ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops()).run(None, fed)
+        results = ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops()).run(None, fed)
         if is_int4:
             cache[...] = fed["cache"].astype(np.int8)
-        return (*outputs, cache, scale)
+        return (*results, cache, scale)
 
     nothing = dict(profile=None, messages=False, random=0, seed=0, cases=None, name=None)
     report = run_suites(evaluate, ["key-value-cache", "attention"], int4="unpacked", filter="f16", **nothing)
     report.raise_for_failures()
     assert report.passed > 200
-
-
-def test_the_evaluator_runs_lowered_exports() -> None:
-    """A whole lowered model, function by function, without ONNX Runtime."""
-    params = Params(element="float32", fused_kvcache=False, alibi="mask", cache_quant_bit=8)
-    whole = export(params, random_weights(params))
-    model = lower(whole)
-    evaluator = ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops())
-    steps = Steps(params)
-    cache, scale = steps.cache.copy(), steps.scale.copy()
-    memory = {"kv_cache": cache, "kv_scale": scale, "kv_scale.1": np.zeros(0, params.element)}
-    names = [value.name for value in model.graph.input]
-    logits = [evaluator.run(None, {name: (step | memory)[name] for name in names})[0] for step in steps.inputs]
-    for actual, wanted in zip(logits, steps.expected(whole), strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=0, atol=3e-5)
-    np.testing.assert_allclose(cache.astype(float), steps.cache.astype(float), rtol=0, atol=1)
