@@ -3,7 +3,6 @@
 
 use kvcache_schema::{Attributes, ElementType};
 
-use super::dynamic::planned;
 use super::entropy::{Entropy, bits, has_nan, indices, tensor, zeros};
 use super::plan::{Plan, Planned};
 use crate::case::{After, Case, Expected, NanRule, Step, Types};
@@ -32,10 +31,8 @@ impl<A: Clone, I: Inputs<A>> Planned<A, I> {
 
 /// Any call: a legal one that is changed in some places, and mostly is illegal then, by one rule or by several.
 pub fn changed_case(entropy: &mut Entropy) -> Case {
-    let mut call = match entropy.one_in(3) {
-        true => Plan::draw(entropy, 3, 12).call(entropy),
-        false => planned(entropy),
-    };
+    let plan = if entropy.one_in(3) { Plan::draw(entropy, 3, 12) } else { Plan::small(entropy) };
+    let mut call = plan.call(entropy).with_unused_scale(entropy);
     for _ in 0..entropy.within(1, 3) {
         match entropy.one_in(3) {
             true => change_node(entropy, &mut call),

@@ -1,5 +1,4 @@
 //! Legal calls of any size: what they are made of is planned first, so that a test may choose parts of it.
-//! And nodes, as random cases of both operators are made on them.
 
 use kvcache_schema::{
     Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, STATIC_SCALES, TypeCombination,
@@ -42,6 +41,18 @@ pub struct Planned<A = Attributes, I = StepInputs> {
     pub scale: Option<Tensor>,
 }
 
+impl<A, I> Planned<A, I> {
+    /// Gives it, now and then, a scale that is not used: one of any type and shape.
+    pub(super) fn with_unused_scale(mut self, entropy: &mut Entropy) -> Self {
+        if self.scale.is_none() && entropy.one_in(6) {
+            let t3 = entropy.pick(&ElementType::T3);
+            let shape = [entropy.below(4), 3];
+            (self.types.t3, self.scale) = (Some(t3), Some(scales(&mut entropy.fork(), t3, &shape)));
+        }
+        self
+    }
+}
+
 /// The lengths of groups: those of a vector, and around them.
 pub(super) fn group(entropy: &mut Entropy, quant_bit: i64) -> usize {
     let group = match entropy.below(9) {
@@ -61,8 +72,8 @@ pub(super) fn head_dim(types: TypeCombination, inner: usize, group: usize, most:
 
 /// The values of calls with heads of `group` elements that share a scale: few tensors have some that are not finite,
 /// which propagate to their group.
-pub(super) fn choice(entropy: &mut Entropy, types: TypeCombination, group: usize) -> Choice {
-    let qmax = QuantBit::of_element(types.t2).map_or(127.0, |coding| coding.qmax().into());
+pub(super) fn choice(entropy: &mut Entropy, t2: ElementType, group: usize) -> Choice {
+    let qmax = QuantBit::of_element(t2).map_or(127.0, |coding| coding.qmax().into());
     Choice { group, qmax, non_finite: entropy.one_in(4), moderate: false }
 }
 
@@ -89,33 +100,100 @@ impl Plan {
         }
     }
 
-    /// A call as planned, of sequences that lie apart: in random order, with gaps.
-    pub fn call(&self, entropy: &mut Entropy) -> Planned {
-        let &Self { types, layout, num_heads, group, num_layer, .. } = self;
-        let head_dim = head_dim(types, self.inner, group, self.max_head_dim);
+    /// A plan of small calls, but for one in thirty-two: what is right for few heads or short groups may be wrong for many.
+    pub(super) fn small(entropy: &mut Entropy) -> Self {
+        let mut plan = Self::draw(entropy, 3, 9);
+        let is_large = entropy.one_in(32);
+        plan.num_heads = if is_large { entropy.within(1, 12) } else { plan.num_heads.max(1) };
+        plan.inner = plan.inner.max(1);
+        if !is_large {
+            let group = entropy.within(1, 8);
+            plan.group = if plan.types.quant_bit == 4 { group.next_multiple_of(2) } else { group };
+        }
+        plan
+    }
+
+    /// As many tokens as a small call has, and now and then more.
+    pub(super) fn draw_sequences(&mut self, entropy: &mut Entropy) {
+        let tokens = match entropy.below(48) {
+            0 => 150,
+            1..12 => 25,
+            _ => 7,
+        };
+        let batch = if entropy.one_in(24) { entropy.within(5, 12) } else { entropy.below(5) };
+        self.sequences = (0..batch).map(|_| (entropy.below(tokens), entropy.below(tokens))).collect();
+    }
+
+    fn choice(&self, entropy: &mut Entropy) -> Choice {
+        match choice(entropy, self.types.t2, self.group) {
+            choice if self.moderate => Choice { non_finite: false, moderate: true, ..choice },
+            choice => choice,
+        }
+    }
+
+    fn head_dim(&self) -> usize {
+        head_dim(self.types, self.inner, self.group, self.max_head_dim)
+    }
+
+    /// The inputs of a call as planned, and the slots that its cache has at least. Sequences that store lie apart, in random
+    /// order, with gaps; of the others some read whatever is there.
+    pub(super) fn inputs(&self, entropy: &mut Entropy) -> (StepInputs, usize) {
         let (cachestarts, max_t) = match self.mode {
             CacheMode::Offset => self.offsets(entropy),
             CacheMode::Paged => self.pages(entropy),
         };
-        let choice = match choice(entropy, types, group) {
-            choice if self.moderate => Choice { non_finite: false, moderate: true, ..choice },
-            choice => choice,
-        };
-        let dims = CacheDims { max_t, num_layer, num_heads, inner: head_dim };
+        let choice = self.choice(entropy);
         let starts = |len: &dyn Fn(&(usize, usize)) -> usize| {
             let mut starts = vec![0];
             self.sequences.iter().for_each(|sequence| starts.push(starts[starts.len() - 1] + len(sequence) as i64));
             indices(&[starts.len()], &starts)
         };
-        let current = [self.sequences.iter().map(|&(_, current)| current).sum(), num_heads, head_dim];
+        let longest = |len: &dyn Fn(&(usize, usize)) -> usize| self.sequences.iter().map(len).max().unwrap_or(0) as i64;
+        let shape = [self.sequences.iter().map(|&(_, current)| current).sum(), self.num_heads, self.head_dim()];
         let start_pos: Vec<_> = self.sequences.iter().map(|&(past, _)| past as i64).collect();
-        let bound = || indices(&[], &[self.sequences.iter().map(|&(past, new)| past + new).max().unwrap_or(0) as i64]);
+        let mut bound = |exact: i64| {
+            let value = entropy.pick(&[exact, exact, exact, exact + 1, exact + 60, i64::MAX]);
+            indices(entropy.pick(&[&[][..], &[1][..]]), &[value])
+        };
+        let (new, all) = (|&(_, current): &(usize, usize)| current, |&(past, current): &(usize, usize)| past + current);
+        let (max_seqlen, max_kvlen) = (bound(longest(&new)), bound(longest(&all)));
+        // Where bytes are copied they may be any.
+        let copies = self.types.t1 == self.types.t2 && !self.moderate && entropy.one_in(3);
+        let entropy = &mut entropy.fork();
+        let mut current = || match copies {
+            true => bits(entropy, self.types.t1, &shape),
+            false => values(entropy, self.types.t1, &shape, choice),
+        };
+        let inputs = StepInputs {
+            current_key: current(),
+            current_value: current(),
+            seqstarts: starts(&new),
+            kvstarts: starts(&all),
+            cachestarts,
+            start_pos: indices(&[start_pos.len()], &start_pos),
+            max_seqlen,
+            max_kvlen,
+        };
+        (inputs, max_t)
+    }
+
+    /// A call as planned.
+    pub fn call(&self, entropy: &mut Entropy) -> Planned {
+        let (inputs, max_t) = self.inputs(entropy);
+        self.planned(entropy, inputs, max_t)
+    }
+
+    /// A call, and a cache of so many slots.
+    pub(super) fn planned(&self, entropy: &mut Entropy, inputs: StepInputs, max_t: usize) -> Planned {
+        let &Self { types, layout, num_heads, num_layer, .. } = self;
+        let dims = CacheDims { max_t, num_layer, num_heads, inner: self.head_dim() };
         let cache = layout.shape(dims);
+        let choice = self.choice(entropy);
         let entropy = &mut entropy.fork();
         let static_scales = types.t2 == ElementType::Float8E4M3Fn && entropy.one_in(2);
         let scale = match static_scales {
             true => [num_layer, 2, num_heads].map(|len| if entropy.one_in(3) { 1 } else { len }).to_vec(),
-            false => layout.shape(CacheDims { inner: head_dim / group, ..dims }).to_vec(),
+            false => layout.shape(CacheDims { inner: self.head_dim() / self.group, ..dims }).to_vec(),
         };
         Planned {
             types: Types { t1: types.t1, t2: types.t2, t3: types.t3 },
@@ -123,23 +201,14 @@ impl Plan {
                 num_layer: num_layer as i64,
                 layer_idx: self.layer_idx as i64,
                 quant_bit: types.quant_bit,
-                quant_group: group as i64,
+                quant_group: self.group as i64,
                 num_repeat: self.num_repeat as i64,
                 cache_mode: self.mode.code(),
                 cache_layout: layout.code(),
                 page_size: self.page_size as i64,
                 quant_type: if static_scales { STATIC_SCALES } else { types.quant_type() },
             },
-            inputs: StepInputs {
-                current_key: values(entropy, types.t1, &current, choice),
-                current_value: values(entropy, types.t1, &current, choice),
-                seqstarts: starts(&|&(_, current)| current),
-                kvstarts: starts(&|&(past, current)| past + current),
-                cachestarts,
-                start_pos: indices(&[start_pos.len()], &start_pos),
-                max_seqlen: bound(),
-                max_kvlen: bound(),
-            },
+            inputs,
             cache: if types.t3.is_some() {
                 bits(entropy, types.t2, &cache)
             } else {
@@ -162,19 +231,26 @@ impl Plan {
             starts[b] = max_t as i64;
             max_t += self.sequences[b].0 + self.sequences[b].1;
         }
-        (indices(&[starts.len()], &starts), max_t + entropy.below(3))
+        max_t += entropy.below(3);
+        for (start, (past, current)) in starts.iter_mut().zip(&self.sequences) {
+            if *current == 0 && entropy.one_in(2) {
+                *start = entropy.below(max_t - past + 1) as i64;
+            }
+        }
+        (indices(&[starts.len()], &starts), max_t)
     }
 
-    /// Pages for each sequence, unaligned, with -1 behind the last used one; some have the first pages of the first
+    /// Pages for each sequence, unaligned, with anything behind the last used one; some have the first pages of the first
     /// sequence, as far as both only read them.
     fn pages(&self, entropy: &mut Entropy) -> (Tensor, usize) {
         let used = |&(past, current): &(usize, usize)| (past + current).div_ceil(self.page_size);
-        let max_p = self.sequences.iter().map(used).max().unwrap_or(0) + 1;
+        let max_p = self.sequences.iter().map(used).max().unwrap_or(0) + entropy.below(3);
         let num_pages: usize = self.sequences.iter().map(used).sum();
         let shift = entropy.below(3);
         let mut starts: Vec<_> = (0..num_pages).map(|p| (shift + p * self.page_size) as i64).collect();
         entropy.fork().shuffle(&mut starts);
-        let mut table = vec![-1; self.sequences.len() * max_p];
+        let filler = entropy.pick(&[-1, -1, 0, i64::MIN, i64::MAX]);
+        let mut table = vec![filler; self.sequences.len() * max_p];
         for (b, sequence) in self.sequences.iter().enumerate() {
             for p in 0..used(sequence) {
                 table[b * max_p + p] = starts.pop().unwrap_or_default();
@@ -184,84 +260,13 @@ impl Plan {
                 table.copy_within(..entropy.below(common + 1), b * max_p);
             }
         }
-        (indices(&[self.sequences.len(), max_p], &table), shift + num_pages * self.page_size)
-    }
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Node {
-    pub(super) types: Types,
-    pub(super) quant_bit: i64,
-    pub(super) quant_group: usize,
-    pub(super) num_layer: usize,
-    pub(super) layer_idx: usize,
-    pub(super) num_heads: usize,
-    pub(super) head_dim: usize,
-    pub(super) num_repeat: usize,
-    pub(super) choice: Choice,
-}
-
-impl Node {
-    /// A small node, but for one in thirty-two: what is right for few heads or short groups may be wrong for many.
-    pub(super) fn draw(entropy: &mut Entropy) -> Self {
-        let TypeCombination { quant_bit, t1, t2, t3 } = entropy.pick(&TypeCombination::LEGAL);
-        // Without quantization a scale may be given all the same.
-        let t3 = t3.or_else(|| entropy.one_in(6).then(|| entropy.pick(&ElementType::T3)));
-        let is_large = entropy.one_in(32);
-        let quant_group = match quant_bit {
-            _ if is_large => entropy.pick(&[16, 32, 64, 130, 256]),
-            4 => 2 * entropy.within(1, 4),
-            0 => entropy.within(1, 9),
-            _ => entropy.within(1, 8),
-        };
-        let head_dim = if quant_bit == 0 { entropy.within(1, 9) } else { quant_group * entropy.within(1, 3) };
-        let num_layer = entropy.within(1, 3);
-        let num_heads = if is_large { entropy.within(1, 12) } else { entropy.within(1, 3) };
-        let qmax = if quant_bit == 4 { 7.0 } else { 127.0 };
-        Self {
-            types: Types { t1, t2, t3 },
-            quant_bit,
-            quant_group,
-            num_layer,
-            layer_idx: entropy.below(num_layer),
-            num_heads,
-            head_dim,
-            num_repeat: entropy.pick(&[1, 1, 2, 3, 4]),
-            choice: Choice { group: quant_group, qmax, non_finite: entropy.one_in(8), moderate: false },
+        let max_t = shift + num_pages * self.page_size;
+        for (b, sequence) in self.sequences.iter().enumerate().filter(|(_, (_, current))| *current == 0) {
+            if entropy.one_in(2) {
+                let start = || entropy.below(max_t - self.page_size + 1) as i64;
+                table[b * max_p..][..used(sequence)].fill_with(start);
+            }
         }
-    }
-
-    pub(super) fn current(&self, entropy: &mut Entropy, shape: &[usize]) -> Tensor {
-        let entropy = &mut entropy.fork();
-        if self.copies() && entropy.one_in(3) {
-            return bits(entropy, self.types.t1, shape);
-        }
-        values(entropy, self.types.t1, shape, self.choice)
-    }
-
-    /// What is in the cache before.
-    pub(super) fn cache(&self, entropy: &mut Entropy, shape: &[usize]) -> Tensor {
-        let entropy = &mut entropy.fork();
-        if self.copies() || self.quant_bit != 0 {
-            return bits(entropy, self.types.t2, shape);
-        }
-        values(entropy, self.types.t2, shape, self.choice)
-    }
-
-    /// What is in the scale before, if there is one. `shape` is that of scales that are used.
-    pub(super) fn scale(&self, entropy: &mut Entropy, shape: &[usize]) -> Option<Tensor> {
-        let (t3, entropy) = (self.types.t3?, &mut entropy.fork());
-        // What is not used may have any shape.
-        let any = [entropy.below(4), 3];
-        Some(scales(entropy, t3, if self.quant_bit == 0 { &any } else { shape }))
-    }
-
-    /// Groups of a head, where they are used.
-    pub(super) fn groups(&self) -> usize {
-        self.head_dim / self.quant_group.max(1)
-    }
-
-    fn copies(&self) -> bool {
-        self.quant_bit == 0 && self.types.t1 == self.types.t2
+        (indices(&[self.sequences.len(), max_p], &table), max_t)
     }
 }

@@ -4,8 +4,9 @@ use kvcache_schema::{StaticAttributes, StaticCacheDims, StaticCacheLayout, TypeC
 
 use super::defects::{attribute, case, change_current, change_index};
 use super::entropy::{Entropy, bits, indices, scales, values};
-use super::plan::{Node, Planned, choice, group, head_dim};
+use super::plan::{Planned, choice, group, head_dim};
 use crate::case::Types;
+use crate::oracle::Inputs;
 use crate::static_batching::{Case, StepInputs};
 
 /// So many cases of a seed, named `random-SEED-I`.
@@ -26,7 +27,7 @@ pub fn call(entropy: &mut Entropy, max_inner: usize, tokens: usize) -> Planned<S
     let (inner, num_heads) = (entropy.below(max_inner + 1), entropy.below(4));
     let head_dim = head_dim(types, inner, group, 300);
     let (batch, start_pos, seqlen) = (entropy.below(4), entropy.below(tokens), entropy.below(tokens));
-    let choice = choice(entropy, types, group);
+    let choice = choice(entropy, types.t2, group);
     let dims = StaticCacheDims {
         max_b: batch + entropy.below(3),
         max_s: start_pos + seqlen + entropy.below(3),
@@ -64,36 +65,21 @@ pub fn call(entropy: &mut Entropy, max_inner: usize, tokens: usize) -> Planned<S
 }
 
 fn case_of(entropy: &mut Entropy, name: String) -> Case {
-    let node = Node::draw(entropy);
-    let layout = entropy.pick(&StaticCacheLayout::ALL);
-    let is_long = entropy.one_in(24);
-    let (max_b, max_s) =
-        (entropy.within(1, if is_long { 12 } else { 4 }), if is_long { 300 } else { entropy.within(1, 9) });
-    let attributes = StaticAttributes {
-        num_layer: node.num_layer as i64,
-        layer_idx: node.layer_idx as i64,
-        quant_bit: node.quant_bit,
-        quant_group: node.quant_group as i64,
-        num_repeat: node.num_repeat as i64,
-        cache_layout: layout.code(),
-        ..StaticAttributes::default()
-    };
-    let dims =
-        StaticCacheDims { max_b, max_s, num_layer: node.num_layer, num_heads: node.num_heads, inner: node.head_dim };
-    let cache = node.cache(entropy, &layout.shape(dims));
-    let scale = node.scale(entropy, &layout.shape(StaticCacheDims { inner: node.groups(), ..dims }));
-    let call = |entropy: &mut Entropy| {
-        let kvlen = entropy.below(max_s + 1);
+    let tokens = if entropy.one_in(24) { 150 } else { 6 };
+    let mut on = call(entropy, 2, tokens).with_unused_scale(entropy);
+    // Other calls of fewer sequences and tokens on the same node.
+    let &[batch, _, num_heads, head_dim] = on.inputs.current_key.shape() else { unreachable!("it has four axes") };
+    let (kvlen, t1) = (on.inputs.kvlen() as usize, on.types.t1);
+    let choice = choice(entropy, on.types.t2, on.attributes.quant_group as usize);
+    let other = |entropy: &mut Entropy| {
         let seqlen = entropy.below(kvlen + 1);
-        let shape = [entropy.below(max_b + 1), seqlen, node.num_heads, node.head_dim];
-        StepInputs {
-            current_key: node.current(entropy, &shape),
-            current_value: node.current(entropy, &shape),
-            start_pos: indices(entropy.pick(&[&[][..], &[1][..]]), &[(kvlen - seqlen) as i64]),
-        }
+        let shape = [entropy.below(batch + 1), seqlen, num_heads, head_dim];
+        let start_pos = indices(entropy.pick(&[&[][..], &[1][..]]), &[entropy.below(kvlen - seqlen + 1) as i64]);
+        let [current_key, current_value] = [(); 2].map(|()| values(&mut entropy.fork(), t1, &shape, choice));
+        StepInputs { current_key, current_value, start_pos }
     };
-    let mut calls: Vec<_> = (0..entropy.within(1, 3)).map(|_| call(entropy)).collect();
-    let mut on = Planned { types: node.types, attributes, inputs: calls[0].clone(), cache, scale };
+    let mut calls: Vec<_> = (0..entropy.below(3)).map(|_| other(entropy)).collect();
+    calls.insert(0, on.inputs.clone());
     let mut about = "Random legal calls.";
     if entropy.one_in(3) {
         on.defect(entropy, change);
