@@ -126,23 +126,13 @@ def test_int4_in_both_forms() -> None:
 def test_refusals_are_compared() -> None:
     """By the exception's kind, if it has one, and by its message, if that is asked for."""
 
-    def wrong_kind(*call: Any) -> Any:
-        try:
-            return ours(*call)
-        except KvCacheError as error:
-            raise KvCacheError(str(error), "strange") from None
-
     def mute(*call: Any) -> Any:
         try:
             return ours(*call)
         except KvCacheError:
             raise ValueError from None
 
-    def kinds(implementation: Callable[..., Any], **options: Any) -> set[str]:
-        return {case.difference.kind for case in run(implementation, "kvlen", **options).failures}
-
-    assert kinds(wrong_kind) == {"refused-as"}
-    assert kinds(mute, messages=True) == {"not-mentioned"}
+    assert {case.difference.kind for case in run(mute, "kvlen", messages=True).failures} == {"not-mentioned"}
     assert run(mute, "kvlen").conforms
 
 
@@ -193,12 +183,9 @@ def test_a_profile(tmp_path: Any) -> None:
             raise NotImplementedError
         return ours(attributes, inputs, cache, scale)
 
-    report = conformance.run(float16_only, profile=PROFILE)
+    report = run(float16_only, "mode0", profile=PROFILE)
     report.raise_for_failures()
-    outside = [case for case in report.cases if case.outside]
-    assert report.profile == "float16 only" and len(outside) > 100 and report.passed - len(outside) > 100
-    assert not report.unsupported
-
+    assert report.profile == "float16 only" and any(case.outside for case in report.cases) and not report.unsupported
     file = tmp_path / "profile.yaml"
     file.write_text(json.dumps(PROFILE))
     too_much = run(ours, "mode0", profile=file)
@@ -214,13 +201,10 @@ def test_a_profile(tmp_path: Any) -> None:
     [
         (None, "returned an object of class NoneType, expected key, value or key, value, cache, scale"),
         ((1, 2, 3), "returned an object of class tuple of 3"),
-        ({"key": 1}, "returned an object of class dict"),
         ((None, None), "key is of type object (an object of class NoneType), expected one of float32"),
-        (([[1.0], [2.0, 3.0]], 1), "key is an object of class list, expected an array"),
         ((np.zeros(3, ">f4"), np.zeros(3)), "key is of type >f4"),
         (lambda key, value: (key, np.zeros((0, 0), "i8")), "value is int64[0, 0], expected float16["),
         (lambda key, value: (key, value, None, None), "got no cache"),
-        (lambda key, value: (key, value, np.zeros(2, "f2"), None), "cache is float16[2], expected float16["),
         (lambda key, value: (key[:, :, ::2], value), "key is float16["),
     ],
 )
@@ -285,19 +269,10 @@ def wrong_value(*call: Any) -> Any:
 def test_forms_of_a_report() -> None:
     """Text, table, JSON; an AssertionError with the text; rules that fail and rules that do not; copies."""
     report = run(wrong_value, "chunked-prefill", name="keys only")
-    assert (
-        report.implementation == "keys only"
-        and len(report.rules) > 20
-        and repr(report) == f"<Report: {str(report).splitlines()[-1]}>"
-    )
-    assert str(report) == report.text() and report.text() in report.text(rules=True)
-    assert report.text(rules=True).endswith(report.text()) and len(report.text(rules=True)) > len(report.text()) + 99
+    assert report.implementation == "keys only" and len(report.rules) > 20
+    assert str(report) == report.text() and report.text(rules=True).endswith(report.text())
     document = json.loads(report.json())
     assert document["summary"]["failed"] == report.failed == len(report.failures) > 0
-    assert [case["case"] for case in document["cases"]] == [case.name for case in report.cases]
-    assert {rule.rule for rule in report.rules if rule.failed} <= {
-        rule for case in report.failures for rule in case.rules
-    }
     with pytest.raises(AssertionError) as failure:
         report.raise_for_failures()
     assert str(failure.value) == report.text() and failure.value.report is report

@@ -152,21 +152,14 @@ def test_steps_end_as_those_of_a_manager() -> None:
         infllm.begin_step({fork: 1}, memory)  # it has blocks, and none is selected
     infllm.select(0, queries)
     kinds = {
-        "selected_twice": lambda: infllm.select(0, queries),
         "shape": lambda: infllm.select(1, queries[1:]),
         "layer": lambda: infllm.select(2, queries),
         "step_closed": step.commit,
-        "unknown_seq": lambda: infllm.blocks(7),
-        "known_seq": lambda: infllm.create(fork),
-        "empty_append": lambda: infllm.begin_step({s: 0}, memory),
         "range": lambda: infllm.begin_step({s: -1}, memory),
         "duplicate_block": lambda: slot_stable([1, 2], [3, 3]),
-        "not_paged": lambda: InfLlm(paged(cache_mode=0), **CONFIG, topk=1),
-        "multiple": lambda: InfLlm(paged(), **CONFIG | {"local": 6}, topk=1),
         "spec_range": lambda: InfLlm(paged(), **CONFIG, topk=1, positions="far_fixed", rope=Rope(DIM)),
         "spec_name": lambda: InfLlm(paged(), **CONFIG, topk=1, score="mean"),
         "fraction": lambda: InfLlm(paged(), **CONFIG, topk=1, alpha=0.0),
-        "rotated_keys": lambda: InfLlm(paged(), **CONFIG, topk=1, positions="far_constant"),
     }
     for kind, call in kinds.items():
         with refused(kind):

@@ -164,18 +164,13 @@ def test_refusals() -> None:
     states = StateCache(2, 8)
     assert (states.size, states.nbytes) == (2, 16)
     a = states.create()
-    with states.begin_step({a: 5}) as step:
+    with states.begin_step({a: 5}):
         for call in (states.create, lambda: states.fork(a), lambda: states.free(a), lambda: states.begin_step({})):
             with refused("step_open"):
                 call()
     kinds = {
-        "step_closed": step.commit,
         "partial_state": lambda: states.seq_rm(a, 0, 2),
-        "known_seq": lambda: states.create(a),
-        "unknown_seq": lambda: states.tail(7),
-        "empty_append": lambda: states.begin_step({a: 0}),
         "range": lambda: states.begin_step({a: -1}),
-        "spec_range": lambda: StateCache(0, 8),
         "position_overflow": lambda: states.seq_add(a, -1, -1, 2**40),
         "group_width": lambda: self_extend_positions(9, 4, 6),
     }
@@ -189,17 +184,3 @@ def test_refusals() -> None:
         pickle.dumps(states)
     states.seq_rm(a, 0, 5)
     assert states.tail(a) is None
-
-
-def test_self_extend() -> None:
-    """The manager against the pure function."""
-    spec = CacheSpec(max_tokens=64, num_kv_heads=1, head_dim=8, dtype="float32", cache_mode=1, page_size=4)
-    memory, manager = HostMemory(spec, *spec.allocate()), Manager(spec, key_form="raw")
-    s = manager.create()
-    for _ in range(19):
-        manager.self_extend(s, 4, 8)
-        with manager.begin_step([Append(s, n=1)], memory):
-            pass
-    positions, n_past, ga_i = self_extend_positions(19, 4, 8)
-    assert list(manager.positions(s)) == positions.tolist()
-    assert (manager.self_extend(s, 4, 8), n_past, ga_i) == (7, 7, 4)

@@ -152,10 +152,3 @@ def test_what_a_model_knows(tmp_path: Path) -> None:
     other = models.load(models.build(write_gguf(tmp_path / "other.gguf", "Q4_0"), tmp_path / "other"))
     again = models.load(models.build(source, tmp_path / "again"))
     assert model.fingerprint == again.fingerprint != other.fingerprint
-
-
-def test_progress(tmp_path: Path) -> None:
-    """It counts the tensors, to the last one."""
-    said: list[tuple[int, int]] = []
-    models.build(write_gguf(tmp_path / "model.gguf"), tmp_path / "model", progress=lambda *counts: said.append(counts))
-    assert said[-1] == (20, 20) and said == sorted(said)

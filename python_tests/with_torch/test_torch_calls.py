@@ -60,27 +60,6 @@ def test_eager_calls_have_the_bits_of_run(dtype: str, quant_bit: int, page_size:
     assert addresses == [tensor.data_ptr() for tensor in mine if tensor is not None]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_attention_of_what_the_cache_returns_is_attention_over_the_cache(dtype: str) -> None:
-    """KeyValueCache, then MultiHeadAttention, are MultiHeadCacheAttention; and what the numpy call gives."""
-    spec = spec_of(dtype, 0, 5, 0)
-    one, other = torch_cache(spec), torch_cache(spec)
-    for step in steps(spec):
-        tensors = as_tensors(step)
-        query, decoding = tensors.pop("query"), tensors.pop("decoding_batches")
-        key, value = key_value_cache(**tensors, cache=one[0], **spec.attributes(layer_idx=1))
-        bounds = {name: tensors[name] for name in ("seqstarts", "kvstarts", "max_seqlen", "max_kvlen")}
-        attributes = dict(num_heads=NUM_HEADS, head_dim=spec.head_dim, num_kv_heads=spec.num_kv_heads)
-        packed = multi_head_attention(query, key, value, **bounds, decoding_batches=decoding, **attributes)
-        over = multi_head_cache_attention(
-            query, **tensors, decoding_batches=decoding, cache=other[0], **attention_attributes(spec)
-        )
-        torch.testing.assert_close(packed, over)
-        indices = {name: tensor.numpy() for name, tensor in (*bounds.items(), ("decoding_batches", decoding))}
-        arrays = dict(query=query.numpy(), key=key.numpy(), value=value.numpy())
-        assert_same_bits("packed", packed.numpy(), kvcache_ops.multi_head_attention(attributes, **arrays, **indices))
-
-
 def call(**changes: Any) -> tuple[Tensor, Tensor]:
     """A call of KeyValueCache on an int8 cache, with changes."""
     spec = spec_of("float32", 8, None, 0)

@@ -16,11 +16,7 @@ from torch import Tensor, nn
 import export
 from compare import assert_same_bits
 from kvcache import DOMAIN
-from llama import Llama, Sizes
-from serving import Serving
 from torch_steps import as_tensors, run_in_place, spec_of, steps, torch_cache
-
-SIZES = Sizes(vocab_size=40, hidden=32, num_layer=2, num_heads=4, num_kv_heads=2, head_dim=16, ffn_dim=48)
 
 
 class Attention(nn.Module):
@@ -133,31 +129,6 @@ def test_the_committed_graphs_are_what_torch_exports(name: str, fused: bool) -> 
     """Of the committed weights by the committed script, byte for byte with this version of torch."""
     exported = export.export(export.trained(), fused=fused).SerializeToString(deterministic=True)
     assert exported == (export.FOLDER / f"{name}.onnx").read_bytes()
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_decoder_over_the_cache_is_the_model_that_was_trained(fused: bool) -> None:
-    """Eagerly, in pieces: what the model computes with torch's own attention on the whole sequence."""
-    torch.manual_seed(5)
-    llama = Llama(SIZES).eval()
-    tokens = torch.randint(SIZES.vocab_size, (23,))
-
-    def whole(_layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return mixed.transpose(0, 1)
-
-    serving = Serving(llama, fused=fused, page_size=4)
-    cache = torch.zeros((SIZES.num_layer, 2, SIZES.num_kv_heads, 32, SIZES.head_dim))
-    pages = torch.tensor([[20, 8, 28, 0, 12, 4, 24, 16]])
-    pieces = []
-    with torch.no_grad():
-        expected = llama(tokens, torch.arange(23), whole)
-        for begin, end in ((0, 9), (9, 10), (10, 17), (17, 23)):
-            starts = (torch.tensor([0, end - begin]), torch.tensor([0, end]), pages, torch.tensor([begin]))
-            bounds = torch.tensor(end - begin), torch.tensor(end)
-            pieces.append(serving(tokens[begin:end], torch.arange(begin, end), *starts, *bounds, cache, None))
-    torch.testing.assert_close(torch.cat(pieces), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_attributes_are_checked_while_exporting() -> None:
