@@ -227,6 +227,29 @@ impl Model {
         state
     }
 
+    /// A call of some sequences, of each of which `sizes` says how long it is and how many of its tokens are new: the node's
+    /// attributes, the inputs, and a filled cache, where each has room for the longest, in pages that come backwards.
+    pub fn long_call(
+        &self,
+        placement: &Placement,
+        sizes: &[(usize, usize)],
+        chosen: &[usize],
+    ) -> (CacheAttentionAttributes, Inputs, State) {
+        let pages = sizes.iter().map(|&(all, _)| all / placement.page_size + 1).max().unwrap_or(0);
+        let stride = pages * placement.page_size;
+        let place = |b: usize| match placement.mode {
+            CacheMode::Offset => vec![(b * stride) as i64],
+            CacheMode::Paged => (0..pages).rev().map(|page| (b * stride + page * placement.page_size) as i64).collect(),
+        };
+        let places: Vec<_> = (0..sizes.len()).map(place).collect();
+        let parts = chosen.iter().map(|&sequence| Part { sequence, tokens: sizes[sequence].1, decoding: false });
+        let lengths: Vec<_> = sizes.iter().map(|(all, new)| all - new).collect();
+        let inputs = self.inputs(placement, &places, &lengths, &parts.collect::<Vec<_>>());
+        let attributes = self.attributes(placement);
+        let before = self.filled(&attributes, sizes.len() * stride);
+        (attributes, inputs, before)
+    }
+
     /// The inputs of a call of these parts, where the sequences' rows of `cachestarts` are `places`, and so many tokens are
     /// in the cache already.
     pub fn inputs(&self, placement: &Placement, places: &[Vec<i64>], lengths: &[usize], parts: &[Part]) -> Inputs {

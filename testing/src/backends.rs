@@ -1,6 +1,6 @@
-//! The backends that tests compare.
+//! The backends that tests compare, and workers for them.
 
-use kvcache_op::Backend;
+use kvcache_op::{Backend, Workers};
 
 /// Every backend that this machine can run, and each fast kernel once more with non-temporal stores of even the
 /// smallest output.
@@ -20,4 +20,17 @@ pub fn splitting() -> impl Iterator<Item = Backend> {
         Backend::Cpu(cpu) => Backend::Cpu(cpu.with_parallel_bytes(0)),
         other => other,
     })
+}
+
+/// So many threads, each of which lives as long as its task.
+pub struct Threads(pub usize);
+
+impl Workers for Threads {
+    fn threads(&self) -> usize {
+        self.0
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        std::thread::scope(|scope| (0..tasks).for_each(|i| drop(scope.spawn(move || task(i)))));
+    }
 }

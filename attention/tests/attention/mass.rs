@@ -7,10 +7,9 @@ use kvcache_attention::{AttentionCpu, AttentionKernel, AttentionReference};
 use kvcache_kernels::{InstructionSet, Serial, Workers};
 use kvcache_schema::{CacheAttentionAttributes, CacheLayout, CacheMode};
 use kvcache_testing::attention_call::{Inputs, State, attend, attend_on};
-use kvcache_testing::attention_model::{Model, Part, Placement, models};
+use kvcache_testing::attention_model::{Model, Placement, models};
+use kvcache_testing::backends::Threads;
 use proptest::prelude::*;
-
-use crate::threads::Threads;
 
 /// Sequences of several pieces, with a prompt of several chunks of queries, decoding tokens, and without tokens: how
 /// long each is, and how many of its tokens are new.
@@ -26,17 +25,7 @@ struct Call {
 
 impl Call {
     fn new(model: &Model, placement: &Placement, sequences: &[usize]) -> Self {
-        const STRIDE: usize = 1200;
-        let place = |b: usize| match placement.mode {
-            CacheMode::Offset => vec![(b * STRIDE) as i64],
-            CacheMode::Paged => (0..12).map(|page| (b * STRIDE + (11 - page) * 100) as i64).collect(),
-        };
-        let places: Vec<_> = (0..SEQUENCES.len()).map(place).collect();
-        let parts = sequences.iter().map(|&sequence| Part { sequence, tokens: SEQUENCES[sequence].1, decoding: false });
-        let lengths = SEQUENCES.map(|(all, new)| all - new);
-        let inputs = model.inputs(placement, &places, &lengths, &parts.collect::<Vec<_>>());
-        let attributes = model.attributes(placement);
-        let before = model.filled(&attributes, SEQUENCES.len() * STRIDE);
+        let (attributes, inputs, before) = model.long_call(placement, &SEQUENCES, sequences);
         let rows: usize = sequences.iter().map(|&sequence| SEQUENCES[sequence].0).sum();
         Self { len: rows * model.attention.num_heads as usize, attributes, inputs, before }
     }

@@ -6,24 +6,8 @@ use kvcache_schema::{
     AttentionAttributes, CacheAttentionAttributes, CacheLayout, CacheMode, TypeCombination, multi_head_cache_attention,
 };
 use kvcache_testing::attention_call::{Inputs, State, attend, attend_on};
-use kvcache_testing::attention_model::{Model, Part, Placement};
-
-/// So many threads, each of which runs its task.
-pub struct Threads(pub usize);
-
-impl Workers for Threads {
-    fn threads(&self) -> usize {
-        self.0
-    }
-
-    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        std::thread::scope(|scope| {
-            for i in 0..tasks {
-                scope.spawn(move || task(i));
-            }
-        });
-    }
-}
+use kvcache_testing::attention_model::{Model, Placement};
+use kvcache_testing::backends::Threads;
 
 /// Workers that do not keep to the contract: they run one task twice and the others never.
 struct Careless(usize);
@@ -71,23 +55,7 @@ fn examples() -> impl Iterator<Item = Example> {
         };
         // How long each sequence is, and how many of its tokens are new.
         let sequences = [(40, 1), (2100, 1), (3, 3), (0, 0), (1100, 5), (64, 1)];
-        let attributes = model.attributes(&placement);
-        let stride = 2200;
-        let max_t = sequences.len() * stride;
-        let places: Vec<Vec<i64>> = (0..sequences.len())
-            .map(|b| match placement.mode {
-                CacheMode::Offset => vec![(b * stride) as i64],
-                CacheMode::Paged => (0..22).map(|page| (b * stride + (21 - page) * 100) as i64).collect(),
-            })
-            .collect();
-        let parts: Vec<_> = sequences
-            .iter()
-            .enumerate()
-            .map(|(sequence, &(_, tokens))| Part { sequence, tokens, decoding: false })
-            .collect();
-        let lengths: Vec<_> = sequences.iter().map(|(all, new)| all - new).collect();
-        let inputs = model.inputs(&placement, &places, &lengths, &parts);
-        let before = model.filled(&attributes, max_t);
+        let (attributes, inputs, before) = model.long_call(&placement, &sequences, &[0, 1, 2, 3, 4, 5]);
         Example { types, attributes, inputs, before }
     })
 }

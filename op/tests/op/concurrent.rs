@@ -2,28 +2,11 @@
 
 use std::thread;
 
-use kvcache_op::{Backend, Rayon, Serial, Workers};
-use kvcache_testing::backends::splitting;
+use kvcache_op::{Backend, Rayon, Serial};
+use kvcache_testing::backends::{Threads, splitting};
 use kvcache_testing::random::{After, RandomCall, Runs, calls};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
-
-/// Threads that live as long as a call.
-struct Threads;
-
-impl Workers for Threads {
-    fn threads(&self) -> usize {
-        2
-    }
-
-    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        thread::scope(|scope| {
-            for i in 0..tasks {
-                scope.spawn(move || task(i));
-            }
-        });
-    }
-}
 
 /// The same calls on several threads, each of which begins with another one.
 fn run_at_once(calls: &[RandomCall], expected: &[After], run: impl Fn(&RandomCall) -> After + Sync) {
@@ -48,6 +31,6 @@ fn calls_at_once_have_the_bits_of_one_after_the_other() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
     for backend in splitting() {
         run_at_once(&calls, &expected, |call| pool.install(|| call.run_on(backend, &Rayon)));
-        run_at_once(&calls, &expected, |call| call.run_on(backend, &Threads));
+        run_at_once(&calls, &expected, |call| call.run_on(backend, &Threads(2)));
     }
 }
