@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,22 +138,6 @@ def frozen(array: np.ndarray) -> np.ndarray:
     """The same array, read-only."""
     array.flags.writeable = False
     return array
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "kind"),
-    [
-        ("cache", frozen, "read_only"),
-        ("cache", lambda x: x[:-1], "shape_mismatch"),
-        ("scale", lambda x: x.astype(np.float16), "type_mismatch"),
-        ("scale", lambda _: None, "scale_missing"),
-    ],
-)
-def test_memory_that_is_refused(name: str, change: Callable, kind: str) -> None:
-    """What calls would refuse. (test_run.py has the rest of it.)"""
-    arrays = dict(zip(("cache", "scale"), INT4.allocate()))
-    with refused(kind, name):
-        Cache(INT4, **arrays | {name: change(arrays[name])})
 
 
 def test_memory_is_checked_again_when_it_is_bound() -> None:

@@ -156,17 +156,6 @@ def assert_refused(kind: str, text: str, function: Callable[..., Any], *argument
         function(*arguments, **more)
 
 
-def test_tensors_that_overlap_are_refused() -> None:
-    """An output on the memory of an input, or of the other output."""
-    spec = replace(SPEC, quant_bit=0, cache_dtype=None, scale_dtype=None)
-    inputs = operands(spec)
-    memory = np.zeros((9, 2, 8), np.float32)
-    in_cache = inputs["cache"].reshape(-1)[: memory.size].reshape(memory.shape)
-    for outputs in ({"key": memory, "value": memory}, {"key": in_cache}, {"value": in_cache}):
-        assert_refused("operands_overlap", "", kvcache_ops.run, spec, **inputs, **outputs)
-    assert not inputs["cache"].any()
-
-
 @pytest.mark.parametrize(
     ("attributes", "kind", "text"),
     [

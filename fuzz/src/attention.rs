@@ -5,8 +5,9 @@ use kvcache_conformance::backends::Attention;
 use kvcache_conformance::random::{Entropy, attention_case};
 use kvcache_conformance::{Implementation, Outcome};
 use kvcache_op::{AttentionBackend, Backend};
+use kvcache_testing::backends::Careless;
 
-use crate::tally::{self, Careless, Kindless};
+use crate::tally::{self, Kindless};
 
 pub fn run(bytes: &[u8]) {
     let entropy = &mut Entropy::bytes(bytes);

@@ -1,10 +1,9 @@
-//! What inputs have come to; implementations without kinds of errors, and threads that are none.
+//! What inputs have come to; implementations without kinds of errors.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
 
 use kvcache_conformance::{CallResult, Implementation, Outcome, Suite, run};
-use kvcache_op::Workers;
 
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
@@ -54,20 +53,5 @@ impl<C: Suite, T: Implementation<C>> Implementation<C> for Kindless<T> {
             }
         }
         Ok(results)
-    }
-}
-
-/// As many workers as the number says, of which the calling thread runs the tasks: the last one first, the first never.
-///
-/// The results must be right even so; see [`Workers`].
-pub struct Careless(pub usize);
-
-impl Workers for Careless {
-    fn threads(&self) -> usize {
-        self.0
-    }
-
-    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        (1..tasks).rev().for_each(task);
     }
 }

@@ -9,8 +9,9 @@
 use kvcache_conformance::backends::{Operator, StaticOperator};
 use kvcache_conformance::random::{Entropy, Plan, any_case, any_static_case, changed_case};
 use kvcache_op::{Backend, Serial};
+use kvcache_testing::backends::Careless;
 
-use crate::tally::{Careless, Kindless};
+use crate::tally::Kindless;
 use crate::{hostile, tally};
 
 pub fn run(bytes: &[u8]) {

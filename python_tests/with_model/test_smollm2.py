@@ -83,18 +83,6 @@ def test_tokens_of_llama_cpp(tmp_path: Path) -> None:
     assert tokenizer.decode(LLAMA_CPP["tokens"]) == LLAMA_CPP["text"]
 
 
-def test_english(tmp_path: Path) -> None:
-    """Token by token, through an int8 cache."""
-    run = built(tmp_path)
-    seq = run.manager.create()
-    tokens = run.model.tokenizer.encode("The capital of France is").ids
-    answer = []
-    while len(answer) < 8:
-        tokens = [int(run.step({seq: tokens})[-1].argmax())]
-        answer += tokens
-    assert run.model.tokenizer.decode(answer).startswith(" Paris.")
-
-
 def test_perplexity_by_cache() -> None:
     """An int8 cache costs less than the hundredth part, an int4 one less than the fifth."""
     text = LONG.read_text(encoding="utf-8")[:8_000]

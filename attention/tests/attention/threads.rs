@@ -7,21 +7,7 @@ use kvcache_schema::{
 };
 use kvcache_testing::attention_call::{Inputs, State, attend, attend_on};
 use kvcache_testing::attention_model::{Model, Placement};
-use kvcache_testing::backends::Threads;
-
-/// Workers that do not keep to the contract: they run one task twice and the others never.
-struct Careless(usize);
-
-impl Workers for Careless {
-    fn threads(&self) -> usize {
-        self.0
-    }
-
-    fn run(&self, _: usize, task: &(dyn Fn(usize) + Sync)) {
-        task(0);
-        task(0);
-    }
-}
+use kvcache_testing::backends::{Careless, Threads};
 
 /// A call, and the state before it.
 struct Example {

@@ -1,4 +1,4 @@
-//! The CUDA kernels pass every golden case; `op` checks the calls.
+//! The CUDA kernels pass every golden case, and random ones; `op` checks the calls.
 
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use kvcache_attention::AttentionKernel;
 use kvcache_conformance::backends::{run_attention, run_calls, run_static_calls, write};
+use kvcache_conformance::random::{self, Entropy, Plan};
 use kvcache_conformance::{CallResult, Case, Implementation, Report, Tensor, attention, run, static_batching};
 use kvcache_emulation_kernels::{EmulatedAttention, EmulatedCuda, Order};
 use kvcache_kernels::cuda::MODULES;
@@ -117,4 +118,23 @@ fn aligned_and_unaligned() {
 #[test]
 fn any_order_on_a_large_device() {
     all_cases_pass(EmulatedCuda { order: Order::Random(1), multiprocessors: 100, ..EmulatedCuda::default() }, 3);
+}
+
+/// On devices of few multiprocessors, whose threads run in any order; without multiprocessors, small calls have long rounds.
+/// The last calls are large enough that warps make several rounds.
+#[test]
+fn random_cases() {
+    let passes = |report: Report, device| assert!(report.failed() + report.unsupported() == 0, "{device:?}: {report}");
+    for seed in 0..8 {
+        let entropy = &mut Entropy::seed(seed);
+        let order = entropy.pick(&[Order::Forward, Order::Backward, Order::Random(seed as u32)]);
+        let (unaligned, multiprocessors) = (seed % 2 == 1, seed as u32 / 2);
+        let device = EmulatedCuda { unaligned, multiprocessors, order, ..EmulatedCuda::default() };
+        let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
+        passes(run(&emulated, &random::cases(60, seed)), device);
+        passes(run(&emulated, &random::static_cases(30, seed)), device);
+        let large: Vec<_> = (0..4).map(|_| Plan::draw(entropy, 40, 40)).collect();
+        passes(run(&emulated, &large.iter().map(|plan| plan.call(entropy).case()).collect::<Vec<_>>()), device);
+        passes(run(&emulated, &[random::attention_case(entropy)]), device);
+    }
 }

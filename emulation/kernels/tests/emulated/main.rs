@@ -1,6 +1,5 @@
 //! The CUDA kernels on the CPU: against golden cases, the reference kernel, and the rules for kernels.
 
-mod agree;
 mod arithmetic;
 mod attention;
 mod golden;
