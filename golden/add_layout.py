@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,42 +55,29 @@ def main() -> int:
 
 
 def copy() -> None:
-    """Makes COPY the repository with the recipe's edits. Files that have not changed keep their time, for cargo."""
-    expected = {path: edited(path) for path in sources()}
-    for path in list(files(COPY)):
-        if path not in expected:
-            (COPY / path).unlink()
-    for path, content in expected.items():
-        to = COPY / path
-        if not to.exists() or to.read_bytes() != content:
-            to.parent.mkdir(parents=True, exist_ok=True)
-            to.write_bytes(content)
+    """Makes COPY the repository with the recipe's edits, without what is built and without the cases, which are made
+    anew. Files keep their time, for cargo."""
+    cases = {ROOT / folder for folder in SUITES}
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        built = {name for name in names if name.startswith(".") or name in ("__pycache__", "target")}
+        return [name for name in names if name in built or Path(folder, name).resolve() in cases | {TARGET}]
+
+    shutil.rmtree(COPY, ignore_errors=True)
+    shutil.copytree(ROOT, COPY, ignore=left_out)
+    for path, changes in RECIPE.items():
+        content = (ROOT / path).read_text()
+        for old, new in changes.items():
+            if content.count(old) != 1:
+                sys.exit(f"{path} does not have {old!r} once, which the recipe replaces")
+            content = content.replace(old, new.replace("@", old))
+        (COPY / path).write_text(content)
+        shutil.copystat(ROOT / path, COPY / path)
 
 
-def sources() -> Iterator[Path]:
-    """The repository's files, without what is built, and without the cases, which are made anew."""
-    for path in files(ROOT):
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
-        case = any(path.is_relative_to(cases) for cases in SUITES)
-        if not hidden and not case and path.parts[0] != "target":
-            yield path
-
-
-def files(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, relative to it; links and cargo's target folder are not entered."""
-    for current, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if Path(current, name).resolve() != TARGET]
-        yield from (Path(current, name).relative_to(folder) for name in names)
-
-
-def edited(path: Path) -> bytes:
-    """A file's content after the recipe."""
-    content = (ROOT / path).read_bytes()
-    for old, new in RECIPE.get(path.as_posix(), {}).items():
-        if content.count(old.encode()) != 1:
-            sys.exit(f"{path} does not have {old!r} once, which the recipe replaces")
-        content = content.replace(old.encode(), new.replace("@", old).encode())
-    return content
+def files(folder: Path) -> list[Path]:
+    """Every file below a folder, relative to it."""
+    return [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
 
 
 def compare_cases(cases: Path) -> None:
