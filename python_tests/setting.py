@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 import onnxruntime
+from kvcache_ops import step_indices
 from onnx import TensorProto
 
 from compare import Arrays
@@ -199,64 +200,34 @@ def random_rows(random: np.random.Generator, shape: tuple[int, ...], element_typ
     return np.clip(random_values(random, shape, element_type), -64, 64)
 
 
-@dataclass
-class Sequence:
-    """One sequence: its entry of `cachestarts`, the tokens it has in the cache, and how many it has slots for."""
-
-    starts: list[int]
-    length: int
-    capacity: int
-
-
 class RaggedCache:
     """Sequences that share a cache of `max_t` slots: scattered pages, or one run each if `page_size` is None."""
 
     def __init__(self, random: np.random.Generator, capacities: list[int], page_size: int | None = None):
-        self.page_size = page_size
-        self.sequences: list[Sequence] = []
-        run = page_size or 0
+        self.page_size, self.capacities, self.lengths = page_size, capacities, [0] * len(capacities)
         pages = [-(-capacity // page_size) if page_size else 1 for capacity in capacities]
+        self.starts = [[0] * count for count in pages]
         # One block of slots for each page (or sequence), in random order with random gaps: starts are not aligned.
         blocks = [(b, i) for b, count in enumerate(pages) for i in range(count)]
-        starts: dict[tuple[int, int], int] = {}
         slot = int(random.integers(0, 3))
         for b, i in (blocks[j] for j in random.permutation(len(blocks))):
-            starts[b, i] = slot
-            slot += (run or capacities[b]) + int(random.integers(0, 3))
+            self.starts[b][i] = slot
+            slot += (page_size or capacities[b]) + int(random.integers(0, 3))
         self.max_t = slot
-        for b, capacity in enumerate(capacities):
-            self.sequences.append(Sequence([starts[b, i] for i in range(pages[b])], 0, capacity))
-
-    def room(self, member: int) -> int:
-        """How many more tokens a sequence has slots for."""
-        return self.sequences[member].capacity - self.sequences[member].length
 
     def step(self, random: np.random.Generator, members: list[int], seqlens: list[int]) -> dict[str, np.ndarray]:
         """The index inputs of a call that stores that many tokens for each member; counts them as stored."""
-        batch = [self.sequences[member] for member in members]
-        start_pos = np.array([sequence.length for sequence in batch], np.int64)
-        seqlen = np.array(seqlens, np.int64)
+        start_pos, starts = [self.lengths[member] for member in members], [self.starts[member] for member in members]
         for member, new in zip(members, seqlens):
-            assert new <= self.room(member), "the test asks for more tokens than the sequence has slots"
-            self.sequences[member].length += new
-        kvlen = start_pos + seqlen
+            self.lengths[member] += new
+            assert self.lengths[member] <= self.capacities[member], "more tokens than the sequence has slots"
         if self.page_size is None:
-            cachestarts = np.array([sequence.starts[0] for sequence in batch], np.int64)
+            indices = step_indices(seqlens, start_pos, cachestarts=[first for (first,) in starts])._asdict()
         else:
-            max_p = max((len(sequence.starts) for sequence in batch), default=0) + int(random.integers(0, 3))
-            cachestarts = np.full((len(batch), max_p), -1, np.int64)
-            for row, sequence in zip(cachestarts, batch):
-                row[: len(sequence.starts)] = sequence.starts
+            max_p = max(map(len, starts), default=0) + int(random.integers(0, 3))
+            pages = dict(page_slots=starts, page_size=self.page_size, aligned=False, max_pages=max_p)
+            indices = step_indices(seqlens, start_pos, **pages)._asdict()
         # max_seqlen and max_kvlen are bounds, exact ones or larger, and come as a scalar or as shape [1].
         shape = [(), (1,)][random.integers(2)]
-        max_seqlen, max_kvlen = (
-            np.full(shape, lengths.max(initial=0) + random.integers(0, 2), np.int64) for lengths in (seqlen, kvlen)
-        )
-        return dict(
-            seqstarts=np.concatenate([[0], np.cumsum(seqlen)]).astype(np.int64),
-            kvstarts=np.concatenate([[0], np.cumsum(kvlen)]).astype(np.int64),
-            cachestarts=cachestarts,
-            start_pos=start_pos,
-            max_seqlen=max_seqlen,
-            max_kvlen=max_kvlen,
-        )
+        bounds = {name: (indices[name] + random.integers(0, 2)).reshape(shape) for name in ("max_seqlen", "max_kvlen")}
+        return indices | bounds

@@ -315,7 +315,6 @@ EMPTY = {
     "float32": np.zeros(0, np.float32),
     "float16-read-only": read_only(np.zeros(0, np.float16)),
     "bool": np.zeros(0, bool),
-    "float64-of-rank-4": np.zeros((2, 0, 3, 5)),
     "strings-of-rank-2": np.zeros((0, 7), "U4"),
     "bfloat16": Exporter(np.zeros(0, np.uint16), code=4, bits=16, flags=READ_ONLY),
 }
