@@ -59,7 +59,7 @@ impl Group<'_> {
     /// The distance of codes near a number: 1 of integers.
     fn place(self, x: f64) -> f64 {
         self.float8().map_or(1.0, |format| {
-            let exponent = x.abs().max(format.least_normal()).log2().floor() as i32;
+            let exponent = x.abs().clamp(format.least_normal(), format.max).log2().floor() as i32;
             2f64.powi(exponent + 1 - format.digits)
         })
     }

@@ -136,6 +136,22 @@ fn some(of_attention: bool, part: usize) -> impl Iterator<Item = &'static Mistak
     mistakes().iter().filter(move |mistake| mistake.is_of_attention() == of_attention).step_by(part)
 }
 
+/// The README shows what the kit says of an implementation of that kind.
+#[test]
+fn the_readme_shows_the_report_on_halves_that_go_away_from_zero() {
+    let mistake = mistakes().iter().find(|mistake| mistake.name == "half-away-from-even").unwrap();
+    let cases = unworded(&*DYNAMIC);
+    let report = run(&mistake.oracle(), &cases).to_string();
+    let (diagnosis, _) = diagnosed(&mistake.oracle(), &cases, &KnownMistakes::new(&cases));
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let said = words(&format!("{report} diagnosis: {diagnosis} ./yours: {}", report.lines().last().unwrap()));
+    let readme = include_str!("../../../../README.md");
+    let shown = readme.split("```text\n").nth(1).and_then(|shown| shown.split("```").next()).unwrap();
+    for paragraph in shown.replace("\n    rules", "\nrules").replace("\n    ", " ").lines() {
+        assert!(said.contains(&words(paragraph)), "README has {paragraph:?}, expected a part of {said}");
+    }
+}
+
 #[test]
 fn each_is_diagnosed_in_dynamic_batching() {
     let shown = each_is_diagnosed(&telling(), some(false, 8));
