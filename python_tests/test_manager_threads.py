@@ -107,6 +107,23 @@ def test_threads_share_a_manager(mode: str) -> None:
     manager.check()
 
 
+def test_threads_share_memory() -> None:
+    """Managers on one HostMemory wait for each other instead of failing."""
+    spec = make_spec("runs", max_tokens=600, num_layers=4, num_kv_heads=8, head_dim=64)
+    memory = HostMemory(spec, *spec.allocate())
+
+    def work(_number: int) -> None:
+        manager = make_manager(spec)
+        for _ in range(20):
+            s = sequence(manager, memory, 500)
+            manager.seq_rm(s, 100, 200)
+            manager.update(memory)
+            manager.free(s)
+        manager.check()
+
+    on_threads(work, sys.getswitchinterval())
+
+
 class Meddler:
     """An int whose conversion uses the manager."""
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import kvcache_ops
 import numpy as np
 import pytest
-from kvcache_ops import CacheSpec, step_indices
+from kvcache_ops import Cache, CacheSpec, step_indices
 from kvcache_ops.manager import Append, HostMemory, ManagerError
+from kvcache_ops.onnx import reference_ops
 from ml_dtypes import float8_e4m3fn
 from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from compare import assert_same_bits
 from compare import refused as refused_by_library
@@ -53,6 +55,10 @@ def test_a_spec() -> None:
     assert SPEC.bytes_per_token == 2 * 2 * 2 * 20 == cache.nbytes // 32
     with refused_by_library("illegal_types", "quant_type 2"):
         CacheSpec(8, 1, 8, quant_bit=8, static_scale=True)
+    with refused_by_library("spec_range", "static_scale is 1"):
+        CacheSpec(8, 1, 8, static_scale=1)  # type: ignore[arg-type]
+    with refused_by_library("shape_mismatch", "scale"):
+        Cache(SPEC, cache, np.ones((2, 3, 2), np.float32))
 
 
 def test_an_initializer_of_a_model_is_read() -> None:
@@ -61,7 +67,9 @@ def test_an_initializer_of_a_model_is_read() -> None:
     inputs = current(4) | {name: np.asarray(array) for name, array in indices._asdict().items()}
     for shape in ((2, 2, 2), (1, 2, 1), (1, 1, 1)):
         scale = np.linspace(0.002, 0.01, np.prod(shape), dtype=np.float32).reshape(shape)
+        scale.flags.writeable = False
         cache = SPEC.allocate().cache
+        assert Cache(SPEC, cache, scale).ortvalues()["scale"].shape() == list(shape)
         key, value = kvcache_ops.run(SPEC, **inputs, cache=cache, scale=scale, layer_idx=1)
         of_head = np.broadcast_to(scale, (2, 2, 2))[1]
         for i, (name, got) in enumerate((("current_key", key), ("current_value", value))):
@@ -76,6 +84,11 @@ def test_an_initializer_of_a_model_is_read() -> None:
             assert_same_bits("key", outputs[0], key)
             assert_same_bits("value", outputs[1], value)
             assert_same_bits("cache", memory.cache, cache)
+        evaluated = SPEC.allocate().cache
+        feeds = inputs | {"cache": evaluated}
+        outputs = ReferenceEvaluator(model, new_ops=reference_ops()).run(None, feeds)
+        assert_same_bits("evaluated key", outputs[0], key)
+        assert_same_bits("evaluated cache", evaluated, cache)
 
 
 def test_under_a_manager(tmp_path: Path) -> None:

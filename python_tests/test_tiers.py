@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from itertools import cycle
 from pathlib import Path
@@ -135,6 +137,45 @@ def test_a_store_that_hangs_is_a_miss() -> None:
     misses = manager.tiers()[-1]["misses"]
     assert misses["late"] == 1
     let_go.set()
+
+
+FIRST = """
+import sys, os, numpy as np
+from kvcache_ops.manager import *
+spec = CacheSpec(max_tokens=64, num_kv_heads=2, head_dim=4, num_layers=2, dtype="float32", cache_mode=1, page_size=4,
+                 cache_layout=3)
+memory = HostMemory(spec, *spec.allocate())
+manager = Manager(spec, fingerprint="model", tiers=[FileTier(sys.argv[1], 1 << 24)])
+memory.cache[:] = 3
+prompts = [[p * 1000 + t for t in range(50)] for p in range(int(sys.argv[2]))]
+for prompt in prompts:
+    s = manager.create()
+    manager.begin_step([Append(s, tokens=prompt)], memory).commit()
+    manager.free(s)
+manager.offload_prefix()
+manager.update(memory)
+manager.flush(60)
+"""
+
+
+def test_a_second_process_finds_the_prefixes_of_the_first(tmp_path: Path) -> None:
+    """In its files, if it is of the same model. (Rust has processes that are killed.)"""
+    subprocess.run([sys.executable, "-c", FIRST, str(tmp_path), "3"], check=True, timeout=60)
+    manager, memory = make(cache_layout=3, rope=None, fingerprint="model", tiers=[FileTier(tmp_path, 1 << 24)])
+    found = 0
+    for p in range(3):
+        s = manager.create()
+        with manager.begin_step([Append(s, tokens=[p * 1000 + t for t in range(50)])], memory) as step:
+            n = int(step.cached[0])
+        assert np.all(memory.cache[:, :, :, manager.slots(s)[:n]] == 3)
+        found += n
+        manager.free(s)
+    assert found == 48 * 3
+    assert sum(manager.tiers()[-1]["misses"][reason] for reason in ("checksum", "length", "format")) == 0
+    other, memory = make(cache_layout=3, rope=None, fingerprint="another", tiers=[FileTier(tmp_path, 1 << 24)])
+    s = other.create()
+    with other.begin_step([Append(s, tokens=list(range(50)))], memory) as step:
+        assert step.cached[0] == 0, "blocks of another model"
 
 
 def test_bad_tiers_are_refused(tmp_path: Path) -> None:

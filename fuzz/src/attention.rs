@@ -1,5 +1,5 @@
-//! Calls of attention. The cache is as the oracle stores it, bit for bit, and the output near the oracle's in float64; all
-//! instruction sets with fused multiply-adds give the same bits, on any number of threads.
+//! Calls of attention. The cache is as the oracle stores it, bit for bit, and the output near the oracle's in float64;
+//! all instruction sets with fused multiply-adds give the same bits, on any number of threads.
 
 use kvcache_conformance::backends::Attention;
 use kvcache_conformance::random::{Entropy, attention_case};

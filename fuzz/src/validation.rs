@@ -2,9 +2,9 @@
 //! too large to be there, or that share memory.
 //!
 //! A check says yes or no: it doesn't panic, overflow or allocate, and reads no memory that is not there. It says what
-//! the conformance kit's oracle says, by the kind of error where only one rule is broken. What is accepted runs on memory
-//! of exactly its size, on the reference and on the fast kernel, and both give the oracle's bits; what is refused has
-//! written nothing.
+//! the conformance kit's oracle says, by the kind of error where only one rule is broken. What is accepted runs on
+//! memory of exactly its size, on the reference and on the fast kernel, and both give the oracle's bits; what is
+//! refused has written nothing.
 
 use kvcache_conformance::backends::{Operator, StaticOperator};
 use kvcache_conformance::random::{Entropy, Plan, any_case, any_static_case, changed_case};

@@ -65,8 +65,8 @@ pub(crate) struct TensorRows {
 }
 
 impl CacheRows {
-    /// The rows of a cache with these lengths, `inner` being `head_dim`, with `quant_group` and T3 if it is quantized. One
-    /// of float8 without these has static scales, which are those of no slot.
+    /// The rows of a cache with these lengths, `inner` being `head_dim`, with `quant_group` and T3 if it is quantized.
+    /// One of float8 without these has static scales, which are those of no slot.
     ///
     /// # Errors
     /// [`RowsError::Types`], [`RowsError::QuantGroup`], [`RowsError::SizeOverflow`].

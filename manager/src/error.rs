@@ -78,8 +78,8 @@ pub enum Error {
     #[error("append {append} makes {kvlen} rows, which are {need} pages of {page_size}, expected at most {max_pages}")]
     TooManyPages { append: usize, kvlen: usize, page_size: usize, need: usize, max_pages: usize },
 
-    /// Too few free pages, cached ones that the step does not read among them. Appends behind the one that did not fit are
-    /// counted without the pages that they would share with it.
+    /// Too few free pages, cached ones that the step does not read among them. Appends behind the one that did not fit
+    /// are counted without the pages that they would share with it.
     #[error("{need} pages are needed, {free} are free")]
     OutOfPages { need: usize, free: usize },
 
@@ -135,8 +135,8 @@ pub enum Error {
     Swapped { seq: SeqId },
 
     /// Rows of a sequence that is swapped out that cannot be had. It stays swapped out; where they will not come any
-    /// more, free it, and append its tokens to a new one. The reason is `absent`, or the name of an error of the store or
-    /// of a block.
+    /// more, free it, and append its tokens to a new one. The reason is `absent`, or the name of an error of the store
+    /// or of a block.
     #[error("sequence {seq}: {missing} of {rows} rows cannot be had ({reason})")]
     RowsMissing { seq: SeqId, missing: usize, rows: usize, reason: &'static str },
 

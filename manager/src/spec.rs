@@ -133,8 +133,8 @@ settings! {
 }
 
 impl CacheSpec {
-    /// The width of a quantized cache's elements, how many neighbors share a scale, and the type of scales; none of these
-    /// where scales are static.
+    /// The width of a quantized cache's elements, how many neighbors share a scale, and the type of scales; none of
+    /// these where scales are static.
     pub fn quant(&self) -> Option<(QuantBit, usize, ElementType)> {
         self.settings.quant.map(|quant| (quant.bit, quant.group, quant.scale_type))
     }

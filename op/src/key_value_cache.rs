@@ -87,15 +87,15 @@ impl KeyValueCache {
         self.types.map_or(Ok(()), |expected| validate::equal_types(got, expected))
     }
 
-    /// The shapes of `cache` and of `scale` for `max_t` slots (MaxT), `num_heads` cache heads (H) and heads of `head_dim`
-    /// elements (Dh). Without quantization that of `scale` has no meaning, nor has it with static scales, whose shape is
-    /// (L, 2, H), or 1 in place of any of these.
+    /// The shapes of `cache` and of `scale` for `max_t` slots (MaxT), `num_heads` cache heads (H) and heads of
+    /// `head_dim` elements (Dh). Without quantization that of `scale` has no meaning, nor has it with static scales,
+    /// whose shape is (L, 2, H), or 1 in place of any of these.
     ///
     /// ```
     /// use kvcache_op::{Attributes, KeyValueCache};
     ///
-    /// let op = KeyValueCache::new(Attributes { num_layer: 2, quant_bit: 8, quant_group: 32, ..Attributes::default() })?;
-    /// assert_eq!(op.cache_shapes(1024, 8, 64)?, [[1024, 2, 2, 8, 64], [1024, 2, 2, 8, 2]]);
+    /// let op = KeyValueCache::new(Attributes { num_layer: 2, quant_bit: 8, quant_group: 32, ..Attributes::default()
+    /// })?; assert_eq!(op.cache_shapes(1024, 8, 64)?, [[1024, 2, 2, 8, 64], [1024, 2, 2, 8, 2]]);
     /// assert_eq!(op.cache_shapes(1024, 8, 80).unwrap_err().kind(), "head_dim_not_divisible");
     /// # Ok::<(), kvcache_op::Error>(())
     /// ```
@@ -168,8 +168,8 @@ impl KeyValueCache {
 macro_rules! run {
     ($($operator:ident, $inputs:ident, $array:ident;)*) => { $(
         impl $operator {
-            /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
-            /// for usual batches.
+            /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates
+            /// nothing for usual batches.
             ///
             /// # Errors
             /// Any [`Error`]; nothing has then been written.

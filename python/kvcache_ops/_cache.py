@@ -105,6 +105,9 @@ class CacheSpec:
             object.__setattr__(self, "cache_dtype", quantized or self.dtype)
         if self.scale_dtype is None and quantized:
             object.__setattr__(self, "scale_dtype", "float32" if self.dtype == "bfloat16" else self.dtype)
+        if not isinstance(self.static_scale, bool | np.bool_):
+            raise KvCacheError(f"static_scale is {self.static_scale!r}, expected a bool", "spec_range")
+        object.__setattr__(self, "static_scale", bool(self.static_scale))
         _ = self._geometry  # checks all
         if self.scale_dtype is not None and not quantized:
             message = f"scale_dtype is {self.scale_dtype!r}, expected None because quant_bit is 0"
@@ -237,8 +240,8 @@ class Cache:
 
     `cache` is a numpy array of the shape `spec.cache_shape`; of int4, which numpy does not have, it has uint8 with two
     elements in a byte, the first in the low nibble, and head_dim / 2 in its last axis. `scale` is None without
-    quantization. Memory of your own is taken as it is, never copied: a numpy array or another tensor that exports
-    versioned DLPack.
+    quantization. Static scales are only read; each of their lengths may be 1 instead of `spec.scale_shape`'s. Memory of
+    your own is taken as it is, never copied: a numpy array or another tensor that exports versioned DLPack.
 
     Raises KvCacheError: "read_only", "not_contiguous", "device", "type_mismatch", "rank_mismatch", "shape_mismatch",
     "dlpack_version", "misaligned", "scale_missing", "scale_unexpected".
@@ -267,10 +270,14 @@ class Cache:
             ("cache", self.cache, spec.cache_dtype, spec.cache_shape)
         ]
         if scale_shape is not None:
+            lengths = tuple(getattr(self.scale, "shape", ()))
+            if spec.static_scale and len(lengths) == len(scale_shape):
+                scale_shape = tuple(1 if got == 1 else full for got, full in zip(lengths, scale_shape, strict=True))
             given.append(("scale", self.scale, spec.scale_dtype, scale_shape))
         return [
-            (name, array, str(dtype), shape, _native.address_of(name, array, str(dtype), list(shape)))
+            (name, array, str(dtype), shape, _native.address_of(name, array, str(dtype), list(shape), written))
             for name, array, dtype, shape in given
+            for written in [name == "cache" or not spec.static_scale]
         ]
 
     def bind(self, io_binding: Any, cache: str = "cache", scale: str = "scale") -> None:

@@ -87,8 +87,8 @@ def run(
     attributes, as num_repeat, and layer_idx, which is 0 if it is not given.
     current_key, current_value: T1, (seqstarts[B], H, Dh). seqstarts, kvstarts: int64 (B + 1). cachestarts: int64 (B),
     or (B, MaxP) in cache_mode 1. start_pos: int64 (B). max_seqlen, max_kvlen: int64, upper bounds of the lengths.
-    cache, scale: as `CacheSpec` says, written in place; int4 is uint8 with two elements in a byte, the first in the low
-    nibble, and head_dim / 2 in the last axis.
+    cache, scale: as `CacheSpec` says, written in place (static scales are read alone); int4 is uint8 with two elements
+    in a byte, the first in the low nibble, and head_dim / 2 in the last axis.
     key, value: where to write the outputs, T1 (kvstarts[B], H * num_repeat, Dh); new numpy arrays if they are None.
 
     Gives key and value. Raises KvCacheError, with the library's sentence and its `kind`; nothing has then been written.

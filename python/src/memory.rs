@@ -20,8 +20,8 @@ use crate::threads::Threads;
 ///
 /// `cache` has the shape `spec.cache_shape` and the type `spec.cache_dtype`: float32, float16 or int8; int4 is an array
 /// of uint8 with two elements in a byte, the first in the low nibble, whose last axis is head_dim / 2. `scale` has the
-/// shape `spec.scale_shape` and the type `spec.scale_dtype`; it is None if the cache is not quantized, and if its scales
-/// are static. Both are C-contiguous and writable. They are kept, never copied, and looked at again at each use.
+/// shape `spec.scale_shape` and the type `spec.scale_dtype`; it is None if the cache is not quantized, and if its
+/// scales are static. Both are C-contiguous and writable. They are kept, never copied, and looked at again at each use.
 ///
 /// While a manager moves rows (in `begin_step`, `update`, `save` and `load`) other Python threads run. They may read
 /// and write the arrays then only where the call does not: which slots a step, an edit or a session has, the manager

@@ -40,8 +40,8 @@ impl<A> AttributeSpec<A> {
     }
 }
 
-/// Declares the attributes of an operator, each with its default, the smallest and the largest legal value, and the only
-/// legal ones between these. One that a graph must give has a default that is not legal.
+/// Declares the attributes of an operator, each with its default, the smallest and the largest legal value, and the
+/// only legal ones between these. One that a graph must give has a default that is not legal.
 macro_rules! attributes {
     ($(#[$about:meta])* $Attributes:ident: $count:literal {
         $($(#[$doc:meta])* $name:ident: ($default:expr, $min:expr, $max:expr, $one_of:expr),)*
@@ -159,8 +159,8 @@ attributes! {
     }
 }
 
-/// The attributes of one `MultiHeadCacheAttention` node, as integers, not yet checked: those of the attention, and those
-/// of `KeyValueCache` but `num_repeat`, which is 1.
+/// The attributes of one `MultiHeadCacheAttention` node, as integers, not yet checked: those of the attention, and
+/// those of `KeyValueCache` but `num_repeat`, which is 1.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct CacheAttentionAttributes {
     /// The attributes of the attention.

@@ -22,7 +22,8 @@ const fn row(quant_bit: i64, t1: ElementType, t2: ElementType, t3: Option<Elemen
 }
 
 impl TypeCombination {
-    /// The legal combinations of the specification. Without quantization any T3 of [`ElementType::T3`] may be given, and is left untouched.
+    /// The legal combinations of the specification. Without quantization any T3 of [`ElementType::T3`] may be given,
+    /// and is left untouched.
     pub const LEGAL: [Self; 13] = {
         use ElementType::{Float16, Float32, Int4, Int8};
         [

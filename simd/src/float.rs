@@ -253,8 +253,8 @@ unsafe fn to_bf16<S: Simd>(x: S::F32) -> S::U16 {
 }
 
 /// The high half of float32, which no instruction set needs to have: a shift gives the value, and additions of integers
-/// round, so that all machines give the same bits. A NaN that is rounded becomes quiet and keeps its sign and the payload
-/// that fits, as with float16.
+/// round, so that all machines give the same bits. A NaN that is rounded becomes quiet and keeps its sign and the
+/// payload that fits, as with float16.
 // SAFETY of every block: the function's own conditions are those of the one that it calls.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Float for bf16 {

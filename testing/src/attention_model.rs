@@ -227,8 +227,9 @@ impl Model {
         state
     }
 
-    /// A call of some sequences, of each of which `sizes` says how long it is and how many of its tokens are new: the node's
-    /// attributes, the inputs, and a filled cache, where each has room for the longest, in pages that come backwards.
+    /// A call of some sequences, of each of which `sizes` says how long it is and how many of its tokens are new: the
+    /// node's attributes, the inputs, and a filled cache, where each has room for the longest, in pages that come
+    /// backwards.
     pub fn long_call(
         &self,
         placement: &Placement,
@@ -250,8 +251,8 @@ impl Model {
         (attributes, inputs, before)
     }
 
-    /// The inputs of a call of these parts, where the sequences' rows of `cachestarts` are `places`, and so many tokens are
-    /// in the cache already.
+    /// The inputs of a call of these parts, where the sequences' rows of `cachestarts` are `places`, and so many tokens
+    /// are in the cache already.
     pub fn inputs(&self, placement: &Placement, places: &[Vec<i64>], lengths: &[usize], parts: &[Part]) -> Inputs {
         let (heads, kv_heads, head_dim) = (self.attention.num_heads as usize, self.kv_heads(), self.head_dim());
         let tokens: usize = parts.iter().map(|part| part.tokens).sum();

@@ -221,6 +221,7 @@ impl<'a> BlockRows<'a> {
         if first == 0 {
             let len = integers.groups * self.heads.len();
             let (from, offsets) = (call.source.head(kv, self.head).1, &self.offsets.scale[..tokens]);
+            // A sum times an infinite scale could be -inf, which hides a key; a product of 0 and that scale is NaN.
             let nan_for_infinity = kv == KEY;
             // SAFETY: see `# Safety`: the scales are those of slots, heads are adjacent where there are several, and
             // the memory has room for the scales of a block of them.
@@ -233,8 +234,6 @@ impl<'a> BlockRows<'a> {
                         read(&Read { rows, to: memory.scales, to_step: len });
                         let offsets: [usize; BLOCK] = std::array::from_fn(|t| t * len * size_of::<f32>());
                         let (from, offsets) = (memory.scales.cast_const().cast(), &offsets[..tokens]);
-                        // A sum times an infinite scale could be -inf, which hides a key; a product of 0 and that scale
-                        // is NaN.
                         transpose(&Transpose { from, offsets, len, nan_for_infinity, to });
                     }
                 }
@@ -275,8 +274,8 @@ impl<'a> BlockRows<'a> {
             (true, _) => (KEY, next),
             (false, kv) => (kv, next),
         };
-        // Those of the next head of these tokens may be in the lines that this head's are in. Those of integer codes have
-        // prefetches of their own.
+        // Those of the next head of these tokens may be in the lines that this head's are in. Those of integer codes
+        // have prefetches of their own.
         let line = |head| call.source.head(KEY, head).1.addr() / kvcache_simd::LINE;
         let is_there = std::ptr::eq(self.offsets, next.offsets) && line(self.head) == line(next.head);
         let with_scales = kv == KEY && scale_len > 0 && !is_there && call.integers.is_none();

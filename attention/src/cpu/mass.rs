@@ -1,7 +1,8 @@
 //! The attention's mass: how much of all queries' weights each key has.
 //!
-//! Scores are computed a second time, once maxima and sums of weights are final: only calls that ask for mass pay for it.
-//! A key's number for a query head is a sum over the queries of its sequence, in their order, which one task adds up.
+//! Scores are computed a second time, once maxima and sums of weights are final: only calls that ask for mass pay for
+//! it. A key's number for a query head is a sum over the queries of its sequence, in their order, which one task adds
+//! up.
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 

@@ -126,8 +126,8 @@ impl<'a> Call<'a> {
             Keys::Packed { .. } => (t1, None),
             Keys::Cache(stored) => (stored.geometry().t2, stored.geometry().quant),
         };
-        // The floats that rows are read as: every number that `KeyValueCache` gives is one, or of a quantized cache every
-        // product of code and scale in float32.
+        // The floats that rows are read as: every number that `KeyValueCache` gives is one, or of a quantized cache
+        // every product of code and scale in float32.
         let loader = |t1, t3, group| RowLoader::new(instructions, (t1, t2, t3), head_dim, group);
         let (floats, loader) = match quant {
             Some(quant) => (Float32, loader(Float32, Some(Float32), quant.group)),

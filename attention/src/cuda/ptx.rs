@@ -1,4 +1,5 @@
-//! The embedded PTX, compiled ahead of time by `kernels/src/cuda/generate.py`: the module for each combination of types.
+//! The embedded PTX, compiled ahead of time by `kernels/src/cuda/generate.py`: the module for each combination of
+//! types.
 
 use kvcache_kernels::cuda::Module;
 use kvcache_kernels::modules;

@@ -1,5 +1,5 @@
-//! The attention's mass: near the naive sum of the reference, and of the same bits on any number of threads and whatever
-//! else is in the batch.
+//! The attention's mass: near the naive sum of the reference, and of the same bits on any number of threads and
+//! whatever else is in the batch.
 
 use std::mem::MaybeUninit;
 

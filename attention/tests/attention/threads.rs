@@ -17,8 +17,8 @@ struct Example {
     before: State,
 }
 
-/// For each combination of types a call with a sequence of several pieces of keys among short ones: decoding tokens, and
-/// a prompt.
+/// For each combination of types a call with a sequence of several pieces of keys among short ones: decoding tokens,
+/// and a prompt.
 fn examples() -> impl Iterator<Item = Example> {
     let types = multi_head_cache_attention::all_combinations()
         .filter(|types| types.t3.is_none_or(|t3| t3 == types.t1) && (types.t1 == types.t2 || types.t3.is_some()));

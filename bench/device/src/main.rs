@@ -6,8 +6,8 @@
 //! compared with the CPU's.
 //!
 //! `KVCACHE_BENCH_FILTER` names the cases that count, by parts of their names with commas between them. With
-//! `KVCACHE_BENCH_QUICK` each call is made a few times only, to see that all of this works; its times mean nothing. Without
-//! a GPU the run ends with the exit code 77.
+//! `KVCACHE_BENCH_QUICK` each call is made a few times only, to see that all of this works; its times mean nothing.
+//! Without a GPU the run ends with the exit code 77.
 
 mod call;
 mod case;

@@ -57,8 +57,8 @@ pub(crate) struct Steps {
 #[pymethods]
 impl Steps {
     /// `batch` sequences of `kvlen` rows and up to a page more, so that their pages end in different steps, in a cache
-    /// of `max_t` slots. Beside them there are `idle` sequences of a row each, in no step. If `is_tiered` is given tokens
-    /// are known, and pages go to a host tier or nowhere.
+    /// of `max_t` slots. Beside them there are `idle` sequences of a row each, in no step. If `is_tiered` is given
+    /// tokens are known, and pages go to a host tier or nowhere.
     #[new]
     #[pyo3(signature = (batch, kvlen, max_t, idle, is_tiered=None))]
     fn new(batch: usize, kvlen: usize, max_t: usize, idle: usize, is_tiered: Option<bool>) -> PyResult<Self> {

@@ -1,9 +1,9 @@
 //! Known mistakes: what implementations of the operators get wrong, each another value of one decision or two of the
 //! [oracle](crate::oracle).
 //!
-//! They are rows of a table, in `arithmetic.yaml`, `storage.yaml` and `attention.yaml`: a name, the rule that is broken,
-//! the decisions and their values, and a sentence. A row with several numbers `n` stands for as many mistakes. To add
-//! one, add a row; it must be wrong in some case that names its rule.
+//! They are rows of a table, in `arithmetic.yaml`, `storage.yaml` and `attention.yaml`: a name, the rule that is
+//! broken, the decisions and their values, and a sentence. A row with several numbers `n` stands for as many mistakes.
+//! To add one, add a row; it must be wrong in some case that names its rule.
 
 use std::sync::LazyLock;
 
@@ -81,8 +81,8 @@ impl Mistake {
 
     /// The rule of an operator that it breaks, by its id; `None` if it cannot be made there.
     ///
-    /// What `KeyValueCache` gives, attention sees: a mistake in it breaks the same rule or, where the attention operators
-    /// have not got that, their equivalence to `KeyValueCache` and then attention.
+    /// What `KeyValueCache` gives, attention sees: a mistake in it breaks the same rule or, where the attention
+    /// operators have not got that, their equivalence to `KeyValueCache` and then attention.
     pub fn rule_on(&self, page: OperatorPage) -> Option<&'static str> {
         let attends = matches!(page, OperatorPage::MultiHeadAttention | OperatorPage::MultiHeadCacheAttention);
         // Where attention reads a cache, num_repeat is 1.

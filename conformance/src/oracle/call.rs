@@ -1,5 +1,5 @@
-//! A call of either `KeyValueCache`, and the plan of what it stores and loads: the two differ in their rules and in this
-//! plan alone.
+//! A call of either `KeyValueCache`, and the plan of what it stores and loads: the two differ in their rules and in
+//! this plan alone.
 
 use kvcache_schema::ElementType;
 
@@ -41,7 +41,8 @@ pub trait Inputs<A>: CaseInputs<A> + Sized + Clone {
     /// The tokens of the longest sequence behind the call, as far as its shapes and indices say.
     fn kvlen(&self) -> i64;
 
-    /// The kinds of error of the rules that a call breaks: those of the first stage that has any. None for a legal call.
+    /// The kinds of error of the rules that a call breaks: those of the first stage that has any. None for a legal
+    /// call.
     fn broken_rules(call: &Call<'_, A, Self>) -> Vec<&'static str>;
 
     /// What a legal call does.
@@ -82,8 +83,8 @@ pub(super) struct Load {
 /// outside of the cache if the call is not planned as the specification says.
 pub(super) type Place = [i64; 2];
 
-/// The heads of `cache` or `scale` in the order of memory: how many there are along the axes of sequences, slots, layers,
-/// keys and values, and heads, and how far neighbors are from each other.
+/// The heads of `cache` or `scale` in the order of memory: how many there are along the axes of sequences, slots,
+/// layers, keys and values, and heads, and how far neighbors are from each other.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Heads {
     pub(super) lens: [usize; 5],
@@ -101,8 +102,8 @@ impl Heads {
         heads
     }
 
-    /// The numbering of static scales of this shape: layers, keys and values, heads, where an axis of 1 is broadcast, and
-    /// those of all slots.
+    /// The numbering of static scales of this shape: layers, keys and values, heads, where an axis of 1 is broadcast,
+    /// and those of all slots.
     pub(super) fn of_static_scales(shape: [usize; 3], cache: &Self) -> Self {
         let own = Self::new([2, 3, 4].into_iter().zip(shape));
         let strides = std::array::from_fn(|axis| if own.lens[axis] == 1 { 0 } else { own.strides[axis] });

@@ -104,7 +104,8 @@ decisions! {
         keeps: Keeps { Both, Neither }
 
         /// What an access outside of the cache does, which differs by language and by luck: the call ends; it reaches
-        /// what lies there in the tensor; a negative slot counts from the last; nothing is stored, and zeros are loaded.
+        /// what lies there in the tensor; a negative slot counts from the last; nothing is stored, and zeros are
+        /// loaded.
         outside: Outside { Fails, Flat, FromEnd, Skipped }
     }
 }

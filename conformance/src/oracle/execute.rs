@@ -222,8 +222,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The number of the head of a key (0) or value (1); none if the place is outside of the cache and accesses there are
-    /// skipped.
+    /// The number of the head of a key (0) or value (1); none if the place is outside of the cache and accesses there
+    /// are skipped.
     fn head(
         &self,
         heads: &Heads,

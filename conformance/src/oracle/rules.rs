@@ -1,5 +1,5 @@
-//! The rules of a legal call of either `KeyValueCache`, in stages: those of a stage can be asked only where those before
-//! hold. A broken rule is told by the kind of error that the call is refused with.
+//! The rules of a legal call of either `KeyValueCache`, in stages: those of a stage can be asked only where those
+//! before hold. A broken rule is told by the kind of error that the call is refused with.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,8 @@ use crate::tensor::Tensor;
 /// The kinds of errors that only the attention operators have.
 pub const ATTENTION_KINDS: [&str; 3] = ["attention_type", "mask_too_small", "decoding_batches_negative"];
 
-/// The kinds of errors that a call of either `KeyValueCache` can be refused with; the attention operators have them, too.
+/// The kinds of errors that a call of either `KeyValueCache` can be refused with; the attention operators have them,
+/// too.
 #[rustfmt::skip]
 pub const KINDS: [&str; 21] = [
     "attribute_out_of_range", "illegal_types", "scale_missing", "type_mismatch", "legacy_page_table", "rank_mismatch",

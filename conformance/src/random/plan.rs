@@ -100,7 +100,8 @@ impl Plan {
         }
     }
 
-    /// A plan of small calls, but for one in thirty-two: what is right for few heads or short groups may be wrong for many.
+    /// A plan of small calls, but for one in thirty-two: what is right for few heads or short groups may be wrong for
+    /// many.
     pub(super) fn small(entropy: &mut Entropy) -> Self {
         let mut plan = Self::draw(entropy, 3, 9);
         let is_large = entropy.one_in(32);
@@ -135,8 +136,8 @@ impl Plan {
         head_dim(self.types, self.inner, self.group, self.max_head_dim)
     }
 
-    /// The inputs of a call as planned, and the slots that its cache has at least. Sequences that store lie apart, in random
-    /// order, with gaps; of the others some read whatever is there.
+    /// The inputs of a call as planned, and the slots that its cache has at least. Sequences that store lie apart, in
+    /// random order, with gaps; of the others some read whatever is there.
     pub(super) fn inputs(&self, entropy: &mut Entropy) -> (StepInputs, usize) {
         let (cachestarts, max_t) = match self.mode {
             CacheMode::Offset => self.offsets(entropy),
@@ -240,8 +241,8 @@ impl Plan {
         (indices(&[starts.len()], &starts), max_t)
     }
 
-    /// Pages for each sequence, unaligned, with anything behind the last used one; some have the first pages of the first
-    /// sequence, as far as both only read them.
+    /// Pages for each sequence, unaligned, with anything behind the last used one; some have the first pages of the
+    /// first sequence, as far as both only read them.
     fn pages(&self, entropy: &mut Entropy) -> (Tensor, usize) {
         let used = |&(past, current): &(usize, usize)| (past + current).div_ceil(self.page_size);
         let max_p = self.sequences.iter().map(used).max().unwrap_or(0) + entropy.below(3);

@@ -91,8 +91,8 @@ fn for_types<I: Implementation>(
     RowFunctions { conversion, ..I::copies() }
 }
 
-/// Those of values of T1 as codes Q with scales T: of the specification's types, which scales have too, for more lengths
-/// of groups.
+/// Those of values of T1 as codes Q with scales T: of the specification's types, which scales have too, for more
+/// lengths of groups.
 fn codes_of<I: Implementation, Q: CodeLanes, T: Float>(t1: ElementType, group: usize) -> Conversion {
     match ElementType::T3.contains(&t1) {
         true => scale_type!(t1, V => I::quantized::<Q, V, T>(group)),

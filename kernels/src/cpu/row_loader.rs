@@ -33,8 +33,8 @@ pub struct LoadedRows {
 }
 
 impl RowLoader {
-    /// A loader of rows of `len` elements in groups of `group` (1 without quantization), for a legal combination of types
-    /// (T1, T2, T3); none where the cache holds values as they are.
+    /// A loader of rows of `len` elements in groups of `group` (1 without quantization), for a legal combination of
+    /// types (T1, T2, T3); none where the cache holds values as they are.
     pub fn new(
         instructions: InstructionSet,
         types: (ElementType, ElementType, Option<ElementType>),

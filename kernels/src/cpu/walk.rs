@@ -142,8 +142,8 @@ impl<'a> Walk<'a> {
                     block.prefetch =
                         writers.is_some().then_some(Prefetch { row: STORE_PREFETCH_DISTANCE as isize, scale: 0 });
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
-                    // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; `Cpu` is made for supported
-                    // instruction sets alone.
+                    // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; `Cpu` is made for
+                    // supported instruction sets alone.
                     unsafe { kernel.store(&block, writers) }
                 });
             }

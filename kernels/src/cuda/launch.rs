@@ -62,8 +62,8 @@ struct Units {
 }
 
 impl DeviceStores {
-    /// The launch that stores the current tokens, on a device of so many multiprocessors, which size the grid; `None` if
-    /// there is nothing to store.
+    /// The launch that stores the current tokens, on a device of so many multiprocessors, which size the grid; `None`
+    /// if there is nothing to store.
     ///
     /// # Errors
     /// [`TooLarge`].
@@ -192,8 +192,8 @@ impl DeviceStores {
 }
 
 impl DeviceProblem {
-    /// The launch that loads all tokens, on a device of so many multiprocessors, which size the grid; `None` if there is
-    /// nothing to load.
+    /// The launch that loads all tokens, on a device of so many multiprocessors, which size the grid; `None` if there
+    /// is nothing to load.
     ///
     /// # Errors
     /// [`TooLarge`].

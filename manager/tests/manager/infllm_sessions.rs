@@ -1,5 +1,5 @@
-//! Saved sequences of InfLLM: where they go on, and files of another configuration. Files that are not whole are refused
-//! by what reads them, as those of sessions: `session_refusals` has every byte.
+//! Saved sequences of InfLLM: where they go on, and files of another configuration. Files that are not whole are
+//! refused by what reads them, as those of sessions: `session_refusals` has every byte.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
-//! `tests/session` is a Rust program of both kinds. One that registers the library by its path is bound to no version of
-//! `ort`. A Rust program that needs no graph calls `kvcache-op`.
+//! `tests/session` is a Rust program of both kinds. One that registers the library by its path is bound to no version
+//! of `ort`. A Rust program that needs no graph calls `kvcache-op`.
 //!
 //! # What it does
 //! - It registers each operator in both of its domains, for every choice of types, with ONNX Runtime 1.20 and later.

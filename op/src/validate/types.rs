@@ -4,8 +4,8 @@ use kvcache_schema::{ElementType, TypeCombination};
 
 use crate::error::Error;
 
-/// Checks the types of the inputs that are not indices against those rows of the table of types whose T1 is one of `t1s`,
-/// which are the operator's, and those that `quant_type` has.
+/// Checks the types of the inputs that are not indices against those rows of the table of types whose T1 is one of
+/// `t1s`, which are the operator's, and those that `quant_type` has.
 pub(crate) fn types(
     got: TypeCombination,
     quant_type: i64,

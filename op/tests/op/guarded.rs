@@ -3,8 +3,14 @@
 //! An access to such a page ends the process with a signal, also by instructions that sanitizers do not see
 //! (non-temporal stores). Random calls run in processes of their own, so that the smallest failing call is reported.
 
-use kvcache_conformance::{NamedInputs, Tensor};
-use kvcache_op::{Backend, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
+use std::collections::BTreeMap;
+
+use kvcache_conformance::attention::{self, Case};
+use kvcache_conformance::{Expected, NamedInputs, Tensor};
+use kvcache_op::{
+    AttentionBackend, Backend, CacheAttentionInputs, IndexInputs, Inputs, KeyValueCache, MultiHeadCacheAttention,
+    Outputs, Serial,
+};
 use kvcache_testing::backends::backends;
 use kvcache_testing::guarded::{Guard, Guarded};
 use kvcache_testing::random::{After, RandomCall, Runs, calls};
@@ -42,6 +48,48 @@ proptest! {
             for guard in [Guard::Before, Guard::Behind] {
                 prop_assert!(run(&call, backend, guard) == expected, "{:?}, {:?}", backend, guard);
             }
+        }
+    }
+}
+
+/// What the first call of a case gives: `attn_output`, cache and scale, with every tensor guarded.
+fn attend(case: &Case, backend: AttentionBackend, guard: Guard) -> (Tensor, Tensor, Option<Tensor>) {
+    let op = MultiHeadCacheAttention::new(case.attributes.clone()).unwrap().with_backends(backend, Backend::default());
+    let named = case.steps[0].inputs.named().into_iter();
+    let inputs: BTreeMap<_, _> = named.map(|(name, input)| (name, Guarded::new(input, guard))).collect();
+    let input = |name: &str| inputs[name].read();
+    let indices = IndexInputs {
+        seqstarts: input("seqstarts"),
+        kvstarts: input("kvstarts"),
+        cachestarts: input("cachestarts"),
+        start_pos: input("start_pos"),
+        max_seqlen: input("max_seqlen"),
+        max_kvlen: input("max_kvlen"),
+    };
+    let inputs = CacheAttentionInputs {
+        query: input("query"),
+        stored: Inputs { current_key: input("current_key"), current_value: input("current_value"), indices },
+        decoding_batches: input("decoding_batches"),
+        attn_mask: inputs.get("attn_mask").map(Guarded::read),
+    };
+    let mut cache = Guarded::new(case.cache.as_ref().unwrap(), guard);
+    let mut scale = case.scale.as_ref().map(|scale| Guarded::new(scale, guard));
+    let call = op.check(&inputs, cache.write(), scale.as_mut().map(Guarded::write)).unwrap();
+    let output = &Tensor::zeros(case.t1, case.steps[0].inputs["query"].shape().to_vec()).unwrap();
+    let mut output = Guarded::new(output, guard);
+    call.run(output.write(), &Serial).unwrap();
+    (output.tensor(), cache.tensor(), scale.as_ref().map(Guarded::tensor))
+}
+
+#[test]
+fn attention_stays_inside_its_operands() {
+    let is_legal = |case: &Case| matches!(case.steps[0].expected, Expected::Success(_)) && case.cache.is_some();
+    let cases: Vec<_> = attention::cases().unwrap().into_iter().filter(is_legal).collect();
+    assert!(cases.len() > 100);
+    for case in &cases {
+        for backend in AttentionBackend::all().skip(1) {
+            let [before, behind] = [Guard::Before, Guard::Behind].map(|guard| attend(case, backend, guard));
+            assert!(before == behind, "{}: {}", case.name, backend.name());
         }
     }
 }

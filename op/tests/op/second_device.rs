@@ -1,5 +1,5 @@
-//! A second device, which keeps what it is given: all that a device needs is in the trait, and each address that reaches
-//! it is that of its tensor.
+//! A second device, which keeps what it is given: all that a device needs is in the trait, and each address that
+//! reaches it is that of its tensor.
 
 use std::cell::RefCell;
 use std::convert::Infallible;

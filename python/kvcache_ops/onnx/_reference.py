@@ -20,8 +20,8 @@ from kvcache_ops._schemas import OPERATORS, Operator
 def reference_ops() -> list[type[OpRun]]:
     """A class for each operator of dynamic batching in each of its domains, for `ReferenceEvaluator(new_ops=...)`.
 
-    `cache` and `scale` are written in place in the arrays that are fed: contiguous ones of numpy. An int4 cache is an
-    array of `ml_dtypes.int4`, one element in a byte.
+    `cache` and `scale`, unless it is static, are written in place in the arrays that are fed: contiguous ones of numpy.
+    An int4 cache is an array of `ml_dtypes.int4`, one element in a byte.
     """
     runs = [operator for operator in OPERATORS if _runs(operator)]
     return [_class_of(operator, domain) for operator in runs for domain in operator.domains]

@@ -1,5 +1,6 @@
 //! One call of an operator on borrowed tensors.
 
+use kvcache_op::schema::STATIC_SCALES;
 use kvcache_op::schema::multi_head_cache_attention::MASS;
 use kvcache_op::{
     AttentionCall, AttentionInputs, CacheAttentionInputs, Call, ElementType, Error, IndexInputs, Inputs, Outputs,
@@ -16,16 +17,14 @@ use crate::threads::Threads;
 
 /// The inputs that a call may lack.
 pub const OPTIONAL: [&str; 2] = ["scale", "attn_mask"];
-/// The inputs that a call writes.
-const WRITTEN: [&str; 2] = ["cache", "scale"];
 /// The inputs that decide where bytes are read and written.
 const INDICES: [&str; 7] =
     ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen"];
 
 /// Checks a call of the operator and makes it; gives its outputs: those given, in place, new numpy arrays for the
-/// others. `inputs` and `outputs` are in the operator's order, with None for what is left out; attention
-/// writes its mass where an array for it stands behind the outputs. `expected` has, by the names of inputs, their type and,
-/// unless it is None, their shape, with None for any length.
+/// others. `inputs` and `outputs` are in the operator's order, with None for what is left out; attention writes its
+/// mass where an array for it stands behind the outputs. `expected` has, by the names of inputs, their type and, unless
+/// it is None, their shape, with None for any length.
 #[pyfunction]
 #[pyo3(signature = (op_type, attributes, inputs, outputs, expected=None))]
 pub fn run<'py>(
@@ -84,6 +83,7 @@ fn prepare<'py>(
         "scale" => operator.cache_attributes().is_some_and(|cache| cache.quant_bit == 0),
         _ => false,
     };
+    let reads_scale = operator.cache_attributes().is_some_and(|cache| cache.quant_type == STATIC_SCALES);
     let given = inputs.into_iter().map(Some).chain(std::iter::repeat(None));
     let tensors = kind
         .inputs()
@@ -93,7 +93,7 @@ fn prepare<'py>(
             Some(given) => {
                 let access = match *name {
                     "cache" => Access::WriteInt4,
-                    name if WRITTEN.contains(&name) => Access::Write,
+                    "scale" if !reads_scale => Access::Write,
                     name if INDICES.contains(&name) => Access::Index,
                     _ => Access::Read,
                 };

@@ -49,13 +49,23 @@ pub fn cache_geometry<'py>(
     Ok((bytes("cache", t2, &cache)?, t3.map(|t3| bytes("scale", t3, scale)).transpose()?))
 }
 
-/// Checks that an array is the writable, contiguous memory of a tensor of this type and shape, called `cache` or
-/// `scale`; gives its address.
+/// Checks that an array is the contiguous memory of a tensor of this type and shape, called `cache` or `scale`, and
+/// writable if it is written; gives its address.
 #[pyfunction]
-pub fn address_of(name: &str, array: &Bound<'_, PyAny>, dtype: &str, expected: Vec<usize>) -> PyResult<usize> {
+pub fn address_of(
+    name: &str,
+    array: &Bound<'_, PyAny>,
+    dtype: &str,
+    expected: Vec<usize>,
+    written: bool,
+) -> PyResult<usize> {
     let name = if name == "scale" { "scale" } else { "cache" };
     let expected_type = element(name, dtype)?;
-    let access = if expected_type == ElementType::Int4 { Access::WriteInt4 } else { Access::Write };
+    let access = match expected_type {
+        ElementType::Int4 => Access::WriteInt4,
+        _ if written => Access::Write,
+        _ => Access::Read,
+    };
     let tensor = Tensor::new(name, array, access)?;
     let lengths: Vec<_> = expected.iter().copied().map(Some).collect();
     tensor.check(name, expected_type, Some(&lengths))?;

@@ -38,8 +38,8 @@ impl<'py> Tensor<'py> {
     /// Borrows the memory of an argument. Runs Python code.
     ///
     /// # Errors
-    /// `KvCacheError` of kind `not_a_tensor`, `type_mismatch`, `not_contiguous`, `read_only`, or what [`dlpack::borrow`]
-    /// says.
+    /// `KvCacheError` of kind `not_a_tensor`, `type_mismatch`, `not_contiguous`, `read_only`, or what
+    /// [`dlpack::borrow`] says.
     pub fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
         Self::checked(name, object, Given::new(name, object, access)?, access)
     }
@@ -170,10 +170,12 @@ impl<'py> Tensor<'py> {
         unsafe { TensorRef::from_raw_parts(self.element, self.shape.clone(), data) }
     }
 
-    /// The tensor, to be written: one made for [`Access::Write`] or [`Access::WriteInt4`].
+    /// The tensor, to be written: one made for [`Access::Write`] or [`Access::WriteInt4`]; or static scales, which a
+    /// call has among what it writes otherwise, and only reads.
     pub fn write(&self) -> TensorMut<'_> {
-        // SAFETY: as for `read`; the memory is writable, checked by `new`, and numpy and DLPack have initialized it, or
-        // it is an output. A call gets each of its tensors once, and refuses those that overlap.
+        // SAFETY: as for `read`; the memory is writable, checked by `new`, unless nothing is written; numpy and DLPack
+        // have initialized it, or it is an output. A call gets each of its tensors once, and refuses those that
+        // overlap.
         unsafe { TensorMut::from_raw_parts(self.element, self.shape.clone(), self.address) }
     }
 }

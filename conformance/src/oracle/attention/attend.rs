@@ -210,8 +210,8 @@ impl Attended {
         tensor
     }
 
-    /// Whether a call that gave `made` did the same. What is so vague that almost everything is within its tolerance, as
-    /// where errors of large scores are multiplied with weights far beyond 1, says nothing.
+    /// Whether a call that gave `made` did the same. What is so vague that almost everything is within its tolerance,
+    /// as where errors of large scores are multiplied with weights far beyond 1, says nothing.
     pub(crate) fn fits(&self, made: &[Tensor]) -> bool {
         let largest = |values: &[f64]| values.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
         let fits = |(one, made): (&Self, &Tensor)| {

@@ -21,8 +21,8 @@ use crate::tensor::Tensor;
 pub type AttentionPrediction = Prediction<Rc<Attended>>;
 
 impl Oracle {
-    /// What each call of a case of attention does, one after the other. With `made`, what calls did, it ends with the call
-    /// that did something else.
+    /// What each call of a case of attention does, one after the other. With `made`, what calls did, it ends with the
+    /// call that did something else.
     pub fn predict_attention<'a>(
         &'a self,
         case: &'a Case,
@@ -83,8 +83,9 @@ impl Oracle {
         Some(Prediction { outcome, state: known.clone() })
     }
 
-    /// The keys and values of a quantized cache as the products of codes and scales, in float32, which has room for those
-    /// with scales of float16; none of an oracle that makes them otherwise, or has others than those in the cache.
+    /// The keys and values of a quantized cache as the products of codes and scales, in float32, which has room for
+    /// those with scales of float16; none of an oracle that makes them otherwise, or has others than those in the
+    /// cache.
     fn load_unrounded(&self, case: &Case, step: &Step, state: &State) -> Option<[Vec<f64>; 2]> {
         let made_of = |of: &Behavior| (of.value, of.current_from_inputs, of.loads_from, of.order, of.keeps);
         let is_quantized = case.operator == Operator::MultiHeadCacheAttention && case.attributes.cache.quant_bit != 0;
@@ -100,8 +101,8 @@ impl Oracle {
         Some([0, 1].map(|i| numbers(&loaded[i])))
     }
 
-    /// The keys and values that a call attends to: of one over a cache those that it loads, with the state after that in
-    /// `known`. Without them, how the call ends.
+    /// The keys and values that a call attends to: of one over a cache those that it loads, with the state after that
+    /// in `known`. Without them, how the call ends.
     fn load(
         &self,
         case: &Case,

@@ -180,8 +180,8 @@ pub(super) fn bias(attention: &Attention, query: &Query, slope: f64, j: i64) -> 
     }
 }
 
-/// The number of the element of `attn_mask`, in row-major order, for the key at position `j`; `None` if there is no mask
-/// or it is not looked at.
+/// The number of the element of `attn_mask`, in row-major order, for the key at position `j`; `None` if there is no
+/// mask or it is not looked at.
 pub(super) fn mask_element(attention: &Attention, ragged: &Ragged, query: &Query, j: i64) -> Option<i64> {
     let (planes, rows, width) = ragged.mask?;
     let (&Query { b, i, h, .. }, rows, width) = (query, rows as i64, width as i64);

@@ -1,5 +1,5 @@
-//! Each known mistake is wrong in some case and diagnosed by its own name. What is said where none explains failures: by
-//! what is wrong with them, and by a condition that tells them from the cases that passed.
+//! Each known mistake is wrong in some case and diagnosed by its own name. What is said where none explains failures:
+//! by what is wrong with them, and by a condition that tells them from the cases that passed.
 
 use std::collections::BTreeSet;
 
@@ -174,9 +174,9 @@ fn each_is_diagnosed_in_attention() {
     assert!(shown > 3, "{shown}");
 }
 
-/// Runs mistakes as implementations: of each, some case fails that names its rule, and the mistake alone explains all that
-/// fail. Gives how many were wrong anywhere: not all can be in each suite. The cases of dynamic batching tell all of its
-/// mistakes apart, others may give the same elsewhere.
+/// Runs mistakes as implementations: of each, some case fails that names its rule, and the mistake alone explains all
+/// that fail. Gives how many were wrong anywhere: not all can be in each suite. The cases of dynamic batching tell all
+/// of its mistakes apart, others may give the same elsewhere.
 fn each_is_diagnosed<C: Diagnosable>(cases: &[C], mistakes: impl Iterator<Item = &'static Mistake>) -> usize
 where
     Oracle: Implementation<C>,

@@ -13,8 +13,8 @@ use kvcache_kernels::cuda::MODULES;
 use kvcache_kernels::{Kernel, Reference, Serial};
 use kvcache_op::{AttentionBackend, Backend, ElementType};
 
-/// The kernels as the conformance suite sees them: a fault is a panic, which fails its case. With a build for some types,
-/// cases of others cannot be run.
+/// The kernels as the conformance suite sees them: a fault is a panic, which fails its case. With a build for some
+/// types, cases of others cannot be run.
 #[derive(Debug, Clone, Copy)]
 pub struct Emulated(pub EmulatedAttention);
 
@@ -120,8 +120,8 @@ fn any_order_on_a_large_device() {
     all_cases_pass(EmulatedCuda { order: Order::Random(1), multiprocessors: 100, ..EmulatedCuda::default() }, 3);
 }
 
-/// On devices of few multiprocessors, whose threads run in any order; without multiprocessors, small calls have long rounds.
-/// The last calls are large enough that warps make several rounds.
+/// On devices of few multiprocessors, whose threads run in any order; without multiprocessors, small calls have long
+/// rounds. The last calls are large enough that warps make several rounds.
 #[test]
 fn random_cases() {
     let passes = |report: Report, device| assert!(report.failed() + report.unsupported() == 0, "{device:?}: {report}");

@@ -39,7 +39,8 @@ pub(crate) trait Codes: Simd {
 
     /// Rounds to integers, ties to even.
     unsafe fn codes(x: Self::F32) -> Self::Code;
-    /// Rounds numbers of at most 464 to float8e4m3fn, ties to even, with the signs of `x`; 0 where the number is NaN.
+    /// Rounds numbers below 496 to float8e4m3fn, ties to even, with the signs of `x`: 480 becomes the code of NaN, as
+    /// if it were a number. 0 where the number is NaN.
     unsafe fn e4m3_codes(number: Self::F32, x: Self::F32) -> Self::Code;
     /// Writes a register of codes as int8, one a byte; 0 for that of NaN.
     unsafe fn write_i8(to: *mut u8, codes: Self::Code);

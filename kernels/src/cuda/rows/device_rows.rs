@@ -39,8 +39,8 @@ impl From<TooLarge> for DeviceRowsError {
     }
 }
 
-/// The rows of a cache in a device's memory: what [`CacheRows`] does on the host, put into a stream, with the same bits;
-/// but a key that is not a number becomes some other one when it is rotated.
+/// The rows of a cache in a device's memory: what [`CacheRows`] does on the host, put into a stream, with the same
+/// bits; but a key that is not a number becomes some other one when it is rotated.
 ///
 /// Everything is checked before anything is launched. Nothing waits or is allocated.
 #[derive(Debug, Clone, Copy)]
