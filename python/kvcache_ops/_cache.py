@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -270,9 +270,10 @@ class Cache:
             ("cache", self.cache, spec.cache_dtype, spec.cache_shape)
         ]
         if scale_shape is not None:
-            lengths = tuple(getattr(self.scale, "shape", ()))
-            if spec.static_scale and len(lengths) == len(scale_shape):
-                scale_shape = tuple(1 if got == 1 else full for got, full in zip(lengths, scale_shape, strict=True))
+            lengths = getattr(self.scale, "shape", None)
+            if spec.static_scale and isinstance(lengths, tuple) and len(lengths) == len(scale_shape):
+                broadcast = (1 if got == 1 else full for got, full in zip(lengths, scale_shape, strict=True))
+                scale_shape = cast("ScaleShape", tuple(broadcast))
             given.append(("scale", self.scale, spec.scale_dtype, scale_shape))
         return [
             (name, array, str(dtype), shape, _native.address_of(name, array, str(dtype), list(shape), written))
