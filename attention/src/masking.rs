@@ -40,7 +40,7 @@ impl<'a> MaskRows<'a> {
     pub(crate) fn read(&self, h: usize, token: usize, start: usize, values: &mut [f32]) {
         let plane = if self.mask.per_head { h } else { 0 };
         let at = (plane * self.rows + token) * self.mask.width + start;
-        let size = self.t1.bits() / 8;
+        let size = self.t1.byte_len(1);
         read_floats(self.t1, &self.bytes[at * size..], values);
     }
 }

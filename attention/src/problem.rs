@@ -198,6 +198,6 @@ impl<'a> AttentionProblem<'a> {
 
     /// The bytes of a T1.
     pub(crate) fn t1_bytes(&self) -> usize {
-        self.geometry.t1.bits() / 8
+        self.geometry.t1.byte_len(1)
     }
 }

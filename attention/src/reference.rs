@@ -42,7 +42,7 @@ impl AttentionKernel for AttentionReference {
         }
         let Tensors { geometry, indices, query, mask, mut rows } = problem.tensors();
         let slopes = alibi_slopes(num_heads);
-        let head_len = head_dim * (t1.bits() / 8);
+        let head_len = t1.byte_len(head_dim);
         let (mut q, mut result) = (vec![0.0; head_dim], vec![0.0; head_dim]);
         for b in 0..batch {
             let RaggedRows { queries, keys } = indices.sequence(b);

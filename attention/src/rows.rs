@@ -64,8 +64,8 @@ impl<'a> Rows<'a> {
             Keys::Cache(stored) => {
                 let geometry = stored.geometry();
                 let layer = CacheBytes::new(geometry);
-                let cache_len = geometry.t2.bytes(geometry.cache_len).unwrap_or_default();
-                let scale_len = geometry.quant.map_or(0, |quant| quant.scale_len * (quant.t3.bits() / 8));
+                let cache_len = geometry.t2.byte_len(geometry.cache_len);
+                let scale_len = geometry.quant.map_or(0, |quant| quant.t3.byte_len(quant.scale_len));
                 let pointers = stored.pointers();
                 let source = Source::Cache {
                     cache: shared(pointers.cache, cache_len),

@@ -30,10 +30,7 @@ impl TensorBytes {
             return Self::default();
         }
         // No stride is longer than the tensor.
-        let bytes = |len: usize| match element {
-            ElementType::Int4 => len / 2,
-            element => len * (element.bits() / 8),
-        };
+        let bytes = |len: usize| element.byte_len(len);
         Self {
             head_len: bytes(inner),
             token: bytes(strides.token),

@@ -207,10 +207,7 @@ impl<'a> Stores<'a> {
     /// without quantization).
     pub(crate) unsafe fn tensors<V: Copy, C: Copy, S: Copy>(&mut self) -> Tensors<'_, V, C, S> {
         let current_len = self.total_seqlen() * self.geometry.num_heads * self.geometry.head_dim;
-        let cache_len = match self.geometry.t2 {
-            ElementType::Int4 => self.geometry.cache_len.div_ceil(2),
-            _ => self.geometry.cache_len,
-        };
+        let cache_len = self.geometry.t2.byte_len(self.geometry.cache_len) / size_of::<C>();
         let scale_len = self.geometry.quant.map_or(0, |quant| quant.scale_len);
         let Pointers { current, cache, scale } = self.pointers;
         // SAFETY: assume_checked: the pointers are aligned and valid for these shapes, and what is written overlaps

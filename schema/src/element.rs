@@ -96,6 +96,15 @@ impl ElementType {
         }
     }
 
+    /// The bytes that `len` neighboring elements take, rounded up to whole bytes, where the tensor is known to fit in
+    /// memory.
+    pub const fn byte_len(self, len: usize) -> usize {
+        match self {
+            Self::Int4 => len.div_ceil(2),
+            _ => len * (self.bits() / 8),
+        }
+    }
+
     /// The address that a pointer to such elements is a multiple of, in bytes.
     pub const fn align(self) -> usize {
         self.bits().div_ceil(8)

@@ -166,7 +166,7 @@ impl Model {
             if self.types.t3.is_none() {
                 self.compare_with_packed(kernel, &attributes, &inputs, &mut state, &output);
             }
-            let row = self.attention.num_heads as usize * self.head_dim() * (self.types.t1.bits() / 8);
+            let row = self.types.t1.byte_len(self.attention.num_heads as usize * self.head_dim());
             let mut bytes = output.bytes();
             for part in parts {
                 let (own, rest) = bytes.split_at(part.tokens * row);

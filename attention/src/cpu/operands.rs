@@ -142,7 +142,7 @@ impl<'a> Call<'a> {
         let width = head_dim.next_multiple_of(functions.lanes);
         let whole = head_dim.is_multiple_of(functions.lanes);
         let each = |bytes: usize| std::array::from_fn(|t| t * width * bytes);
-        let float_bytes = floats.bits() / 8;
+        let float_bytes = floats.byte_len(1);
         Self {
             geometry,
             indices: problem.indices(),

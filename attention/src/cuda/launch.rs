@@ -157,7 +157,7 @@ impl DeviceAttention {
     fn is_wide(&self, parameters: &AttentionParameters) -> bool {
         let (t1, t2, _) = self.types();
         let pack = WIDE_BYTES / t1.align();
-        let bytes = (pack * t2.bits() / 8) as u64;
+        let bytes = (t2.byte_len(pack)) as u64;
         let group = match &self.keys {
             DeviceKeys::Packed(_) => None,
             DeviceKeys::Cache(stores) => stores.geometry.quant.map(|quant| quant.group),

@@ -76,12 +76,12 @@ impl Case {
 
     /// Bytes of a token in `current_key` and `current_value` together.
     fn value_bytes(&self) -> usize {
-        2 * NUM_HEADS * HEAD_DIM * self.types.t1.bits() / 8
+        self.types.t1.byte_len(2 * NUM_HEADS * HEAD_DIM)
     }
 
     pub fn cache_bytes(&self) -> usize {
-        let scales = self.types.t3.map_or(0, |t3| 2 * NUM_HEADS * self.groups() * t3.bits() / 8);
-        2 * NUM_HEADS * HEAD_DIM * self.types.t2.bits() / 8 + scales
+        let scales = self.types.t3.map_or(0, |t3| t3.byte_len(2 * NUM_HEADS * self.groups()));
+        self.types.t2.byte_len(2 * NUM_HEADS * HEAD_DIM) + scales
     }
 
     /// What a call reads and writes; of attention, keys and values.

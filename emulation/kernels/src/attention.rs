@@ -57,7 +57,7 @@ impl EmulatedAttention {
         let AttentionGeometry { num_kv_heads, head_dim, t1, .. } = *problem.geometry();
         match problem.keys() {
             Keys::Packed { pointers, indices } => {
-                let len = problem.total_kvlen() * num_kv_heads * head_dim * (t1.bits() / 8);
+                let len = t1.byte_len(problem.total_kvlen() * num_kv_heads * head_dim);
                 let shift = if self.device.unaligned { t1.align() } else { 0 };
                 // SAFETY: AttentionProblem: both are valid for reads of their shape, of `len` bytes.
                 let rows = pointers.map(|data| unsafe { upload(data, len, shift) });
@@ -92,7 +92,7 @@ impl EmulatedAttention {
         let geometry = *problem.geometry();
         let AttentionPointers { query, attn_mask } = problem.pointers();
         let shift = if self.device.unaligned { geometry.t1.align() } else { 0 };
-        let size = geometry.t1.bits() / 8;
+        let size = geometry.t1.byte_len(1);
         let query_rows = problem.total_seqlen();
         let len = problem.output_bytes();
         // SAFETY: AttentionProblem: `query` is valid for reads of its shape, of `len` bytes.

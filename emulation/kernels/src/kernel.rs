@@ -72,7 +72,7 @@ impl EmulatedCuda {
         let Geometry { num_heads, head_dim, t1, t2, quant, cache_len, cache, .. } = geometry;
         let (current_rows, all_rows) = (stores.total_seqlen(), stores.total_kvlen());
         let pointers = stores.pointers();
-        let copy = |data: *const u8, element: ElementType, len: usize| match bytes(element, len) {
+        let copy = |data: *const u8, element: ElementType, len: usize| match element.byte_len(len) {
             0 => DeviceMemory::new(0, self.shift(element)),
             // SAFETY: Stores: `data` is valid for reads of its shape, initialized, and `len` is that shape's bytes.
             len => DeviceMemory::of(unsafe { std::slice::from_raw_parts(data, len) }, self.shift(element)),
@@ -167,7 +167,7 @@ impl EmulatedCuda {
         let Uploaded { stores, cache, scale, .. } = &uploaded;
         let (Outputs { num_repeat, pointers }, Geometry { num_heads, head_dim, t1, .. }) =
             (problem.outputs(), stores.geometry);
-        let output_len = bytes(t1, stores.all_rows * num_heads * num_repeat * head_dim);
+        let output_len = t1.byte_len(stores.all_rows * num_heads * num_repeat * head_dim);
         let outputs = [(); 2].map(|()| DeviceMemory::new(output_len, self.shift(t1)));
         let addresses = outputs.each_ref().map(DeviceMemory::address);
         let device_problem = DeviceProblem { stores: *stores, num_repeat, outputs: addresses };
@@ -182,10 +182,6 @@ impl EmulatedCuda {
         }
         Ok(())
     }
-}
-
-fn bytes(element: ElementType, len: usize) -> usize {
-    element.bytes(len).unwrap_or_else(|| unreachable!("a problem's tensors fit in memory"))
 }
 
 /// Copies device memory back to the host.

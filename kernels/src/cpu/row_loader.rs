@@ -48,8 +48,8 @@ impl RowLoader {
             | Conversion::StaticScales { load, .. } => load.plain,
         };
         let row = Row::new(len, group);
-        let bits = |elements: usize, element: ElementType| elements * element.bits() / 8;
-        let bytes = [bits(len, types.0), bits(len, types.1), types.2.map_or(0, |t3| bits(row.groups, t3))];
+        let (t1, t2, t3) = types;
+        let bytes = [t1.byte_len(len), t2.byte_len(len), t3.map_or(0, |t3| t3.byte_len(row.groups))];
         Some(Self { load, row, bytes })
     }
 

@@ -50,11 +50,6 @@ impl Layer {
     }
 }
 
-/// The bytes of `len` elements that are known to fit in memory.
-fn bytes(element: ElementType, len: usize) -> usize {
-    len * element.bits() / 8
-}
-
 impl<'a> Walk<'a> {
     /// The call with the row functions of an instruction set that this machine has.
     pub(crate) fn new(stores: &Stores<'a>, instructions: InstructionSet) -> Self {
@@ -85,14 +80,14 @@ impl<'a> Walk<'a> {
 
     /// Bytes of a token's key and value.
     pub(crate) fn value_bytes(&self) -> usize {
-        2 * bytes(self.geometry.t1, self.geometry.num_heads * self.geometry.head_dim)
+        2 * self.geometry.t1.byte_len(self.geometry.num_heads * self.geometry.head_dim)
     }
 
     /// Bytes that a token's key and value take in cache and scale.
     pub(crate) fn cache_bytes(&self) -> usize {
         let Geometry { num_heads, head_dim, t2, quant, .. } = self.geometry;
         let len = 2 * num_heads * head_dim;
-        bytes(t2, len) + quant.map_or(0, |quant| bytes(quant.t3, len / quant.group))
+        t2.byte_len(len) + quant.map_or(0, |quant| quant.t3.byte_len(len / quant.group))
     }
 
     /// Whether the instruction set has non-temporal stores.
@@ -106,8 +101,8 @@ impl<'a> Walk<'a> {
             num_heads,
             head_dim,
             strides: cache,
-            head_bytes: bytes(t1, head_dim),
-            cache_head_bytes: bytes(t2, head_dim),
+            head_bytes: t1.byte_len(head_dim),
+            cache_head_bytes: t2.byte_len(head_dim),
             kind: match self.functions.conversion {
                 Conversion::None => Kind::Copied,
                 Conversion::Float { .. } => Kind::Converted,
@@ -121,7 +116,7 @@ impl<'a> Walk<'a> {
     pub(crate) fn store(&self, tokens: Range<usize>, stream: bool) {
         let whole_lines = self.cache.data.addr().is_multiple_of(LINE)
             && self.cache.strides.head.is_multiple_of(LINE)
-            && bytes(self.geometry.t2, self.geometry.head_dim).is_multiple_of(LINE);
+            && self.geometry.t2.byte_len(self.geometry.head_dim).is_multiple_of(LINE);
         let tiling = self.shape().store(stream, whole_lines);
         self.with_writers(stream, |walk, writers| walk.store_runs(tokens, tiling, writers));
     }
@@ -154,7 +149,7 @@ impl<'a> Walk<'a> {
     pub(crate) fn load(&self, outputs: &Outputs, tokens: Range<usize>, stream: bool) {
         let num_repeat = outputs.num_repeat;
         let whole_lines = outputs.pointers.iter().all(|output| output.addr().is_multiple_of(LINE))
-            && bytes(self.geometry.t1, self.geometry.head_dim).is_multiple_of(LINE);
+            && self.geometry.t1.byte_len(self.geometry.head_dim).is_multiple_of(LINE);
         let tiling = if stream {
             self.shape().streamed_load(num_repeat, whole_lines, dispatch::tuning())
         } else {
@@ -209,7 +204,7 @@ impl<'a> Walk<'a> {
         let Geometry { num_heads, t1, .. } = self.geometry;
         let heads = if tiling.rows == 1 { num_heads } else { 1 };
         let row = self.head.times(heads);
-        let row_bytes = bytes(t1, row.len) * copies;
+        let row_bytes = t1.byte_len(row.len) * copies;
         let token_bytes = row_bytes * tiling.rows;
         let (tokens, rows) = (part.tokens.len(), part.rows.len());
         let values = values[part.kv].wrapping_add(part.tokens.start * token_bytes + part.rows.start * row_bytes);

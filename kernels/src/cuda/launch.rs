@@ -101,7 +101,7 @@ impl DeviceStores {
     /// Whether heads are whole packs, each at an address that is a multiple of its size.
     fn is_aligned(&self, values: [u64; 2]) -> bool {
         let Geometry { head_dim, t2, .. } = self.geometry;
-        let cache_bytes = self.pack() * t2.bits() / 8;
+        let cache_bytes = t2.byte_len(self.pack());
         let is_aligned = |address: u64, bytes: usize| address.is_multiple_of(bytes as u64);
         // Strides are multiples of head_dim, and so are the layer's offset and the values' rows.
         head_dim.is_multiple_of(self.pack())

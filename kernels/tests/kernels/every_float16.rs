@@ -141,7 +141,7 @@ fn load(kernel: &dyn Kernel, bits: QuantBit, group: usize, t1: ElementType) -> V
         current: [Vec::new(), Vec::new()],
         cache: head.repeat(2 * TOKENS),
         scale: (0..2 * TOKENS).flat_map(scale).collect(),
-        outputs: vec![0; 2 * TOKENS * head_dim * t1.bits() / 64],
+        outputs: vec![0; t1.byte_len(2 * TOKENS * head_dim) / 8],
     };
     call.with_problem(|problem| kernel.load(problem, &Serial));
     call.outputs
