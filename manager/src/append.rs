@@ -12,6 +12,8 @@ pub struct Append<'a> {
     pub(crate) seq: SeqId,
     rows: Rows<'a>,
     first_pos: Option<i64>,
+    /// Rows that attention sees beside the sequence's own.
+    seen: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -24,18 +26,23 @@ impl<'a> Append<'a> {
     /// Appends these tokens. Where the sequence has no rows yet, it begins with the cached pages of the same tokens,
     /// and only the others are in the step.
     pub fn tokens(seq: SeqId, tokens: &'a [u32]) -> Self {
-        Self { seq, rows: Rows::Tokens(tokens), first_pos: None }
+        Self { seq, rows: Rows::Tokens(tokens), first_pos: None, seen: 0 }
     }
 
     /// Appends `n` rows whose tokens the manager does not know.
     pub fn count(seq: SeqId, n: usize) -> Self {
-        Self { seq, rows: Rows::Count(n), first_pos: None }
+        Self { seq, rows: Rows::Count(n), first_pos: None, seen: 0 }
     }
 
     /// The position of the first row; the others follow. Unless given, it is the one behind the last, or 0.
     #[must_use]
     pub fn at(self, first_pos: i64) -> Self {
         Self { first_pos: Some(first_pos), ..self }
+    }
+
+    /// Attention sees so many rows of whole pages beside the sequence's own.
+    pub(crate) fn seeing(self, seen: usize) -> Self {
+        Self { seen, ..self }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -77,7 +84,7 @@ impl<'a> Append<'a> {
             return Err(Error::PositionOverflow { append: Some(append), first, n, max: MAX_POSITION });
         }
         // Both are positions.
-        let kvlen = sequence.len().saturating_add(n);
+        let kvlen = (sequence.len() + self.seen).saturating_add(n);
         let (page_size, need) = (spec.page_size(), kvlen.div_ceil(spec.page_size()));
         match spec.max_pages() {
             Some(max_pages) if need > max_pages => {

@@ -59,7 +59,7 @@ impl Clone for Names {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Blocks {
-    store: Arc<dyn BlockStore>,
+    pub(crate) store: Arc<dyn BlockStore>,
     names: Names,
     row_len: usize,
     /// Memory of blocks that were read, for those that are written.

@@ -115,7 +115,7 @@ impl Manager {
     }
 
     /// An edit: all of it, or nothing.
-    fn edit<T>(&mut self, edit: impl FnOnce(&mut Editor<'_>) -> Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn edit<T>(&mut self, edit: impl FnOnce(&mut Editor<'_>) -> Result<T, Error>) -> Result<T, Error> {
         self.check_closed()?;
         let Self { spec, state, journal, .. } = self;
         let queued = state.queue.len();

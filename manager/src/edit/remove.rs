@@ -34,7 +34,7 @@ impl Editor<'_> {
     }
 
     /// Removes rows of a sequence, which is not in the journal: what cannot fail need not be undone.
-    pub(super) fn remove_for_good(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
+    pub(crate) fn remove_for_good(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
         let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.start);
         let sequence = &self.state.sequences[seq];
         match &sequence.place {

@@ -140,7 +140,7 @@ impl Editor<'_> {
 
     /// Changes the positions of rows. Where keys are stored rotated, the rows become the sequence's own; cells do in
     /// any case, as a cell has one position.
-    pub(super) fn map(
+    pub(crate) fn map(
         &mut self,
         seq: SeqId,
         rows: Range<usize>,

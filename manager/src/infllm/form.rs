@@ -1,5 +1,7 @@
 //! Blocks that form: their rows go to the store, and what queries are compared with stays.
 
+use std::ops::Range;
+
 use bytemuck::cast_slice_mut;
 use bytes::Bytes;
 use kvcache_kernels::{CacheRows, Rotation};
@@ -9,13 +11,14 @@ use ndarray::ArrayView2;
 
 use super::config::{BlockScore, FarPositions};
 use super::error::InfLlmError;
-use super::plan::{Entry, slots};
+use super::plan::Entry;
 use super::scores::{bounds, representative};
 use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
 use crate::block::{Block, BlockKind};
 use crate::error::{Error, MemoryError};
 use crate::memory::CacheMemory;
+use crate::seq_id::SeqId;
 use crate::spec::{Geometry, KeyForm};
 use crate::store::{BlockKey, StoreError};
 
@@ -28,7 +31,7 @@ impl Setup {
         entry: &Entry,
         layer: usize,
         observed: ArrayView2<'_, f32>,
-        tokens: std::ops::Range<usize>,
+        tokens: Range<usize>,
     ) -> Vec<f32> {
         let (heads, mass) = (self.query_heads(), &sequence.layers[layer].mass);
         // In front of these keys are the first tokens and the blocks.
@@ -121,14 +124,13 @@ impl InfLlm {
         let Self { setup, sequences, .. } = &*self;
         let sequence = &sequences[&entry.seq];
         let block = setup.config.block;
-        let first_page = setup.pages(setup.config.init + nth * block);
-        let pages = sequence.device.pages.iter().chain(&entry.tail).skip(first_page).take(setup.pages(block));
-        let slots: Vec<usize> = slots(&pages.copied().collect::<Vec<_>>(), setup.page_size()).collect();
+        let first = setup.config.init + nth * block;
+        let slots = self.slots(sequence.rows, first..first + block);
         let mut rows = vec![0; block * setup.spec.bytes_per_token()];
         memory.read_rows(&slots, &mut rows).map_err(Error::memory)?;
         if let (FarPositions::FarFixed { .. }, KeyForm::Roped) = (setup.config.positions, setup.spec.key_form()) {
-            let position = setup.rest_start(sequence.n) + nth * block - sequence.device.shift;
-            setup.rotate(&mut rows, setup.config.init as i64 - position as i64).map_err(Error::memory)?;
+            let position = self.manager.state.sequences[sequence.rows].positions.at(first);
+            setup.rotate(&mut rows, setup.config.init as i64 - position).map_err(Error::memory)?;
         }
         let tokens = nth * block..(nth + 1) * block;
         let mass = |(layer, observed): (usize, &ArrayView2<'_, f32>)| {
@@ -156,17 +158,22 @@ impl InfLlm {
     /// # Errors
     /// [`InfLlmError::Store`].
     pub(crate) fn put(&mut self, rows: Bytes) -> Result<BlockKey, InfLlmError> {
-        self.keys += 1;
-        let key = BlockKey::digest([&self.secret[..], &self.keys.to_le_bytes()]);
+        let key = self.blocks.private_key();
         let block = Block::new(BlockKind::Private, &key, rows, self.setup.group_row_len()).map_err(StoreError::from)?;
-        self.store.put(&key, block)?;
+        self.blocks.store.put(&key, block)?;
         Ok(key)
+    }
+
+    /// The slots of some rows of a sequence of the manager.
+    pub(crate) fn slots(&self, seq: SeqId, rows: Range<usize>) -> Vec<usize> {
+        let sequence = &self.manager.state.sequences[seq];
+        rows.map(|row| sequence.slot(row, self.setup.page_size())).collect()
     }
 
     /// Removes a block from the store that no sequence has. Where the store fails, it keeps bytes that nobody asks for.
     pub(crate) fn forget(&self, formed: Formed) {
         for key in formed.keys {
-            let _ = self.store.delete(&key);
+            let _ = self.blocks.store.delete(&key);
         }
     }
 }

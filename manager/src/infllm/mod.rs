@@ -4,7 +4,6 @@ pub(crate) mod config;
 pub(crate) mod error;
 mod form;
 mod index;
-mod load;
 mod partition;
 mod plan;
 mod residency;
@@ -14,7 +13,6 @@ mod sequence;
 mod sequences;
 mod session;
 mod step;
-mod tensors;
 
 pub use config::{BlockScore, Eviction, FarPositions, InfLlmConfig};
 pub use error::{InfLlmError, Lost};

@@ -1,15 +1,36 @@
-//! What a step needs in the cache: pages, copies of shared ones, rotations, loads.
+//! What a step needs in the cache, on the manager's plan and journal:
+//!
+//! ```text
+//! check all appends
+//! for each append:
+//!     where positions would pass n_ctx, move the rows behind the blocks back; copy pages that others have first
+//!     give wanted blocks that are not resident the slots of blocks that are not wanted
+//!     give the sequence pages of its own for these slots
+//! place the new rows, as in a step of the manager
+//! fetch the blocks of the slots from the store
+//! ```
+//!
+//! What is refused, a page too few included, is rolled back by the journal.
 
-use kvcache_kernels::{Rotation, RowCopy};
+use std::collections::BTreeSet;
+
+use kvcache_op::IndexInputs;
+use ndarray::Array2;
 
 use super::config::FarPositions;
-use super::residency::Load;
-use super::sequence::{Device, Sequence, Setup};
+use super::error::{InfLlmError, Lost};
+use super::residency::{Load, Residency};
+use super::sequence::{Sequence, Setup};
+use crate::append::Append;
+use crate::batch::Batch;
+use crate::block::Block;
+use crate::edit::Editor;
 use crate::error::Error;
-use crate::pages::{Pages, Source};
-use crate::positions::MAX_POSITION;
+use crate::plan::Planner;
 use crate::seq_id::SeqId;
 use crate::spec::KeyForm;
+use crate::state::State;
+use crate::store::{BlockKey, BlockStore, StoreError};
 
 /// A sequence of a step.
 #[derive(Debug, Clone)]
@@ -21,193 +42,189 @@ pub(crate) struct Entry {
     pub(crate) n: usize,
     /// By selection: the blocks that it sees, in ascending order, equally many in each.
     pub(crate) blocks: Vec<Vec<u32>>,
-    /// The pages of new tokens that are not on the sequence's last page.
-    pub(crate) tail: Vec<u32>,
 }
 
-/// How to undo one change.
+/// An open step.
 #[derive(Debug)]
-enum Undo {
-    Take(u32, Source),
-    Unshare(u32),
+pub(crate) struct Open {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) batch: Batch,
+    /// By selection: the first slots of the pages of each entry.
+    pub(crate) cachestarts: Vec<Array2<i64>>,
+    pub(crate) loads: usize,
+    /// By layer: the attention mass of all keys, shape (heads of queries, keys).
+    pub(crate) observed: Vec<Option<Array2<f32>>>,
 }
 
-/// What a step does before it runs, entry by entry.
+/// What a step changes in a sequence before it runs.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
-    setup: &'a Setup,
-    pages: &'a mut Pages,
-    pub(crate) copies: Vec<RowCopy>,
-    pub(crate) rotations: Vec<Rotation>,
-    undo: Vec<Undo>,
-    /// The pages that are taken, and those that were free.
-    need: usize,
-    free: usize,
+pub(crate) struct Change {
+    pub(crate) residency: Vec<Residency>,
+    pub(crate) shifts: Vec<usize>,
+    /// Blocks that get slots, with their selection.
+    pub(crate) loads: Vec<(usize, Load)>,
 }
 
-impl<'a> Plan<'a> {
-    pub(crate) fn new(setup: &'a Setup, pages: &'a mut Pages) -> Self {
-        let free = pages.num_free();
-        Self { setup, pages, copies: Vec::new(), rotations: Vec::new(), undo: Vec::new(), need: 0, free }
+impl Setup {
+    /// The append of `n` tokens to a sequence, which sees blocks beside its rows.
+    pub(crate) fn append(&self, sequence: &Sequence, n: usize) -> Append<'static> {
+        let seen = sequence.blocks.len().min(self.config.topk) * self.config.block;
+        Append::count(sequence.rows, n).seeing(seen)
     }
 
-    /// Whether there were pages enough.
+    /// Plans one entry, but for its new rows.
     ///
     /// # Errors
-    /// [`Error::OutOfPages`].
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        let Self { need, free, .. } = *self;
-        if need <= free { Ok(()) } else { Err(Error::OutOfPages { need, free }) }
-    }
-
-    /// Gives back all that was taken.
-    pub(crate) fn undo(self) {
-        for undo in self.undo.into_iter().rev() {
-            match undo {
-                Undo::Take(page, source) => {
-                    self.pages.unshare(page);
-                    self.pages.untake(page, source);
-                }
-                Undo::Unshare(page) => drop(self.pages.share(page)),
-            }
+    /// [`Error::PositionOverflow`], [`Error::ShiftLimit`].
+    pub(crate) fn plan(&self, planner: &mut Planner<'_>, sequence: &Sequence, entry: &Entry) -> Result<Change, Error> {
+        let shifts = self.shift(planner, sequence, entry)?;
+        let mut residency = sequence.residency.clone();
+        let mut loads = Vec::new();
+        for (group, (residency, blocks)) in residency.iter_mut().zip(&entry.blocks).enumerate() {
+            loads.extend(residency.assign(blocks).into_iter().map(|load| (group, load)));
         }
-    }
-
-    /// Plans one entry: its sequence's rows in the cache, the blocks to load by selection, and whether keys are
-    /// rotated. Its tail gets the pages of new tokens. What was planned after a page was missing is good for counting
-    /// alone.
-    ///
-    /// # Errors
-    /// [`Error::TooManyPages`], [`Error::PositionOverflow`], [`Error::ShiftLimit`].
-    pub(crate) fn entry(
-        &mut self,
-        entry: &mut Entry,
-        sequence: &Sequence,
-    ) -> Result<(Device, Vec<Vec<Load>>, bool), Error> {
-        let mut device = sequence.device.clone();
-        let rows = sequence.rows(self.setup);
-        let needed = (rows + entry.n).div_ceil(self.setup.page_size());
-        self.check_width(entry, sequence, rows, needed)?;
-        let rotated = self.shift(entry, sequence, &mut device)?;
-        if let Some(last) = device.pages.last_mut() {
-            let within = rows % self.setup.page_size();
-            if within > 0 {
-                *last = self.private(*last, within);
-            }
-        }
-        entry.tail = (device.pages.len()..needed).map(|_| self.take()).collect();
-        let loads: Vec<_> = device
-            .residency
-            .iter_mut()
-            .zip(&entry.blocks)
-            .map(|(residency, blocks)| residency.assign(blocks))
-            .collect();
-        let mut slots: Vec<usize> = loads.iter().flatten().map(|load| load.slot).collect();
-        slots.sort_unstable();
-        slots.dedup();
-        // Other layers have other blocks in the slot.
-        let kept = if self.setup.config.per_layer { self.setup.page_size() } else { 0 };
-        for slot in slots {
-            let pages = &mut device.slots[slot];
-            if pages.is_empty() {
-                *pages = (0..self.setup.pages(self.setup.config.block)).map(|_| self.take()).collect();
-            } else {
-                pages.iter_mut().for_each(|page| *page = self.private(*page, kept));
-            }
-        }
-        Ok((device, loads, rotated))
-    }
-
-    fn check_width(&self, entry: &Entry, sequence: &Sequence, rows: usize, pages: usize) -> Result<(), Error> {
-        let blocks = entry.blocks[0].len();
-        let kvlen = rows + blocks * self.setup.config.block + entry.n;
-        let need = pages + blocks * self.setup.pages(self.setup.config.block);
-        let end = sequence.n.checked_add(entry.n).filter(|&end| end as i64 - 1 <= MAX_POSITION);
-        if end.is_none() {
-            let (append, first) = (Some(entry.append), sequence.n as i64);
-            return Err(Error::PositionOverflow { append, first, n: entry.n, max: MAX_POSITION });
-        }
-        match self.setup.spec.max_pages() {
-            Some(max_pages) if need > max_pages => {
-                let (append, page_size) = (entry.append, self.setup.page_size());
-                Err(Error::TooManyPages { append, kvlen, page_size, need, max_pages })
-            }
-            _ => Ok(()),
-        }
+        let slots: BTreeSet<usize> = loads.iter().map(|(_, load)| load.slot).collect();
+        self.own_slots(planner, sequence.resident, &slots);
+        Ok(Change { residency, shifts, loads })
     }
 
     /// Moves the rows behind the blocks back, right behind the positions of blocks, if the new tokens would not be
-    /// below `n_ctx` otherwise. Whether keys are rotated.
-    fn shift(&mut self, entry: &Entry, sequence: &Sequence, device: &mut Device) -> Result<bool, Error> {
-        let FarPositions::FarFixed { n_ctx } = self.setup.config.positions else { return Ok(false) };
-        let first = sequence.next_position();
-        if first + entry.n <= n_ctx {
-            return Ok(false);
+    /// below `n_ctx` otherwise. Gives the sequence's shifts.
+    fn shift(&self, planner: &mut Planner<'_>, sequence: &Sequence, entry: &Entry) -> Result<Vec<usize>, Error> {
+        let (rows, mut shifts) = (&planner.state.sequences[sequence.rows], sequence.shifts.clone());
+        let FarPositions::FarFixed { n_ctx } = self.config.positions else { return Ok(shifts) };
+        let (len, next) = (rows.len(), rows.positions.next() as usize);
+        if next + entry.n <= n_ctx {
+            return Ok(shifts);
         }
-        let config = &self.setup.config;
-        let start = self.setup.rest_start(sequence.n);
-        let back = (start - device.shift).saturating_sub(config.init + config.block);
-        if first - back.min(first) + entry.n > n_ctx {
-            let (append, max) = (Some(entry.append), n_ctx as i64 - 1);
-            return Err(Error::PositionOverflow { append, first: (first - back.min(first)) as i64, n: entry.n, max });
+        let (init, page_size) = (self.config.init, self.page_size());
+        let place = init + self.config.block;
+        let back = if len > init { (rows.positions.at(init) as usize).saturating_sub(place) } else { 0 };
+        if next - back + entry.n > n_ctx {
+            let (append, first, max) = (Some(entry.append), (next - back) as i64, n_ctx as i64 - 1);
+            return Err(Error::PositionOverflow { append, first, n: entry.n, max });
         }
-        device.shift += back;
-        if self.setup.spec.key_form() == KeyForm::Raw || start >= sequence.n {
-            return Ok(false);
-        }
-        // The oldest of the rows was moved by all of these, and will be rotated once more when its block forms.
-        device.shifts.retain(|&tokens| tokens > start);
-        device.shifts.push(sequence.n);
-        let shifts = device.shifts.len() as u32 + 1;
-        if let Some(limit) = self.setup.spec.shift_limit().filter(|&limit| shifts > limit) {
-            return Err(Error::ShiftLimit { shifts, limit });
-        }
-        let page_size = self.setup.page_size();
-        let mut left = sequence.n - start;
-        for page in &mut device.pages[self.setup.pages(config.init)..] {
-            let len = left.min(page_size);
-            left -= len;
-            *page = self.private(*page, len);
-            self.rotations.push(Rotation { slot: *page as usize * page_size, len, delta: -(back as i64) });
-        }
-        Ok(true)
-    }
-
-    /// Takes a page. If there is none, it is only counted.
-    fn take(&mut self) -> u32 {
-        self.need += 1;
-        let Some((page, source)) = self.pages.take(0) else { return u32::MAX };
-        self.pages.share(page);
-        self.undo.push(Undo::Take(page, source));
-        page
-    }
-
-    /// A page that can be written, with its first rows: itself, or a copy if another table has it too.
-    fn private(&mut self, page: u32, rows: usize) -> u32 {
-        if page == u32::MAX || self.pages.refcount(page) < 2 {
-            return page;
-        }
-        let copy = self.take();
-        if copy != u32::MAX {
-            self.pages.unshare(page);
-            self.undo.push(Undo::Unshare(page));
-            if rows > 0 {
-                let slot = |page: u32| page as usize * self.setup.page_size();
-                self.copies.push(RowCopy { src: slot(page), dst: slot(copy), len: rows });
+        if self.spec.key_form() == KeyForm::Roped {
+            // The oldest of the rows was moved by all of these, and will be rotated once more when its block forms.
+            shifts.retain(|&tokens| tokens > self.rest_start(sequence.n));
+            shifts.push(sequence.n);
+            let count = shifts.len() as u32 + 1;
+            if let Some(limit) = self.spec.shift_limit().filter(|&limit| count > limit) {
+                return Err(Error::ShiftLimit { shifts: count, limit });
+            }
+            for index in self.pages(init)..len.div_ceil(page_size) {
+                own_page(planner, sequence.rows, index, page_size.min(len - index * page_size));
             }
         }
-        copy
+        // A step that lacks pages is refused in the end.
+        if planner.plan.missing == 0 {
+            let queued = planner.state.queue.len();
+            let mut editor = Editor { spec: planner.spec, state: planner.state, journal: planner.journal, queued };
+            editor.map(sequence.rows, init..len, true, |position| position - back as i64)?;
+        }
+        Ok(shifts)
+    }
+
+    /// Gives a sequence of resident blocks pages of its own for slots that are to be written.
+    fn own_slots(&self, planner: &mut Planner<'_>, resident: SeqId, slots: &BTreeSet<usize>) {
+        let (block, pages) = (self.config.block, self.pages(self.config.block));
+        // Other layers have other blocks in the slot.
+        let kept = if self.config.per_layer { self.page_size() } else { 0 };
+        let len = planner.state.sequences[resident].len();
+        for slot in slots.range(..len / block) {
+            (slot * pages..(slot + 1) * pages).for_each(|index| own_page(planner, resident, index, kept));
+        }
+        // Slots are used in order.
+        let more = slots.last().map_or(0, |last| ((last + 1) * block).saturating_sub(len));
+        planner.journal.note(planner.state, resident);
+        planner.grow(resident, len + more);
+        planner.state.sequences[resident].push_rows(more, len as i64);
+    }
+
+    /// A block of a sequence from the store.
+    ///
+    /// # Errors
+    /// [`InfLlmError::BlockLost`], [`InfLlmError::Store`].
+    pub(crate) fn get(
+        &self,
+        store: &dyn BlockStore,
+        seq: SeqId,
+        block: u32,
+        key: &BlockKey,
+    ) -> Result<Block, InfLlmError> {
+        let lost = |why| InfLlmError::BlockLost { seq, block, why };
+        let got = match store.get(key) {
+            Err(StoreError::Bad(error)) => return Err(lost(error.into())),
+            got => got?.ok_or(lost(Lost::Missing))?,
+        };
+        got.check(key, self.config.block, self.group_row_len()).map_err(|error| lost(error.into()))?;
+        Ok(got)
+    }
+
+    /// The pages of an entry in a selection: those of the first tokens, of blocks, and of the tokens behind them.
+    fn table(&self, state: &State, sequence: &Sequence, entry: &Entry, group: usize) -> Vec<u32> {
+        let table = state.sequences[sequence.rows].table();
+        let (init, rest) = table.split_at(self.pages(self.config.init).min(table.len()));
+        let (resident, pages) = (state.sequences[sequence.resident].table(), self.pages(self.config.block));
+        let slots = entry.blocks[group].iter().filter_map(|&block| sequence.residency[group].slot(block));
+        let blocks = slots.flat_map(|slot| &resident[slot * pages..(slot + 1) * pages]);
+        init.iter().chain(blocks).chain(rest).copied().collect()
     }
 }
 
-impl Device {
-    /// The pages of all its tables.
-    pub(crate) fn all_pages(&self) -> impl Iterator<Item = u32> {
-        self.pages.iter().chain(self.slots.iter().flatten()).copied()
+/// Gives a sequence a page of its own in the place of one that others have, with its first `len` rows.
+fn own_page(planner: &mut Planner<'_>, seq: SeqId, index: usize, len: usize) {
+    let page = planner.state.sequences[seq].table()[index];
+    if planner.state.pages.refcount(page) > 1 {
+        planner.own_page(seq, index, len);
     }
 }
 
-/// The slots of pages, in order.
-pub(crate) fn slots(pages: &[u32], page_size: usize) -> impl Iterator<Item = usize> {
-    pages.iter().flat_map(move |&page| (0..page_size).map(move |i| page as usize * page_size + i))
+impl Open {
+    /// The step of these entries, without its tensors.
+    pub(crate) fn new(setup: &Setup, entries: Vec<Entry>, loads: usize) -> Self {
+        let observed = vec![None; setup.spec.geometry().num_layer];
+        Self { entries, batch: Batch::default(), cachestarts: Vec::new(), loads, observed }
+    }
+
+    /// Makes the index tensors, once the sequences of the entries have their blocks in the cache and their new rows.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub(crate) fn fill<'a>(
+        &mut self,
+        setup: &Setup,
+        state: &State,
+        sequence: impl Fn(SeqId) -> &'a Sequence,
+    ) -> Result<(), Error> {
+        self.batch.clear();
+        for entry in &self.entries {
+            let rows = &state.sequences[sequence(entry.seq).rows];
+            let next = rows.positions.next();
+            self.batch.push_tokens(entry.append, next - entry.n as i64..next);
+            self.batch.push_entry(rows.len() - entry.n + entry.blocks[0].len() * setup.config.block, entry.n);
+        }
+        for group in 0..setup.groups() {
+            let table = |entry: &Entry| setup.table(state, sequence(entry.seq), entry, group);
+            let tables: Vec<_> = self.entries.iter().map(table).collect();
+            let widest = tables.iter().map(Vec::len).max().unwrap_or(0);
+            let shape = (tables.len(), setup.spec.max_pages().unwrap_or(widest));
+            let len = shape.0.saturating_mul(shape.1);
+            let mut starts = Vec::new();
+            starts.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { len, size: size_of::<i64>() })?;
+            for table in tables {
+                let end = starts.len() + shape.1;
+                starts.extend(table.into_iter().map(|page| i64::from(page) * setup.page_size() as i64));
+                starts.resize(end, -1);
+            }
+            let starts = Array2::from_shape_vec(shape, starts).unwrap_or_else(|_| unreachable!("rows of that width"));
+            self.cachestarts.push(starts);
+        }
+        Ok(())
+    }
+
+    /// The operator's index inputs.
+    pub(crate) fn index_inputs(&self, group: usize) -> IndexInputs<'_> {
+        self.batch.index_inputs(&self.cachestarts[group])
+    }
 }

@@ -81,12 +81,10 @@ impl Residency {
         loads
     }
 
-    /// Empties slots, whose rows were not written.
-    pub(crate) fn forget(&mut self, loads: &[Load]) {
-        for &Load { block, slot } in loads {
-            self.resident.remove(&block);
-            self.slots[slot] = Slot::default();
-        }
+    /// Empties a slot, whose rows were not written.
+    pub(crate) fn forget(&mut self, Load { block, slot }: Load) {
+        self.resident.remove(&block);
+        self.slots[slot] = Slot::default();
     }
 
     /// Ages the mass of all blocks, and adds that of a step.

@@ -49,10 +49,10 @@ impl InfLlm {
             query.iter_mut().for_each(|sum| *sum /= n as f32);
             sequence.score(&self.setup, layer, &query);
             let chosen = top_k(&sequence.group_scores(&self.setup, group, &self.selected), self.setup.config.topk);
-            let residency = &sequence.device.residency[group];
+            let residency = &sequence.residency[group];
             let missing = chosen.iter().filter(|&&block| residency.slot(block).is_none());
             let keys: Vec<BlockKey> = missing.map(|&block| sequence.blocks[block as usize].keys[group]).collect();
-            self.store.prefetch(&keys);
+            self.blocks.store.prefetch(&keys);
             // Fewer are all there are; when there are more, others may fit better.
             sequence.chosen[group] = Some(chosen).filter(|chosen| chosen.len() == self.setup.config.topk);
         }

@@ -1,4 +1,4 @@
-//! The state of a sequence.
+//! The state of a sequence, and what all sequences of an `InfLlm` have in common.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use super::residency::Residency;
 use crate::error::Error;
 use crate::seq_id::SeqId;
 use crate::spec::CacheSpec;
+use crate::state::State;
 use crate::store::BlockKey;
 
 /// What every sequence of an `InfLlm` has in common.
@@ -32,26 +33,11 @@ pub(crate) struct Formed {
 pub(crate) struct Layer {
     /// The attention mass of the tokens behind the blocks, shape (tokens, heads of queries), for representatives.
     pub(crate) mass: Vec<f32>,
-    /// What queries are compared with, [`Setup::index_len`] numbers of a block: a representative for each head of queries,
-    /// or for each head of the cache the least and the largest elements of its keys.
+    /// What queries are compared with, [`Setup::index_len`] numbers of a block: a representative for each head of
+    /// queries, or for each head of the cache the least and the largest elements of its keys.
     pub(crate) index: Index,
     /// The scores of blocks, smoothed. Newer blocks may have none yet.
     pub(crate) scores: Vec<f32>,
-}
-
-/// The rows of a sequence that are in the cache.
-#[derive(Debug, Clone)]
-pub(crate) struct Device {
-    /// The pages of the first tokens and of those behind the blocks.
-    pub(crate) pages: Vec<u32>,
-    /// By slot for a block: its pages, or none before it was used.
-    pub(crate) slots: Vec<Vec<u32>>,
-    /// Which blocks are in the slots: of all layers, or by layer.
-    pub(crate) residency: Vec<Residency>,
-    /// How far the tokens behind the blocks are moved back.
-    pub(crate) shift: usize,
-    /// For each shift that moved one of these tokens: the tokens that there were.
-    pub(crate) shifts: Vec<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -63,9 +49,14 @@ pub(crate) struct Sequence {
     pub(crate) layers: Vec<Layer>,
     /// The latest selection of `topk` blocks, in ascending order: of all layers, or by layer.
     pub(crate) chosen: Vec<Option<Vec<u32>>>,
-    pub(crate) device: Device,
-    /// Rows were damaged when a memory failed.
-    pub(crate) lost: bool,
+    /// The manager's sequence of the rows that every layer has in the cache: of the first tokens and behind the blocks.
+    pub(crate) rows: SeqId,
+    /// The manager's sequence of resident blocks, slot by slot.
+    pub(crate) resident: SeqId,
+    /// Which blocks are in the slots: of all layers, or by layer.
+    pub(crate) residency: Vec<Residency>,
+    /// For each shift that moved one of the tokens behind the blocks: the tokens that there were.
+    pub(crate) shifts: Vec<usize>,
 }
 
 impl Setup {
@@ -91,6 +82,11 @@ impl Setup {
     /// The layers of a selection.
     pub(crate) fn layers(&self, group: usize) -> Range<usize> {
         if self.config.per_layer { group..group + 1 } else { 0..self.spec.geometry().num_layer }
+    }
+
+    pub(crate) fn check_layer(&self, layer: usize) -> Result<(), InfLlmError> {
+        let num_layer = self.spec.geometry().num_layer;
+        if layer < num_layer { Ok(()) } else { Err(InfLlmError::Layer { layer, num_layer }) }
     }
 
     /// Heads of queries.
@@ -126,40 +122,27 @@ impl Setup {
 }
 
 impl Sequence {
-    /// Adds a block, and by layer what queries are compared with.
-    pub(crate) fn push(&mut self, setup: &Setup, (formed, index): (Formed, Vec<f32>)) {
-        for (layer, numbers) in self.layers.iter_mut().zip(index.chunks_exact(setup.index_len())) {
-            layer.index.push(numbers);
-        }
-        self.blocks.push(Arc::new(formed));
-    }
-
-    pub(crate) fn new(setup: &Setup) -> Self {
+    /// A sequence without tokens, of these sequences of the manager.
+    pub(crate) fn new(setup: &Setup, [rows, resident]: [SeqId; 2]) -> Self {
         let residency = Residency::new(setup.config.max_cached, setup.config.eviction);
         Self {
             n: 0,
             blocks: Vec::new(),
             layers: vec![Layer::default(); setup.spec.geometry().num_layer],
             chosen: vec![None; setup.groups()],
-            device: Device {
-                pages: Vec::new(),
-                slots: vec![Vec::new(); setup.config.max_cached],
-                residency: vec![residency; setup.groups()],
-                shift: 0,
-                shifts: Vec::new(),
-            },
-            lost: false,
+            rows,
+            resident,
+            residency: vec![residency; setup.groups()],
+            shifts: Vec::new(),
         }
     }
 
-    /// The rows that every layer has in the cache: those of the first tokens and behind the blocks.
-    pub(crate) fn rows(&self, setup: &Setup) -> usize {
-        self.n - setup.partition(self.n).blocks * setup.config.block
-    }
-
-    /// The position of the next token.
-    pub(crate) fn next_position(&self) -> usize {
-        self.n - self.device.shift
+    /// Adds a block, and by layer what queries are compared with.
+    pub(crate) fn push(&mut self, setup: &Setup, (formed, index): (Formed, Vec<f32>)) {
+        for (layer, numbers) in self.layers.iter_mut().zip(index.chunks_exact(setup.index_len())) {
+            layer.index.push(numbers);
+        }
+        self.blocks.push(Arc::new(formed));
     }
 
     /// The blocks that the next step sees, in ascending order.
@@ -172,35 +155,21 @@ impl Sequence {
         self.chosen[group].clone().ok_or_else(|| InfLlmError::NotSelected { seq, layer, blocks, topk }.into())
     }
 
-    /// The position of the first row of a block.
-    pub(crate) fn block_position(&self, setup: &Setup, block: u32) -> usize {
-        match setup.config.positions {
-            FarPositions::FarFixed { .. } => setup.config.init,
-            FarPositions::TrueDistance | FarPositions::FarConstant => {
-                setup.config.init + block as usize * setup.config.block
-            }
-        }
-    }
-
-    /// The positions of the keys of a step that adds `n` tokens and sees these blocks, in order.
-    pub(crate) fn key_positions<'a>(
-        &'a self,
-        setup: &'a Setup,
-        blocks: &'a [u32],
-        n: usize,
-    ) -> impl Iterator<Item = i64> + 'a {
-        let end = self.n + n;
-        let init = end.min(setup.config.init);
+    /// The positions of the keys of an open step that sees these blocks, in order.
+    pub(crate) fn key_positions(&self, setup: &Setup, state: &State, blocks: &[u32]) -> impl Iterator<Item = i64> {
+        let InfLlmConfig { init, local, block: len, positions, .. } = setup.config;
+        let rows = &state.sequences[self.rows].positions;
         let of_block = move |&block: &u32| {
-            let first = self.block_position(setup, block);
-            first..first + setup.config.block
+            // In far_fixed all blocks are at the same positions.
+            let before = if matches!(positions, FarPositions::FarFixed { .. }) { 0 } else { block as usize * len };
+            init + before..init + before + len
         };
-        let rest = (setup.rest_start(self.n).min(end) - self.device.shift)..end - self.device.shift;
-        let nearest = match setup.config.positions {
-            FarPositions::FarConstant => (self.n + 1).saturating_sub(setup.config.local),
+        let blocks: Vec<_> = blocks.iter().flat_map(of_block).map(|position| position as i64).collect();
+        let nearest = match positions {
+            FarPositions::FarConstant => (self.n + 1).saturating_sub(local) as i64,
             FarPositions::TrueDistance | FarPositions::FarFixed { .. } => 0,
         };
-        let positions = (0..init).chain(blocks.iter().flat_map(of_block)).chain(rest);
-        positions.map(move |position| position.max(nearest) as i64)
+        let all = rows.iter().take(init).chain(blocks).chain(rows.iter().skip(init));
+        all.map(move |position| position.max(nearest))
     }
 }

@@ -10,9 +10,9 @@ use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
 
 use super::config::{BlockScore, FarPositions, InfLlmConfig};
-use super::plan::slots;
 use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
+use crate::append::Append;
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::positions::MAX_POSITION;
@@ -162,8 +162,8 @@ impl InfLlm {
         let sequence = self.intact(seq)?;
         let saved = Saved {
             n: sequence.n,
-            shift: sequence.device.shift,
-            shifts: sequence.device.shifts.clone(),
+            shift: sequence.n - self.manager.state.sequences[sequence.rows].positions.next() as usize,
+            shifts: sequence.shifts.clone(),
             scores: sequence.layers.iter().map(|layer| layer.scores.len()).collect(),
             chosen: sequence.chosen.clone(),
             ..Saved::new(&self.setup.config)
@@ -195,11 +195,12 @@ impl InfLlm {
         }
         for (i, block) in (0..).zip(&sequence.blocks) {
             for key in &block.keys {
-                writer.write(self.setup.get(&*self.store, seq, i, key)?.rows())?;
+                writer.write(self.setup.get(&*self.blocks.store, seq, i, key)?.rows())?;
             }
         }
-        let (page_size, rows) = (self.setup.page_size(), sequence.rows(&self.setup));
-        let slots: Vec<usize> = slots(&sequence.device.pages, page_size).take(rows).collect();
+        let page_size = self.setup.page_size();
+        let rows = self.manager.state.sequences[sequence.rows].len();
+        let slots = self.slots(sequence.rows, 0..rows);
         let mut bytes = vec![0; page_size * self.setup.spec.bytes_per_token()];
         for slots in slots.chunks(page_size) {
             let bytes = &mut bytes[..slots.len() * self.setup.spec.bytes_per_token()];
@@ -223,10 +224,7 @@ impl InfLlm {
         memory: &mut (impl CacheMemory + ?Sized),
         seq: Option<SeqId>,
     ) -> Result<SeqId, Error> {
-        self.check_closed()?;
-        if let Some(seq) = seq.filter(|seq| self.sequences.contains_key(seq)) {
-            return Err(Error::KnownSeq { seq });
-        }
+        self.check_new(seq)?;
         let file = File::open(path.as_ref()).map_err(io("open the file"))?;
         let (header, mut reader) = Reader::open(file)?;
         let facts = Metadata(&header.metadata);
@@ -239,20 +237,21 @@ impl InfLlm {
         }
         check_tensors(&self.setup.header(&saved)?, &header)?;
         let rows = saved.n - self.setup.partition(saved.n).blocks * self.setup.config.block;
-        let (need, free) = (rows.div_ceil(self.setup.page_size()), self.pages.num_free());
+        let (need, free) = (rows.div_ceil(self.setup.page_size()), self.manager.state.pages.num_free());
         if need > free {
             return Err(Error::OutOfPages { need, free });
         }
-        let mut sequence = Sequence::new(&self.setup);
+        let mut sequence = Sequence::new(&self.setup, [self.manager.create(), self.manager.create()]);
         let mut blocks = Vec::new();
         let read = self.read_seq(&mut reader, memory, &saved, &mut sequence, &mut blocks);
         if let Err(error) = read.and_then(|()| Ok(reader.end()?)) {
             blocks.into_iter().for_each(|(block, _)| self.forget(block));
-            sequence.device.pages.into_iter().for_each(|page| self.release(page));
+            self.manager.free(sequence.rows)?;
+            self.manager.free(sequence.resident)?;
             return Err(error);
         }
         blocks.into_iter().for_each(|block| sequence.push(&self.setup, block));
-        self.insert(seq, sequence)
+        Ok(self.insert(seq, sequence))
     }
 
     fn read_seq(
@@ -288,13 +287,13 @@ impl InfLlm {
             stored?;
         }
         let rows = saved.n - self.setup.partition(saved.n).blocks * block;
-        for _ in 0..rows.div_ceil(page_size) {
-            // There are enough, checked before.
-            let Some((page, _)) = self.pages.take(0) else { break };
-            self.pages.share(page);
-            sequence.device.pages.push(page);
+        let init = rows.min(self.setup.config.init);
+        let behind = self.setup.rest_start(saved.n).saturating_sub(saved.shift);
+        for (n, position) in [(init, 0), (rows - init, behind)].into_iter().filter(|part| part.0 > 0) {
+            let append = Append::count(sequence.rows, n).at(position as i64);
+            self.manager.begin_step(&[append])?.apply(memory)?.commit();
         }
-        let slots: Vec<usize> = slots(&sequence.device.pages, page_size).take(rows).collect();
+        let slots = self.slots(sequence.rows, 0..rows);
         for slots in slots.chunks(page_size) {
             let rows = reader.block(slots.len() * row_len)?;
             memory.write_rows(slots, rows).map_err(Error::memory)?;
@@ -303,7 +302,7 @@ impl InfLlm {
         let selection =
             |chosen: &Option<Vec<u32>>| chosen.clone().filter(|blocks| blocks.len() == self.setup.config.topk);
         sequence.chosen = saved.chosen.iter().map(selection).collect();
-        (sequence.device.shift, sequence.device.shifts) = (saved.shift, saved.shifts.clone());
+        sequence.shifts.clone_from(&saved.shifts);
         Ok(())
     }
 }

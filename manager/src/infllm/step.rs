@@ -1,43 +1,30 @@
 //! Steps: what is loaded before one, its index tensors, and what is formed behind it.
 
-use std::collections::HashMap;
+use std::ops::Range;
 
 use kvcache_op::IndexInputs;
-use ndarray::{Array2, ArrayView2, Axis, Slice};
+use ndarray::{ArrayView2, Axis, Slice};
 
 use super::config::BlockScore;
 use super::error::InfLlmError;
-use super::load::Loads;
-use super::plan::{Entry, Plan};
-use super::residency::Residency;
-use super::sequence::Formed;
+use super::plan::{Change, Entry, Open};
+use super::residency::{Load, Residency};
+use super::sequence::{Formed, Sequence};
 use super::sequences::InfLlm;
-use super::tensors::Tensors;
 use crate::batch::{Batch, batch_tensors};
+use crate::block::Block;
 use crate::error::Error;
+use crate::manager::Manager;
 use crate::memory::CacheMemory;
-use crate::positions::MAX_POSITION;
+use crate::plan::Planner;
 use crate::seq_id::SeqId;
+use crate::update::copy;
 
 /// A block that was formed, and what queries are compared with: shape (num_layer, `Setup::index_len`).
 type NewBlock = (Formed, Vec<f32>);
 
-/// An open step.
-#[derive(Debug)]
-pub(crate) struct Open {
-    entries: Vec<Entry>,
-    tensors: Tensors,
-    loads: usize,
-    /// By layer: the attention mass of all keys, shape (heads of queries, keys).
-    observed: Vec<Option<Array2<f32>>>,
-}
-
-impl Open {
-    /// The pages of new tokens.
-    pub(crate) fn new_pages(&self) -> impl Iterator<Item = u32> {
-        self.entries.iter().flat_map(|entry| &entry.tail).copied()
-    }
-}
+/// A sequence, one of its selections, and a block of its that gets a slot there, which was fetched and verified.
+type Fetched = (SeqId, usize, Load, Block);
 
 impl InfLlm {
     /// Opens a step that appends tokens to sequences: all of them, or none. Loads the blocks that they see and that are
@@ -55,72 +42,90 @@ impl InfLlm {
         memory: &mut (impl CacheMemory + ?Sized),
     ) -> Result<InfLlmStep<'_>, Error> {
         self.check_closed()?;
-        let mut entries = self.entries(appends)?;
-        let Self { setup, sequences, pages, store, .. } = &mut *self;
-        let mut plan = Plan::new(setup, pages);
-        let planned: Result<Vec<_>, _> =
-            entries.iter_mut().map(|entry| plan.entry(entry, &sequences[&entry.seq])).collect();
-        let loads = planned.and_then(|planned| {
-            plan.check()?;
-            Ok((Loads::fetch(setup, &**store, &entries, sequences, &planned)?, planned))
-        });
-        let copied = loads.and_then(|loads| {
-            if plan.copies.is_empty() {
-                Ok(loads)
-            } else {
-                memory.copy_rows(&plan.copies).map_err(Error::memory).map(|()| loads)
-            }
-        });
-        let (loads, planned) = match copied {
-            Ok(copied) => copied,
+        let planned = self.plan(appends);
+        let copied = planned.and_then(|planned| copy(memory, &self.manager.plan.copies).map(|()| planned));
+        let Manager { state, journal, .. } = &mut self.manager;
+        let (mut entries, changes, fetched) = match copied {
+            Ok(planned) => planned,
             Err(error) => {
-                plan.undo();
+                journal.rollback(state, |_| false);
                 return Err(error);
             }
         };
         // From here on rows may change, so what was planned is what there is.
-        let rotations = std::mem::take(&mut plan.rotations);
-        let mut rotated = Vec::new();
-        for (entry, (device, _, rotates)) in entries.iter().zip(planned) {
-            self.sequences.entry(entry.seq).and_modify(|sequence| sequence.device = device);
-            rotated.extend(rotates.then_some(entry.seq));
-        }
-        let written = self.write(memory, &rotations, &rotated, &loads);
-        match written.and_then(|()| Tensors::new(&self.setup, &self.sequences, &entries)) {
-            Ok(tensors) => {
-                let observed = vec![None; self.setup.spec.geometry().num_layer];
-                self.open = Some(Open { entries, tensors, loads: loads.len(), observed });
-                Ok(InfLlmStep(self))
-            }
-            Err(error) => {
-                entries.into_iter().flat_map(|entry| entry.tail).for_each(|page| self.release(page));
-                Err(error)
-            }
-        }
-    }
-
-    /// The entries of a step: those of one token first, else in order of the appends.
-    fn entries(&self, appends: &[(SeqId, usize)]) -> Result<Vec<Entry>, Error> {
-        let mut first = HashMap::with_capacity(appends.len());
-        let mut entries = Vec::with_capacity(appends.len());
-        for (append, &(seq, n)) in appends.iter().enumerate() {
-            let sequence = self.intact(seq)?;
-            if n == 0 {
-                return Err(Error::EmptyAppend { append });
-            }
-            if let Some(other) = first.insert(seq, append) {
-                return Err(Error::DuplicateSeq { append, other });
-            }
-            if n > MAX_POSITION as usize + 1 - sequence.n {
-                let first = sequence.n as i64;
-                return Err(Error::PositionOverflow { append: Some(append), first, n, max: MAX_POSITION });
-            }
-            let blocks = (0..self.setup.groups()).map(|group| sequence.wanted(&self.setup, seq, group));
-            let blocks = blocks.collect::<Result<_, _>>()?;
-            entries.push(Entry { seq, append, n, blocks, tail: Vec::new() });
+        journal.commit(state);
+        for (entry, Change { residency, shifts, .. }) in entries.iter().zip(changes) {
+            let change = |sequence: &mut Sequence| (sequence.residency, sequence.shifts) = (residency, shifts);
+            self.sequences.entry(entry.seq).and_modify(change);
         }
         entries.sort_by_key(|entry| entry.n > 1);
-        Ok(entries)
+        self.open = Some(Open::new(&self.setup, entries, fetched.len()));
+        // Where something fails it is dropped.
+        let step = InfLlmStep(self);
+        step.0.write(memory, &fetched)?;
+        let InfLlm { setup, manager, sequences, open, .. } = &mut *step.0;
+        open.iter_mut().try_for_each(|open| open.fill(setup, &manager.state, |seq| &sequences[&seq]))?;
+        Ok(step)
+    }
+
+    /// Plans a step, and fetches the blocks that it loads. All changes are in the manager's journal; after an error they
+    /// have to be rolled back.
+    fn plan(&mut self, appends: &[(SeqId, usize)]) -> Result<(Vec<Entry>, Vec<Change>, Vec<Fetched>), Error> {
+        let rows = appends.iter().map(|&(seq, n)| Ok(self.setup.append(self.intact(seq)?, n)));
+        let rows = rows.collect::<Result<Vec<_>, Error>>()?;
+        let Self { setup, manager, sequences, blocks, .. } = &mut *self;
+        let Manager { spec, state, journal, plan, .. } = manager;
+        let mut planner = Planner { spec, state, journal, plan, blocks: None };
+        planner.begin(&rows)?;
+        let entry = |(append, &(seq, n)): (usize, &(SeqId, usize))| {
+            let blocks = (0..setup.groups()).map(|group| sequences[&seq].wanted(setup, seq, group));
+            Ok(Entry { seq, append, n, blocks: blocks.collect::<Result<_, _>>()? })
+        };
+        let entries = appends.iter().enumerate().map(entry).collect::<Result<Vec<_>, Error>>()?;
+        let change = |entry: &Entry| setup.plan(&mut planner, &sequences[&entry.seq], entry);
+        let changes = entries.iter().map(change).collect::<Result<Vec<_>, _>>()?;
+        planner.place(&rows)?;
+        let mut fetched = Vec::new();
+        for (&Entry { seq, .. }, change) in entries.iter().zip(&changes) {
+            for &(group, load) in &change.loads {
+                let key = &sequences[&seq].blocks[load.block as usize].keys[group];
+                fetched.push((seq, group, load, setup.get(&*blocks.store, seq, load.block, key)?));
+            }
+        }
+        Ok((entries, changes, fetched))
+    }
+
+    /// Rotates keys that were moved, and writes blocks into their slots. Where the former fails, the sequences of the
+    /// keys are lost; after either the blocks are not resident.
+    fn write(&mut self, memory: &mut (impl CacheMemory + ?Sized), fetched: &[Fetched]) -> Result<(), Error> {
+        let rotated = self.manager.update(memory);
+        let written = rotated.and_then(|()| fetched.iter().try_for_each(|block| self.write_block(memory, block)));
+        if written.is_err() {
+            for &(seq, group, load, _) in fetched {
+                self.sequences.entry(seq).and_modify(|sequence| sequence.residency[group].forget(load));
+            }
+        }
+        written
+    }
+
+    fn write_block(
+        &self,
+        memory: &mut (impl CacheMemory + ?Sized),
+        (seq, group, load, block): &Fetched,
+    ) -> Result<(), Error> {
+        let first = load.slot * self.setup.config.block;
+        let slots = self.slots(self.sequences[seq].resident, first..first + self.setup.config.block);
+        let written = if self.setup.config.per_layer {
+            memory.write_layer_rows(*group, &slots, block.rows())
+        } else {
+            memory.write_rows(&slots, block.rows())
+        };
+        written.map_err(Error::memory)
+    }
+
+    /// The step that was [detached](InfLlmStep::detach).
+    pub fn open_step(&mut self) -> Option<InfLlmStep<'_>> {
+        if self.open.is_some() { Some(InfLlmStep(self)) } else { None }
     }
 }
 
@@ -138,7 +143,7 @@ impl InfLlmStep<'_> {
     }
 
     fn batch(&self) -> &Batch {
-        &self.open().tensors.batch
+        &self.open().batch
     }
 
     /// The index inputs of a call of the operator in a layer.
@@ -147,7 +152,7 @@ impl InfLlmStep<'_> {
     /// [`InfLlmError::Layer`].
     pub fn layer_inputs(&self, layer: usize) -> Result<IndexInputs<'_>, Error> {
         self.0.setup.check_layer(layer)?;
-        Ok(self.open().tensors.index_inputs(self.0.setup.group(layer)))
+        Ok(self.open().index_inputs(self.0.setup.group(layer)))
     }
 
     /// Shape (B, MaxP): the first slot of each page, -1 behind the last one.
@@ -156,7 +161,7 @@ impl InfLlmStep<'_> {
     /// [`InfLlmError::Layer`].
     pub fn cachestarts(&self, layer: usize) -> Result<ArrayView2<'_, i64>, Error> {
         self.0.setup.check_layer(layer)?;
-        Ok(self.open().tensors.cachestarts[self.0.setup.group(layer)].view())
+        Ok(self.open().cachestarts[self.0.setup.group(layer)].view())
     }
 
     /// Replaces what is in `positions` by the positions of all rows of a layer, in the order of `key` and `value`:
@@ -165,12 +170,12 @@ impl InfLlmStep<'_> {
     /// # Errors
     /// [`InfLlmError::Layer`].
     pub fn key_positions_into(&self, layer: usize, positions: &mut Vec<i64>) -> Result<(), Error> {
-        let InfLlm { setup, sequences, .. } = &*self.0;
+        let InfLlm { setup, sequences, manager, .. } = &*self.0;
         setup.check_layer(layer)?;
         positions.clear();
         for entry in &self.open().entries {
             let blocks = &entry.blocks[setup.group(layer)];
-            positions.extend(sequences[&entry.seq].key_positions(setup, blocks, entry.n));
+            positions.extend(sequences[&entry.seq].key_positions(setup, &manager.state, blocks));
         }
         Ok(())
     }
@@ -229,7 +234,11 @@ impl InfLlmStep<'_> {
 impl Drop for InfLlmStep<'_> {
     fn drop(&mut self) {
         if let Some(open) = self.0.open.take() {
-            open.new_pages().for_each(|page| self.0.release(page));
+            for entry in &open.entries {
+                let rows = self.0.sequences[&entry.seq].rows;
+                let len = self.0.manager.state.sequences[rows].len();
+                self.0.remove(rows, len - entry.n..len);
+            }
         }
     }
 }
@@ -244,7 +253,7 @@ impl InfLlm {
         let mut formed = Vec::with_capacity(open.entries.len());
         let mut result = missing.map_or(Ok(()), |layer| Err(InfLlmError::NotObserved { layer }.into()));
         let observed: Vec<_> = observed.iter().flatten().collect();
-        for (entry, rows) in open.entries.iter().zip(open.tensors.batch.kvstarts.windows(2)) {
+        for (entry, rows) in open.entries.iter().zip(open.batch.kvstarts.windows(2)) {
             let rows = Slice::from(rows[0] as usize..rows[1] as usize);
             let of_entry: Vec<_> = observed.iter().map(|scores| scores.slice_axis(Axis(1), rows)).collect();
             let mut blocks = Vec::new();
@@ -299,21 +308,24 @@ impl InfLlm {
             sequence.layers[layer].mass = mass;
         }
         if !observed.is_empty() {
-            for (group, residency) in sequence.device.residency.iter_mut().enumerate() {
+            for (group, residency) in sequence.residency.iter_mut().enumerate() {
                 let layers = &observed[setup.layers(group)];
                 observe_blocks(residency, setup.config.init, setup.config.block, &entry.blocks[group], layers);
             }
         }
         sequence.n += entry.n;
         blocks.into_iter().for_each(|block| sequence.push(setup, block));
-        sequence.device.pages.extend_from_slice(&entry.tail);
-        let first = setup.pages(setup.config.init);
-        let gone: Vec<u32> = if new == 0 {
-            Vec::new()
-        } else {
-            sequence.device.pages.drain(first..first + new * setup.pages(setup.config.block)).collect()
-        };
-        gone.into_iter().for_each(|page| self.release(page));
+        let (rows, first) = (sequence.rows, setup.config.init);
+        self.remove(rows, first..first + new * self.setup.config.block);
+    }
+
+    /// Removes rows of a sequence of the manager that are whole pages, or its last ones.
+    fn remove(&mut self, seq: SeqId, rows: Range<usize>) {
+        if !rows.is_empty()
+            && let Err(error) = self.manager.edit(|editor| editor.remove_for_good(seq, rows))
+        {
+            unreachable!("whole pages, and rows at the end, leave without new ones: {error}");
+        }
     }
 }
 

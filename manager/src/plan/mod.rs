@@ -42,7 +42,7 @@ pub(crate) struct Plan {
     /// Sorted.
     writers: Vec<(u32, usize, usize)>,
     /// Pages that are needed and cannot be had. Once there are any, no page is taken.
-    missing: usize,
+    pub(crate) missing: usize,
 }
 
 pub(crate) struct Planner<'a> {
@@ -56,13 +56,25 @@ pub(crate) struct Planner<'a> {
 impl Planner<'_> {
     /// Plans a step. All changes are in the journal; after an error they have to be rolled back.
     pub(crate) fn plan(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
+        self.begin(appends)?;
+        self.place(appends)
+    }
+
+    /// Begins a plan: checks its appends.
+    pub(crate) fn begin(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.plan.entries.clear();
         self.plan.copies.clear();
         self.plan.loads.clear();
+        self.plan.missing = 0;
         for (i, append) in appends.iter().enumerate() {
             append.check(i, self.spec, self.state)?;
             self.journal.mark(self.state, append.seq, i);
         }
+        Ok(())
+    }
+
+    /// Gives the rows of appends that were checked their slots.
+    pub(crate) fn place(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         match self.spec.mode() {
             Mode::Paged { .. } => self.place_in_pages(appends)?,
             Mode::Runs => self.place_in_runs(appends)?,

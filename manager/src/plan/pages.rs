@@ -10,10 +10,9 @@ use crate::seq_id::SeqId;
 
 impl Planner<'_> {
     pub(super) fn place_in_pages(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
-        self.plan.missing = 0;
         self.find_writers(appends);
         for (i, append) in appends.iter().enumerate() {
-            let entry = self.place(i, append);
+            let entry = self.append(i, append);
             self.plan.entries.push(entry);
         }
         if self.plan.missing > 0 {
@@ -23,7 +22,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn place(&mut self, i: usize, append: &Append<'_>) -> Entry {
+    fn append(&mut self, i: usize, append: &Append<'_>) -> Entry {
         let seq = append.seq;
         self.journal.note(self.state, seq);
         let (before, position, known) = self.known_rows(append);
@@ -143,18 +142,26 @@ impl Planner<'_> {
             self.journal.unseal(self.state, page);
             return false;
         }
+        self.own_page(seq, index, len);
+        true
+    }
+
+    /// Gives a sequence a page of its own, with a copy of the first `len` rows, in the place of one that others have.
+    pub(crate) fn own_page(&mut self, seq: SeqId, index: usize, len: usize) {
+        let page = self.state.sequences[seq].table()[index];
         match self.take() {
             Some(own) => {
                 self.journal.replace(self.state, seq, index, own);
-                let slot = |page: u32| page as usize * page_size;
+                let slot = |page: u32| page as usize * self.spec.page_size();
                 let copy = RowCopy { src: slot(page), dst: slot(own), len };
-                self.journal.copy_tokens(self.state, copy);
-                self.plan.copies.push(copy);
+                if len > 0 {
+                    self.journal.copy_tokens(self.state, copy);
+                    self.plan.copies.push(copy);
+                }
             }
             None => self.plan.missing += 1,
         }
         self.journal.unshare(self.state, page);
-        true
     }
 
     fn left(&self) -> usize {
@@ -167,7 +174,7 @@ impl Planner<'_> {
     }
 
     /// Gives a sequence the pages of `kvlen` rows: all of them, or none.
-    fn grow(&mut self, seq: SeqId, kvlen: usize) {
+    pub(crate) fn grow(&mut self, seq: SeqId, kvlen: usize) {
         let more = kvlen.div_ceil(self.spec.page_size()) - self.state.sequences[seq].table().len();
         if self.plan.missing > 0 || more > self.left() {
             self.plan.missing = self.plan.missing.saturating_add(more);
