@@ -13,7 +13,6 @@
 # make test-sanitize    CPU kernels, and CUDA kernels on the CPU, under AddressSanitizer, the latter also under UBSan
 # make test-mutants     copies of the CUDA kernels with one bug each: a test finds every one
 # make test-fuzz        the kept inputs of all fuzz targets and others near them, under AddressSanitizer
-# make test-layout      a fifth layout in a copy of the repository takes what CONTRIBUTING.md says
 # make test-ptx         the embedded PTX is what the sources give, and nothing spills on any generation of GPUs
 # make test-capi        the installed C library serves a program
 # make test-float16     every float16 as a value, with every largest of its group; as a scale, with every code

@@ -1,7 +1,6 @@
 # `make test-whole`: what takes long, or proves what few changes can break. .ci/run chooses from WHOLE by what has changed.
 
-WHOLE := lint test-sanitize test-fuzz test-mutants test-layout test-ptx test-capi test-float16 test-wheel test-oldest \
-	test-tiers
+WHOLE := lint test-sanitize test-fuzz test-mutants test-ptx test-capi test-float16 test-wheel test-oldest test-tiers
 .PHONY: test-whole
 test-whole: test $(WHOLE)
 
@@ -39,11 +38,6 @@ FUZZ_SECONDS ?= 10
 .PHONY: test-fuzz
 test-fuzz:
 	KVCACHE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(WITH_ASAN) --test corpus
-
-# A new layout takes what CONTRIBUTING.md says and no more: proven with a fifth one in a copy of the repository.
-.PHONY: test-layout
-test-layout: .venv/ready
-	$(VENV) golden/add_layout.py
 
 # The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs.
 CUDA_FOLDERS := kernels/src/cuda kernels/src/cuda/rows attention/src/cuda

@@ -136,6 +136,25 @@ mod tests {
     const DIMS: CacheDims = CacheDims { max_t: 5, num_layer: 3, num_heads: 7, inner: 11 };
 
     #[test]
+    fn a_layout_is_only_strides() {
+        for layout in CacheLayout::ALL {
+            let strides = layout.strides(DIMS).unwrap();
+            let by_axis = layout.axes().map(|axis| match axis {
+                Axis::Token => strides.token,
+                Axis::Layer => strides.layer,
+                Axis::Kv => strides.kv,
+                Axis::Head => strides.head,
+            });
+            // Each axis steps over all that is inside of it, so that offsets meet every element once.
+            let shape = layout.shape(DIMS);
+            for (i, stride) in by_axis.into_iter().enumerate() {
+                assert_eq!(stride, shape[i + 1..].iter().product::<usize>());
+            }
+            assert_eq!(layout.dims(shape), DIMS);
+        }
+    }
+
+    #[test]
     fn a_size_beyond_64_bits_has_no_strides() {
         let dims = CacheDims { max_t: usize::MAX / 4, ..DIMS };
         assert!(CacheLayout::ALL.into_iter().all(|layout| layout.strides(dims).is_none()));
