@@ -7,8 +7,9 @@ reader sees it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -17,11 +18,9 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-# What stands in a comment directly before a block: why it does not run, or the file that it is a part of.
-NOT_RUN = re.compile(r"<!--\s*not run:\s*(?P<reason>.+?)\s*-->", re.DOTALL)
-PART_OF = re.compile(r"<!--\s*part of:\s*(?P<path>\S+)\s*-->")
-ID = re.compile(r"""<[a-z0-9]+\s[^>]*\b(?:id|name)=["']([^"']+)["']""")
-HREF = re.compile(r"""<[a-z0-9]+\s[^>]*\b(?:href|src)=["']([^"']+)["']""")
+# A comment directly before a block: why it does not run, or the file that it is a part of.
+COMMENT = re.compile(r"<!--\s*(?:not run:\s*(?P<not_run>.+?)|part of:\s*(?P<part_of>\S+))\s*-->", re.DOTALL)
+HTML = re.compile(r"""<[a-z0-9]+\s[^>]*\b(?P<name>id|name|href|src)=["'](?P<value>[^"']+)["']""")
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,6 @@ class Block:
     part_of: str | None = None
 
 
-@dataclass(frozen=True)
-class Link:
-    """Where a link or an image points to, and the line of its paragraph."""
-
-    target: str
-    line: int
-
-
 def tokens(page: Path) -> list[Token]:
     """The page, parsed."""
     return MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
@@ -58,22 +49,12 @@ def blocks(page: Path) -> list[Block]:
     parsed = tokens(page)
     for before, token in zip([None, *parsed], parsed):
         if token.type == "code_block":
-            raise ValueError(f"{page.name}:{_line(token)}: an indented code block has no language: fence it")
-        if token.type != "fence":
-            continue
-        comment = before.content if before is not None and before.type == "html_block" else ""
-        not_run, part_of = NOT_RUN.search(comment), PART_OF.search(comment)
-        language, *attributes = token.info.strip().split(",")
-        found.append(
-            Block(
-                language=language,
-                attributes=attributes,
-                text=token.content,
-                line=_line(token) + 1,
-                not_run=not_run and not_run["reason"],
-                part_of=part_of and part_of["path"],
-            )
-        )
+            raise ValueError(f"{page.name}:{token.map[0] + 1}: an indented code block has no language: fence it")
+        if token.type == "fence":
+            comment = COMMENT.search(before.content if before is not None and before.type == "html_block" else "")
+            language, *attributes = token.info.strip().split(",")
+            said = comment.groupdict() if comment else {}
+            found.append(Block(language, attributes, token.content, token.map[0] + 2, **said))
     return found
 
 
@@ -100,56 +81,30 @@ def run(page: Path, names: dict[str, object] | None = None, replace: dict[str, s
     return len(found)
 
 
-def links(page: Path) -> list[Link]:
-    """The targets of all links and images of a page."""
-    found = []
+def html_attributes(token: Token, *names: str) -> Iterator[str]:
+    """The values of these attributes in the HTML of a block or of a paragraph."""
+    for part in [token, *(token.children or [])]:
+        if part.type in ("html_block", "html_inline"):
+            yield from (found["value"] for found in HTML.finditer(part.content) if found["name"] in names)
+
+
+def links(page: Path) -> Iterator[tuple[str, int]]:
+    """The targets of all links and images of a page, and the lines of their paragraphs."""
     for token in tokens(page):
-        if token.type == "html_block":
-            found += [Link(target, _line(token)) for target in HREF.findall(token.content)]
-        for child in token.children or []:
-            target = child.attrGet("href") or child.attrGet("src")
-            if target is not None:
-                found.append(Link(unquote(str(target)), _line(token)))
-            if child.type == "html_inline":
-                found += [Link(target, _line(token)) for target in HREF.findall(child.content)]
-    return found
+        targets = [child.attrGet("href") or child.attrGet("src") for child in token.children or []]
+        found = [unquote(str(target)) for target in targets if target is not None]
+        yield from ((target, token.map[0] + 1) for target in [*found, *html_attributes(token, "href", "src")])
 
 
 def anchors(page: Path) -> set[str]:
-    """The names behind `#` that a link to this page can have."""
-    found: set[str] = set()
+    """The names behind `#` that a link to this page can have, headings as mdBook and GitHub name them."""
     parsed = tokens(page)
+    found = {name for token in parsed for name in html_attributes(token, "id", "name")}
+    headings: set[str] = set()
     for token, inline in pairwise(parsed):
         if token.type == "heading_open":
-            slug = name = slug_of("".join(child.content for child in inline.children or []))
-            count = 0
-            while name in found:
-                count += 1
-                name = f"{slug}-{count}"
-            found.add(name)
-    for token in parsed:
-        for part in [token, *(token.children or [])]:
-            if part.type in ("html_block", "html_inline"):
-                found.update(ID.findall(part.content))
-    return found
-
-
-def slug_of(heading: str) -> str:
-    """The anchor of a heading, as mdBook and GitHub make it."""
-    kept = (c for c in heading.strip().lower() if c.isalnum() or c in "-_" or c.isspace())
-    return "".join("-" if c.isspace() else c for c in kept)
-
-
-def images(page: Path) -> dict[str, str]:
-    """The images of a page: the description of each, in one line, by its path."""
-    return {
-        str(child.attrGet("src")): " ".join(child.content.split())
-        for token in tokens(page)
-        for child in token.children or []
-        if child.type == "image"
-    }
-
-
-def _line(token: Token) -> int:
-    assert token.map is not None, f"a token without lines: {token.type}"
-    return token.map[0] + 1
+            text = "".join(child.content for child in inline.children or []).strip().lower()
+            slug = re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", text))
+            names = (slug if i == 0 else f"{slug}-{i}" for i in count())
+            headings.add(next(name for name in names if name not in headings))
+    return found | headings

@@ -50,7 +50,7 @@ test-cuda: package
 test-golden: .venv/ready
 	$(VENV) golden/generate.py --check
 
-# What is generated is up to date; contents, links, anchors and commands of the book are right. Its code runs with the
+# What is generated is up to date; contents, links and anchors of the book are right. Its code runs with the
 # other tests: Rust as doctests, C with those of capi, Python in test_book.py. None of this needs mdBook.
 .PHONY: test-docs
 test-docs: .venv/ready package

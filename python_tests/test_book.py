@@ -15,7 +15,6 @@ import onnx
 import pytest
 
 import pages
-from commands import lines
 from kvcache import find_library
 from pmx_export import export
 from pmx_params import Params, random_weights
@@ -28,6 +27,13 @@ BOOK = sorted(pages.DOCS.glob("*.md"))
 PROGRAMS = [
     page for page in [pages.ROOT / "README.md", *BOOK] if pages.python_blocks(page) and page.name not in WITH_MODEL
 ]
+
+
+def lines(text: str) -> list[str]:
+    """Lines, each with those that a backslash joins to it."""
+    return text.replace("\\\n", " ").split("\n")
+
+
 COMMANDS = [
     (page, line)
     for page in BOOK
