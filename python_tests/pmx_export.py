@@ -1,299 +1,181 @@
-"""Models in the form in which the public PMX exporter writes them: operators, inputs, attributes, names, opset.
+"""Small models in the form in which the public PMX exporter writes them, as ONNX text: operators, inputs, attributes.
 
 Every attribute is written, flags as integers; what is not given is an empty tensor. Between the PMX operators stand
-the few standard ones of opset 11 that tracing leaves: Split, Gather, Slice, Sub, Add, Cast and constants.
+the few standard ones of opset 11 that tracing leaves. The exporter's types of MoeSelect's outputs are wrong.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from kvcache_ops import CACHE_LAYOUTS
+from onnx import ModelProto, TensorProto, numpy_helper, parser
 
-from pmx_params import Params
+HIDDEN, FFN, VOCABULARY, HEADS, HEAD_DIM, GROUP, PAGE, CHOSEN = 32, 48, 64, 4, 8, 8, 4, 2
+DYNAMIC = "opmx.dynamic_batching"
 
-ELEMENTS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
-STEPS = ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen"]
+
+@dataclass(frozen=True)
+class Params:
+    """What is exported: a model of the LLaMA family, or with `experts` one of the Mixtral family."""
+
+    element: str = "float16"
+    layers: int = 2
+    kv_heads: int = 2
+    fused: bool = True  # KeyValueCache and attention in one operator
+    apart: bool = False  # each matrix by itself, not query, key and value in one, nor both of the feed-forward part
+    friendly_gqa: bool = False  # KeyValueCache repeats the heads
+    auto_causal: bool = True
+    biases: bool = False
+    experts: int = 0
+    quant_bit: int = 0
+    cache_layout: int = 0
+    cache_mode: int = 0
+    alibi_mask: bool = False
+    domain: str = "opmx"
+
+    @property
+    def cache_shape(self) -> list[str | int]:
+        """The axes of the cache but for the last; `max_tokens` is open."""
+        sizes = {"MaxT": "max_tokens", "L": self.layers, "2": 2, "H": self.kv_heads}
+        return [sizes[axis] for axis in CACHE_LAYOUTS[self.cache_layout][:4]]
 
 
 class Exporter:
-    """One export. Every method adds a node, named after where it is in the model, and returns its results' names."""
+    """The text of the nodes, and the weights that they name."""
 
-    def __init__(self, params: Params, weights: dict[str, np.ndarray]) -> None:
-        self.params = params
-        self.weights = weights
-        self.nodes: list[NodeProto] = []
-        self.names: dict[str, int] = {}
-        self.mask = "attn_mask"
-        self.scale = "kv_scale" if params.cache_quant_bit else "kv_scale.1"
+    def __init__(self, params: Params, seed: int = 7) -> None:
+        self.params, self.random, self.lines = params, np.random.default_rng(seed), []
+        self.weights: dict[str, np.ndarray] = {}
+
+    def weight(self, name: str, *shape: int, mean: float = 0) -> str:
+        """A random weight: of a norm around 1, of a matrix so that its product has the size of its input."""
+        size = 0.1 if mean else 1.2 / shape[-1] ** 0.5 if len(shape) > 1 else 0.3
+        self.weights[name] = (mean + size * self.random.standard_normal(shape)).astype(self.params.element)
+        return name
+
+    def node(self, outputs: str, op: str, *inputs: str, **attributes: object) -> str:
+        """A node; its first output."""
+        written = f"<{', '.join(f'{name} = {value}' for name, value in attributes.items())}>" if attributes else ""
+        self.lines.append(f"{outputs} = {op} {written} ({', '.join(inputs)})")
+        return outputs.split(",")[0]
+
+    def linear(self, name: str, kind: str, x: str, out: int, inside: int, bias: bool, offset: str = "") -> str:
+        """A linear layer, that of each expert with `offset`."""
+        leading = (self.params.experts,) if offset else ()
+        given = [x, *([offset] if offset else []), self.weight(f"{name}_weight", *leading, out, inside)]
+        given += [self.weight(f"{name}_bias", *leading, out)] if bias else []
+        experts = dict(num_experts=self.params.experts) if offset else {}
+        gathers = {"Column": dict(gather_output=int(name == "output")), "Row": dict(input_is_parallel=1), "": {}}[kind]
+        op = f"{'Moe' if offset else ''}{kind}{'Parallel' if kind else ''}Linear"
+        sizes = dict(in_features=inside, out_features=out, bias_term=int(bias))
+        return self.node(name, f"opmx.{op}", *given, **experts, **sizes, **gathers)
+
+    def norm(self, name: str, *inputs: str) -> tuple[str, str]:
+        """The norm, and the sum of x and skip: inputs are x and, but in the first layer, skip."""
+        x, *skip = inputs
+        given = [x, self.weight(f"{name}_weight", HIDDEN, mean=1), *skip]
+        return self.node(f"{name}, {name}_sum", "opmx.RMSNorm", *given, axis=-1, eps=1e-5, skip_term=1), f"{name}_sum"
+
+    def reshape(self, name: str, x: str, *shape: int) -> str:
+        """A Reshape of PMX, where 0 keeps a dimension."""
+        self.lines.append(f"{name}_shape = Constant <value = int64[{len(shape)}] {{{', '.join(map(str, shape))}}}> ()")
+        return self.node(name, "opmx.Reshape", x, f"{name}_shape")
+
+    def attention(self, i: int, x: str) -> str:
+        """Query, key and value, their rotation, and attention over the cache of layer `i`."""
+        p, kv = self.params, self.params.kv_heads
+        rows = [f"query{i}", f"key{i}", f"value{i}"]
+        if p.apart:
+            for name, heads in zip(rows, (HEADS, kv, kv)):
+                self.reshape(
+                    name, self.linear(f"w_{name}", "Column", x, heads * HEAD_DIM, HIDDEN, p.biases), 0, -1, HEAD_DIM
+                )
+        else:
+            x = self.linear(f"wqkv{i}", "Column", x, (HEADS + 2 * kv) * HEAD_DIM, HIDDEN, p.biases)
+            x = self.reshape(f"heads{i}", x, 0, -1, HEAD_DIM)
+            self.node(", ".join(rows), "Split", x, axis=-2, split=f"[{HEADS}, {kv}, {kv}]")
+        turned = [f"rotated_query{i}", f"rotated_key{i}"]
+        rope = dict(rotary_dim=0, theta=1e4, bypass_key=0, max_position_embeddings=64)
+        scaling = dict(scaling_type='""', scaling_factor=1.0)
+        indices = ("seqstarts", "start_pos", "max_seqlen")
+        op = f"{DYNAMIC}.RotaryPositionEmbedding"
+        self.node(", ".join(turned), op, *rows[:2], *indices, **rope, **scaling)
+        heads = dict(num_heads=HEADS, head_dim=HEAD_DIM, is_causal=int(p.auto_causal), is_alibi=0)
+        cache = dict(num_layer=p.layers, layer_idx=i, quant_bit=p.quant_bit, quant_group=GROUP if p.quant_bit else 0)
+        cache |= dict(cache_mode=p.cache_mode, cache_layout=p.cache_layout, page_size=PAGE)
+        starts, bounds = ["seqstarts", "kvstarts"], ["max_seqlen", "max_kvlen"]
+        memory, mask = ["kv_cache", "kv_scale"], "alibi_mask" if p.alibi_mask else "attn_mask"
+        slots = [*starts, "cachestarts", "start_pos"]
+        if p.fused:
+            given = [*turned, rows[2], *slots, "decoding_batches", *bounds, *memory, mask]
+            self.node(f"attn{i}", f"{DYNAMIC}.MultiHeadCacheAttention", *given, **heads, num_kv_heads=kv, **cache)
+        else:
+            repeat = dict(num_repeat=HEADS // kv if p.friendly_gqa else 1)
+            stored, given = f"all_key{i}, all_value{i}", [turned[1], rows[2], *slots, *bounds, *memory]
+            self.node(stored, f"{DYNAMIC}.KeyValueCache", *given, **repeat, **cache)
+            given = [turned[0], *stored.split(", "), *starts, "decoding_batches", *bounds, mask]
+            kv_heads = dict(num_kv_heads=0 if p.friendly_gqa else kv)
+            self.node(f"attn{i}", f"{DYNAMIC}.MultiHeadAttention", *given, **heads, **kv_heads)
+        return self.linear(f"wo{i}", "Row", self.reshape(f"rows{i}", f"attn{i}", 0, -1), HIDDEN, HIDDEN, p.biases)
+
+    def feed_forward(self, i: int, x: str) -> str:
+        """A gated layer, by each token's experts where there are some."""
+        p, offset = self.params, f"offset{i}" if self.params.experts else ""
+        chosen = dict(num_experts_per_token=CHOSEN)
+        if offset:
+            scores, outputs = (
+                self.linear(f"gate{i}", "", x, p.experts, HIDDEN, False),
+                f"chosen{i}, weights{i}, back{i}",
+            )
+            op = "opmx.MoeSelect"
+            x = self.node(f"{outputs}, {offset}", op, x, scores, num_experts=p.experts, **chosen)
+        if p.apart:
+            both = [self.linear(f"w{n}_{i}", "Column", x, FFN, HIDDEN, p.biases, offset) for n in (1, 3)]
+            x = self.node(f"gated{i}", "opmx.SiLU", *both)
+        else:
+            wide = self.linear(f"wu{i}", "Column", x, 2 * FFN, HIDDEN, p.biases, offset)
+            x = self.node(f"gated{i}", "opmx.SwiGLU", wide, beta=1.0)
+        x = self.linear(f"w2_{i}", "Row", x, HIDDEN, FFN, p.biases, offset)
+        return self.node(f"reduced{i}", "opmx.MoeReduce", x, f"weights{i}", f"back{i}", **chosen) if offset else x
 
     def model(self) -> ModelProto:
         """The finished export."""
-        getattr(self, f"_{self.params.family}")()
-        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "vocab_size"])
-        initializers = [numpy_helper.from_array(array, name) for name, array in self.weights.items()]
-        graph = helper.make_graph(
-            self.nodes, "main_graph", self._inputs(), [logits], initializers, value_info=self._value_info()
-        )
-        opsets = [helper.make_opsetid("", 11)]
-        opsets += [helper.make_opsetid(domain, 1) for domain in sorted({node.domain for node in self.nodes} - {""})]
-        return helper.make_model(graph, ir_version=6, opset_imports=opsets, producer_name="pytorch")
-
-    def _inputs(self) -> list[ValueInfoProto]:
-        params, element, int64 = self.params, ELEMENTS[self.params.element], TensorProto.INT64
-        declare = helper.make_tensor_value_info
-        quantized = params.cache_quant_bit != 0
-        scale = [*params.cache_shape, params.head_dim // params.cache_quant_group] if quantized else [0]
-        return [
-            declare("token_ids", int64, ["total_seqlen"]),
-            declare("attn_mask", element, [0]),
-            declare("seqstarts", int64, ["batch + 1"]),
-            declare("kvstarts", int64, ["batch + 1"]),
-            declare("cachestarts", int64, ["batch", "max_pages"] if params.cache_mode else ["batch"]),
-            declare("decoding_batches", int64, [1]),
-            declare("start_pos", int64, ["batch"]),
-            declare("max_seqlen", int64, [1]),
-            declare("max_kvlen", int64, [1]),
-            declare("kv_cache", TensorProto.INT8 if quantized else element, [*params.cache_shape, params.head_dim]),
-            declare(self.scale, element, scale),
-        ]
-
-    def _value_info(self) -> list[ValueInfoProto]:
-        """The exporter's types of MoeSelect's outputs are in another order than the outputs, so they are wrong."""
-        element, int64 = ELEMENTS[self.params.element], TensorProto.INT64
-        return [
-            helper.make_tensor_value_info(name, element_type, None)
-            for node in self.nodes
-            if node.op_type == "MoeSelect"
-            for name, element_type in zip(node.output, [element, int64, int64, element])
-        ]
-
-    def _node(self, place: str, op: str, *inputs: str, outputs: int = 1, **attributes: object) -> list[str]:
-        domain, _, op_type = op.rpartition("::")
-        count = self.names[place, op_type] = self.names.get((place, op_type), -1) + 1
-        name = f"{place}/{op_type}" + (f"_{count}" if count else "")
-        results = [f"{name}_output_{i}" for i in range(outputs)]
-        domain = domain.replace("opmx", self.params.domain)
-        self.nodes.append(helper.make_node(op_type, list(inputs), results, name, domain=domain, **attributes))
-        return results
-
-    def _one(self, place: str, op: str, *inputs: str, **attributes: object) -> str:
-        return self._node(place, op, *inputs, **attributes)[0]
-
-    def _constant(self, place: str, value: list[int] | int) -> str:
-        return self._one(place, "Constant", value=numpy_helper.from_array(np.array(value, np.int64)))
-
-    def _weight(self, name: str) -> list[str]:
-        return [f"{name}.{part}" for part in ("weight", "bias") if f"{name}.{part}" in self.weights]
-
-    def _place(self, name: str) -> str:
-        parts = name.split(".")
-        return "/" + "/".join([f"layers.{parts[1]}", *parts[2:]] if parts[0] == "layers" else parts)
-
-    def _linear(self, name: str, x: str, kind: str, **attributes: object) -> str:
-        weight = self._weight(name)
-        out, inside = self.weights[weight[0]].shape
-        sizes = dict(in_features=inside, out_features=out, bias_term=len(weight) - 1)
-        return self._one(self._place(name), f"opmx::{kind}", x, *weight, **sizes, **attributes)
-
-    def _column(self, name: str, x: str, gather_output: int = 0) -> str:
-        return self._linear(name, x, "ColumnParallelLinear", gather_output=gather_output)
-
-    def _row(self, name: str, x: str) -> str:
-        return self._linear(name, x, "RowParallelLinear", input_is_parallel=1)
-
-    def _embedding(self, name: str, ids: str) -> str:
-        rows, size = self.weights[f"{name}.weight"].shape
-        sizes = dict(num_embeddings=rows, embedding_dims=size)
-        rest = dict(padding_idx=-1, max_norm=0.0, norm_type=2.0)
-        return self._one(self._place(name), "opmx::ParallelEmbedding", ids, f"{name}.weight", **sizes, **rest)
-
-    def _norm(self, name: str, kind: str, *inputs: str, skip: bool = True) -> list[str]:
-        """The norm and, with a skip term, the sum of x and skip: inputs are x and, but in the first layer, skip."""
-        x, *more = inputs
-        affine = {"elementwise_affine": 1} if kind == "LayerNorm" else {}
-        attributes = dict(axis=-1, eps=self.params.norm_eps, skip_term=int(skip))
-        names = [x, *self._weight(name), *more]
-        return self._node(self._place(name), f"opmx::{kind}", *names, outputs=1 + skip, **affine, **attributes)
-
-    def _reshape(self, place: str, x: str, *shape: int) -> str:
-        return self._one(place, "opmx::Reshape", x, self._constant(place, list(shape)))
-
-    def _attention(self, layer: int, x: str) -> str:
-        params, name = self.params, f"layers.{layer}.attention"
-        place = self._place(name)
-        sizes = [params.num_heads, params.num_kv_heads, params.num_kv_heads]
-        if params.fused_qkv:
-            x = self._reshape(place, self._column(f"{name}.wqkv", x), 0, -1, params.head_dim)
-            query, key, value = self._node(place, "Split", x, outputs=3, axis=-2, split=sizes)
-        else:
-            linears = [self._column(f"{name}.{part}", x) for part in ("wq", "wk", "wv")]
-            query, key, value = (self._reshape(place, part, 0, -1, params.head_dim) for part in linears)
-        if params.with_rope:
-            query, key = self._node(
-                place,
-                "opmx.dynamic_batching::RotaryPositionEmbedding",
-                *[query, key, "seqstarts", "start_pos", "max_seqlen"],
-                outputs=2,
-                rotary_dim=params.rotary_dim,
-                theta=params.rope_theta,
-                bypass_key=0,
-                max_position_embeddings=params.max_position_embeddings,
-                scaling_type=params.rope_scaling_type,
-                scaling_factor=params.rope_scaling_factor,
-            )
-        attend = self._fused_attention if params.fused_kvcache else self._unfused_attention
-        attended = self._reshape(place, attend(layer, place, query, key, value), 0, -1)
-        return self._row(f"{name}.wo", attended)
-
-    def _cache_attributes(self, layer: int) -> dict[str, int]:
-        params = self.params
-        return dict(
-            num_layer=params.num_layers,
-            layer_idx=layer,
-            quant_bit=params.cache_quant_bit,
-            quant_group=params.cache_quant_group if params.cache_quant_bit else 0,
-            cache_mode=params.cache_mode,
-            cache_layout=params.cache_layout,
-            page_size=params.page_size,
-        )
-
-    def _attention_attributes(self, num_kv_heads: int) -> dict[str, int]:
-        params = self.params
-        return dict(
-            num_heads=params.num_heads,
-            head_dim=params.head_dim,
-            is_causal=int(params.auto_causal),
-            is_alibi=int(params.alibi == "fused"),
-            num_kv_heads=num_kv_heads,
-        )
-
-    def _fused_attention(self, layer: int, place: str, query: str, key: str, value: str) -> str:
-        return self._one(
-            place,
-            "opmx.dynamic_batching::MultiHeadCacheAttention",
-            *[query, key, value, *STEPS, "kv_cache", self.scale, self.mask],
-            **self._attention_attributes(self.params.num_kv_heads),
-            **self._cache_attributes(layer),
-        )
-
-    def _unfused_attention(self, layer: int, place: str, query: str, key: str, value: str) -> str:
-        params = self.params
-        repeat = params.num_heads // params.num_kv_heads if params.friendly_gqa else 1
-        steps = [name for name in STEPS if name != "decoding_batches"]
-        key, value = self._node(
-            place,
-            "opmx.dynamic_batching::KeyValueCache",
-            *[key, value, *steps, "kv_cache", self.scale],
-            outputs=2,
-            num_repeat=repeat,
-            **self._cache_attributes(layer),
-        )
-        steps = ["seqstarts", "kvstarts", "decoding_batches", "max_seqlen", "max_kvlen"]
-        return self._one(
-            place,
-            "opmx.dynamic_batching::MultiHeadAttention",
-            *[query, key, value, *steps, self.mask],
-            **self._attention_attributes(0 if params.friendly_gqa else params.num_kv_heads),
-        )
-
-    def _feed_forward(self, layer: int, x: str) -> str:
-        name = f"layers.{layer}.feed_forward"
-        place = self._place(name)
-        if self.params.fused_ffn_glu:
-            x = self._one(place, "opmx::SwiGLU", self._column(f"{name}.wu", x), beta=1.0)
-        else:
-            x = self._one(place, "opmx::SiLU", self._column(f"{name}.w1", x), self._column(f"{name}.w3", x))
-        return self._row(f"{name}.w2", x)
-
-    def _gelu_feed_forward(self, layer: int, x: str) -> str:
-        name = f"layers.{layer}.feed_forward"
-        x = self._one(self._place(name), "opmx::GELU", self._column(f"{name}.w1", x), approximate=1)
-        return self._row(f"{name}.w2", x)
-
-    def _expert(self, name: str, kind: str, x: str, offset: str, **attributes: int) -> str:
-        weight = self._weight(name)
-        experts, out, inside = self.weights[weight[0]].shape
-        sizes = dict(num_experts=experts, in_features=inside, out_features=out, bias_term=len(weight) - 1)
-        return self._one(self._place(name), f"opmx::{kind}", x, offset, *weight, **sizes, **attributes)
-
-    def _experts(self, layer: int, x: str) -> str:
-        params, name = self.params, f"layers.{layer}.feed_forward"
-        place = self._place(name)
-        scores = self._linear(f"{name}.gate", x, "Linear")
-        x, weights, back, offset = self._node(
-            place,
-            "opmx::MoeSelect",
-            *[x, scores],
-            outputs=4,
-            num_experts=params.num_experts,
-            num_experts_per_token=params.num_experts_per_token,
-        )
-        column = dict(kind="MoeColumnParallelLinear", offset=offset, gather_output=0)
-        if params.fused_ffn_glu:
-            x = self._one(place, "opmx::SwiGLU", self._expert(f"{name}.wu", x=x, **column), beta=1.0)
-        else:
-            gates = [self._expert(f"{name}.{part}", x=x, **column) for part in ("w1", "w3")]
-            x = self._one(place, "opmx::SiLU", *gates)
-        x = self._expert(f"{name}.w2", "MoeRowParallelLinear", x, offset, input_is_parallel=1)
-        chosen = params.num_experts_per_token
-        return self._one(place, "opmx::MoeReduce", x, weights, back, num_experts_per_token=chosen)
-
-    def _logits(self, h: str) -> None:
-        one, zero, end = (self._constant("", [value]) for value in (1, 0, 2**63 - 1))
-        last = self._one("", "Slice", "seqstarts", one, end, zero, self._constant("", [1]))
-        last = self._one("", "Sub", last, self._constant("", 1))
-        h = self._column("output", self._one("", "Gather", h, last, axis=0), gather_output=1)
-        self.nodes.append(helper.make_node("Cast", [h], ["logits"], "/Cast", to=TensorProto.FLOAT))
-
-    def _alibi_mask(self) -> None:
-        if self.params.alibi == "mask":
-            self.mask = self._one(
-                "",
-                "opmx.dynamic_batching::ALiBiMask",
-                *["seqstarts", "kvstarts", "attn_mask"],
-                num_heads=self.params.num_heads,
-                data_type=ELEMENTS[self.params.element],
-            )
-
-    def _llama(self) -> None:
-        h, skip = self._embedding("tok_embeddings", "token_ids"), []
-        self._alibi_mask()
-        for layer in range(self.params.num_layers):
-            norm, x = self._norm(f"layers.{layer}.attention_norm", "RMSNorm", h, *skip)
-            norm, h = self._norm(f"layers.{layer}.ffn_norm", "RMSNorm", x, self._attention(layer, norm))
-            skip = [self._feed_forward(layer, norm)]
-        self._logits(self._norm("norm", "RMSNorm", h, *skip)[0])
-
-    def _mixtral(self) -> None:
-        h, skip = self._embedding("tok_embeddings", "token_ids"), []
-        for layer in range(self.params.num_layers):
-            norm, x = self._norm(f"layers.{layer}.attention_norm", "RMSNorm", h, *skip)
-            norm, x = self._norm(f"layers.{layer}.ffn_norm", "RMSNorm", self._attention(layer, norm), x)
-            h, skip = self._experts(layer, norm), [x]
-        self._logits(self._norm("norm", "RMSNorm", h, *skip)[0])
-
-    def _bigcode(self) -> None:
-        position = self._one(
-            "", "opmx.dynamic_batching::PositionIndex", *["token_ids", "seqstarts", "start_pos", "max_seqlen"]
-        )
-        rows = self._embedding("tok_embeddings", "token_ids"), self._embedding("pos_embeddings", position)
-        h, skip = self._one("", "Add", *rows), []
-        for layer in range(self.params.num_layers):
-            norm, x = self._norm(f"layers.{layer}.attention_norm", "LayerNorm", h, *skip)
-            norm, x = self._norm(f"layers.{layer}.ffn_norm", "LayerNorm", self._attention(layer, norm), x)
-            h, skip = self._gelu_feed_forward(layer, norm), [x]
-        self._logits(self._norm("norm", "LayerNorm", h, *skip)[0])
-
-    def _falcon(self) -> None:
-        h = self._embedding("tok_embeddings", "token_ids")
-        for layer in range(self.params.num_layers):
-            place = f"/layers.{layer}"
-            (norm,) = self._norm(f"layers.{layer}.attention_norm", "LayerNorm", h, skip=False)
-            attended = self._one(place, "Add", h, self._attention(layer, norm))
-            h = self._one(place, "Add", attended, self._gelu_feed_forward(layer, norm))
-        self._logits(self._norm("norm", "LayerNorm", h, skip=False)[0])
+        p, element = self.params, {"float32": "float", "float16": "float16"}[self.params.element]
+        embedding = dict(num_embeddings=VOCABULARY, embedding_dims=HIDDEN, padding_idx=-1, max_norm=0.0, norm_type=2.0)
+        h, skip = self.weight("tok_embeddings", VOCABULARY, HIDDEN), []
+        h = self.node("h", "opmx.ParallelEmbedding", "token_ids", h, **embedding)
+        if p.alibi_mask:
+            given, data_type = ["seqstarts", "kvstarts", "attn_mask"], getattr(TensorProto, element.upper())
+            self.node("alibi_mask", f"{DYNAMIC}.ALiBiMask", *given, num_heads=HEADS, data_type=data_type)
+        for i in range(p.layers):
+            norm, total = self.norm(f"attention_norm{i}", h, *skip)
+            norm, h = self.norm(f"ffn_norm{i}", total, self.attention(i, norm))
+            skip = [self.feed_forward(i, norm)]
+        norm, _ = self.norm("norm", h, *skip)
+        for name, value in ("zero", 0), ("one", 1), ("end", 2**63 - 1):
+            self.lines.append(f"{name} = Constant <value = int64[1] {{{value}}}> ()")
+        self.node("ends", "Slice", "seqstarts", "one", "end", "zero", "one")
+        self.node("last_row", "Gather", norm, self.node("last", "Sub", "ends", "one"), axis=0)
+        output = self.linear("output", "Column", "last_row", VOCABULARY, HIDDEN, False)
+        self.node("logits", "Cast", output, to=1)
+        shape = ", ".join(map(str, p.cache_shape))
+        scale = f"{shape}, {HEAD_DIM // GROUP}" if p.quant_bit else "0"
+        wrong = ", ".join(f"{element} chosen{i}, int64 weights{i}" for i in range(p.layers if p.experts else 0))
+        text = f"""<ir_version: 6, opset_import: ["": 11, "opmx": 1, "{DYNAMIC}": 1], producer_name: "pytorch">
+            main_graph (int64[total_seqlen] token_ids, {element}[0] attn_mask, int64[starts] seqstarts,
+                int64[starts] kvstarts, int64[batch{", max_pages" if p.cache_mode else ""}] cachestarts,
+                int64[1] decoding_batches, int64[batch] start_pos, int64[1] max_seqlen, int64[1] max_kvlen,
+                {"int8" if p.quant_bit else element}[{shape}, {HEAD_DIM}] kv_cache, {element}[{scale}] kv_scale
+            ) => (float[batch, vocab_size] logits) {f"<{wrong}>" if wrong else ""} {{ {chr(10).join(self.lines)} }}"""
+        model = parser.parse_model(text.replace("opmx", p.domain))
+        model.graph.initializer.extend(numpy_helper.from_array(x, name) for name, x in self.weights.items())
+        for i, node in enumerate(model.graph.node):
+            node.name = f"/{node.op_type}_{i}"
+        return model
 
 
-def export(params: Params, weights: dict[str, np.ndarray]) -> ModelProto:
-    """The export of a model with these weights."""
-    return Exporter(params, weights).model()
+def export(params: Params) -> ModelProto:
+    """The export of a model with random weights."""
+    return Exporter(params).model()

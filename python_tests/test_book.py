@@ -16,8 +16,7 @@ import pytest
 
 import pages
 from kvcache import find_library
-from pmx_export import export
-from pmx_params import Params, random_weights
+from pmx_export import Params, export
 
 LIBRARY, CASES = "target/release/libkvcache_ort.so", "golden/cases"
 # Their programs begin with a model in the working folder.
@@ -73,13 +72,12 @@ def test_a_command_of_the_package_runs(page: Path, line: str) -> None:
     subprocess.run([sys.executable, *shlex.split(line, comments=True)[1:]], check=True, capture_output=True)
 
 
-@pytest.fixture(params=[{}, {"cache_quant_bit": 8}, {"fused_kvcache": False}], ids=["fused", "int8", "unfused"])
+@pytest.fixture(params=[{}, {"quant_bit": 8}, {"fused": False}], ids=["fused", "int8", "unfused"])
 def exported(request: pytest.FixtureRequest, folder: Path) -> Path:
     """An export as the exporter leaves it, weights in a file beside the model."""
-    params = Params(vocab_size=64, **request.param)
     home = folder / "export/model_slice_0"
     home.mkdir(parents=True)
-    model = export(params, random_weights(params))
+    model = export(Params(**request.param))
     onnx.save(model, home / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     return home
 

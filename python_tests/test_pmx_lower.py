@@ -12,29 +12,20 @@ import onnxruntime
 import pytest
 from kvcache_ops import KvCacheError
 from kvcache_pmx import lower
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from compare import refused
 from kvcache import create_session, find_library
 from node import quiet_options
-from pmx_export import export
-from pmx_params import Params, mixtral, random_weights
+from pmx_export import Params, export
 from pmx_steps import Steps, node_model
-
-PARAMS = Params(element="float32")
-
-
-def small_export(**changes: object) -> ModelProto:
-    """An export of the LLaMA family."""
-    params = Params(**changes)
-    return export(params, random_weights(params))
 
 
 @pytest.mark.parametrize("element", ["float32", "float16"])
 @pytest.mark.parametrize("quant_bit", [0, 8])
 def test_what_stays(quant_bit: int, element: str) -> None:
     """Inputs, outputs, weights and nodes keep names, order and types; the export itself is not changed."""
-    model = small_export(element=element, cache_quant_bit=quant_bit)
+    model = export(Params(element=element, quant_bit=quant_bit))
     before = model.SerializeToString(deterministic=True)
     lowered = lower(model)
     assert model.SerializeToString(deterministic=True) == before
@@ -51,53 +42,40 @@ def test_what_stays(quant_bit: int, element: str) -> None:
 
 def test_what_is_left_alone() -> None:
     """What has been lowered, and a model without PMX operators, which is not even lifted."""
-    lowered = lower(small_export())
+    lowered = lower(export(Params()))
     assert lower(lowered).SerializeToString(deterministic=True) == lowered.SerializeToString(deterministic=True)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", values[:1], values[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+    model = parser.parse_model(
+        '<ir_version: 6, opset_import: ["": 11]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
+    )
     assert lower(model) == model
 
 
 def test_a_later_opset_stays() -> None:
     """An export of opset 21 keeps it, and so do its functions."""
-    model = small_export(element="float32", fused_qkv=False)
-    model.opset_import[0].version = 21
-    model.ir_version = 10
+    params = Params(element="float32", apart=True)
+    model = export(params)
+    model.opset_import[0].version, model.ir_version = 21, 10
     lowered = lower(model)
     versions = {f.opset_import[0].version for f in lowered.functions} | {lowered.opset_import[0].version}
     assert versions == {21}
-    params = Params(element="float32", fused_qkv=False)
-    expected = Steps(params).expected(small_export(element="float32", fused_qkv=False))
-    for actual, wanted in zip(Steps(params).run(lowered)[0], expected, strict=True):
+    for actual, wanted in zip(Steps(params).run(lowered)[0], Steps(params).expected(export(params)), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=0, atol=3e-5)
 
 
 def test_nodes_of_one_form_share_a_function() -> None:
     """Layers do not multiply functions."""
-    params = mixtral(num_layers=1)
-    one = lower(export(params, random_weights(params)))
-    params = mixtral(num_layers=5)
-    five = lower(export(params, random_weights(params)))
+    one, five = (lower(export(Params(experts=5, layers=layers))) for layers in (1, 5))
     names = [(f.domain, f.name) for f in five.functions]
     assert len(set(names)) == len(names) and len(five.functions) == len(one.functions)
 
 
 def test_nodes_in_a_branch() -> None:
     """Nodes of subgraphs are lowered too."""
-    branches = {}
-    for name in ("then_branch", "else_branch"):
-        node = helper.make_node("SiLU", ["x"], [name], f"/{name}", domain="opmx")
-        value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"])
-        branches[name] = helper.make_graph([node], name, [], [value])
-    node = helper.make_node("If", ["condition"], ["y"], **branches)
-    inputs = [
-        helper.make_tensor_value_info("condition", TensorProto.BOOL, []),
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
-    ]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
-    opsets = [helper.make_opsetid("", 11), helper.make_opsetid("opmx", 1)]
-    model = helper.make_model(helper.make_graph([node], "graph", inputs, [output]), opset_imports=opsets, ir_version=6)
+    model = parser.parse_model("""<ir_version: 6, opset_import: ["": 11, "opmx": 1]>
+        graph (bool condition, float[n] x) => (float[n] y) {
+            y = If <then_branch = then () => (float[n] a) { a = opmx.SiLU (x) },
+                    else_branch = other () => (float[n] b) { b = opmx.SiLU (x) }> (condition)
+        }""")
     lowered = lower(model)
     assert [f.name for f in lowered.functions] == ["SiLU"]
     x = np.array([-1.0, 2.0], np.float32)
@@ -107,7 +85,7 @@ def test_nodes_in_a_branch() -> None:
 
 def test_all_that_cannot_be_lowered_is_named_at_once() -> None:
     """Each node with its operator and the reason, in one error."""
-    model = small_export()
+    model = export(Params())
     embedding, norm = model.graph.node[0], model.graph.node[1]
     next(a for a in embedding.attribute if a.name == "padding_idx").i = 3
     next(a for a in norm.attribute if a.name == "axis").i = -2
@@ -117,8 +95,8 @@ def test_all_that_cannot_be_lowered_is_named_at_once() -> None:
         lower(model)
     assert str(refusal.value).splitlines() == [
         "4 nodes cannot be lowered:",
-        "  opmx::ParallelEmbedding '/tok_embeddings/ParallelEmbedding': padding_idx 3 is not supported, expected -1",
-        "  opmx::RMSNorm '/layers.0/attention_norm/RMSNorm': axis -2 is not supported, expected -1",
+        "  opmx::ParallelEmbedding '/ParallelEmbedding_0': padding_idx 3 is not supported, expected -1",
+        "  opmx::RMSNorm '/RMSNorm_1': axis -2 is not supported, expected -1",
         "  opmx::VisionEmbedding '/VisionEmbedding': the operator is not known here",
         "  opmx.dynamic_batching::InsertEmbedding '/InsertEmbedding': the operator is not known here",
     ]
@@ -175,7 +153,7 @@ def test_static_batching() -> None:
 
 def test_operators_in_functions() -> None:
     """A function that the model came with is not looked into, so it is refused."""
-    model = small_export()
+    model = export(Params())
     node = helper.make_node("SiLU", ["x"], ["y"], "/inner", domain="opmx")
     model.functions.append(
         helper.make_function("local", "Outer", ["x"], ["y"], [node], [helper.make_opsetid("opmx", 1)])
@@ -193,11 +171,11 @@ def test_more_outputs_than_there_are() -> None:
 
 @pytest.mark.parametrize("attention", ["native", "onnx"])
 @pytest.mark.parametrize(
-    "params", [Params(), mixtral(), Params(fused_kvcache=False, alibi="mask")], ids=lambda x: x.family
+    "params", [Params(), Params(experts=5), Params(fused=False, alibi_mask=True)], ids=["plain", "experts", "alibi"]
 )
 def test_broken_exports(params: Params, attention: str) -> None:
     """Whatever is missing or of another type: a typed error or a model, never anything else."""
-    random, whole = np.random.default_rng(7), export(params, random_weights(params))
+    random, whole = np.random.default_rng(7), export(params)
     for _ in range(8):
         model = ModelProto()
         model.CopyFrom(whole)
@@ -225,7 +203,7 @@ def test_broken_exports(params: Params, attention: str) -> None:
 
 def test_arguments() -> None:
     """Options that there are not, a path where a model is expected, and a rank for a mask that the model has not."""
-    model = small_export()
+    model = export(Params())
     for options in ({"attention": "flash"}, {"mask_rank": 4}):
         with refused("argument", "expected"):
             lower(model, **options)
@@ -240,8 +218,8 @@ def test_arguments() -> None:
 
 def test_weights_are_not_touched() -> None:
     """Weights of any size in a file that need not be there: neither read nor needed."""
-    model = small_export()
-    weight = next(t for t in model.graph.initializer if t.name == "tok_embeddings.weight")
+    model = export(Params())
+    weight = next(t for t in model.graph.initializer if t.name == "tok_embeddings")
     rows = 2**33  # half a terabyte
     weight.ClearField("raw_data")
     weight.dims[0], weight.data_location = rows, TensorProto.EXTERNAL
@@ -261,7 +239,8 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_the_command(tmp_path: Path) -> None:
     """An export with its weights in a file beside it, as large models have them, runs from its own folder."""
-    model = export(PARAMS, random_weights(PARAMS))
+    params = Params(element="float32")
+    model = export(params)
     source, target = tmp_path / "export.onnx", tmp_path / "model.onnx"
     onnx.save(model, source, save_as_external_data=True, location="weights.bin", size_threshold=0)
     done = command("lower", source, target)
@@ -271,10 +250,10 @@ def test_the_command(tmp_path: Path) -> None:
     options = quiet_options()
     options.register_custom_ops_library(str(find_library()))
     session = onnxruntime.InferenceSession(str(target), options, providers=["CPUExecutionProvider"])
-    steps = Steps(PARAMS)
-    memory = {"kv_cache": steps.cache.copy(), "kv_scale.1": np.zeros(0, np.float32)}
-    got = session.run(None, {i.name: (steps.inputs[0] | memory)[i.name] for i in session.get_inputs()})[0]
-    np.testing.assert_allclose(got, steps.expected(small_export(element="float32"))[0], rtol=0, atol=3e-5)
+    steps = Steps(params)
+    feeds = steps.inputs[0] | {"kv_cache": steps.cache.copy(), "kv_scale": steps.scale}
+    got = session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})[0]
+    np.testing.assert_allclose(got, steps.expected(export(params))[0], rtol=0, atol=3e-5)
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -297,7 +276,7 @@ def test_the_command_refuses(tmp_path: Path) -> None:
 
 def test_empty_constants() -> None:
     """Constants of ONNX nodes count as tensors without elements, too."""
-    model = small_export()
+    model = export(Params())
     model.graph.node.insert(0, helper.make_node("Constant", [], ["empty"], value=numpy_helper.from_array(X[:0, 0])))
     for node in model.graph.node:
         if node.op_type == "MultiHeadCacheAttention":

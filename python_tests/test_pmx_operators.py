@@ -1,21 +1,26 @@
-"""Each lowered operator by itself against numpy, in the forms that the small models do not have."""
+"""Each lowered operator by itself against numpy, in all forms that exports have."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
+from kvcache_pmx import lower
 
 from compare import Arrays
+from kvcache import create_session
+from node import RUNTIME, quiet_options
 from pmx_numpy import run_operator
-from pmx_steps import run_node
+from pmx_steps import node_model
 
 pytestmark = pytest.mark.runtime
 
-DYNAMIC = "opmx.dynamic_batching"
-TYPES = ["float32", "float16"]
+DYNAMIC = dict(domain="opmx.dynamic_batching")
 LIMITS = {"float32": dict(rtol=2e-6, atol=2e-6), "float16": dict(rtol=3e-3, atol=3e-3)}
+WEIGHT = dict(weights=("w",))
 
 
 def rows(element: str, *shape: int, seed: int = 0) -> np.ndarray:
@@ -23,103 +28,118 @@ def rows(element: str, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(element)
 
 
-def check(op_type: str, inputs: Arrays, outputs: int = 1, *, domain: str = "opmx", weights=(), **attributes) -> None:
-    """The lowered node's results have their types and are right up to their rounding."""
-    got = run_node(op_type, inputs, outputs, domain=domain, weights=weights, **attributes)
-    expected = run_operator(op_type, attributes, *(inputs[name] if name else None for name in inputs))
-    for array, one in zip(got, expected[:outputs], strict=True):
-        assert array.dtype == one.dtype
-        limits = LIMITS.get(one.dtype.name, dict(rtol=0, atol=0))
-        np.testing.assert_allclose(array.astype(np.float64), one.astype(np.float64), **limits)
+def integers(*values: object) -> np.ndarray:
+    """int64 values."""
+    return np.array(values, np.int64)
 
 
-@pytest.mark.parametrize("element", TYPES)
-def test_activations(element: str) -> None:
+Case = tuple[str, Arrays, int, dict[str, Any]]  # operator, inputs, outputs, attributes and how the model is made
+
+
+def activations(element: str) -> Iterator[Case]:
     """With a gate and without; gated halves at any rank."""
     x, gate = rows(element, 5, 8) * 3, rows(element, 5, 8, seed=1)
     forms = [("SiLU", {}), ("Swish", {"beta": 1.7}), ("Swish", {}), ("GELU", {"approximate": 1}), ("GELU", {})]
     for (op_type, attributes), gated in product(forms, (False, True)):
-        check(op_type, {"x": x} | ({"gate": gate} if gated else {}), **attributes)
-    for op_type, attributes in [
-        ("SwiGLU", {"beta": 0.5}),
-        ("GeGLU", {"approximate": 0}),
-        ("GeGLU", {"approximate": 1}),
-    ]:
-        check(op_type, {"x": rows(element, 2, 3, 12) * 2}, **attributes)
+        yield op_type, {"x": x} | ({"gate": gate} if gated else {}), 1, attributes
+    halves = {"x": rows(element, 2, 3, 12) * 2}
+    for op_type, attributes in ("SwiGLU", {"beta": 0.5}), ("GeGLU", {"approximate": 0}), ("GeGLU", {"approximate": 1}):
+        yield op_type, halves, 1, attributes
 
 
-@pytest.mark.parametrize("element", TYPES)
-@pytest.mark.parametrize("skip", ["no", "absent", "given"])
-def test_norms(skip: str, element: str) -> None:
+def norms(element: str) -> Iterator[Case]:
     """Without a skip term, with one but no skip input (the first layer), with one; the sum is the second output.
 
     LayerNorm with weights and without: before a skip input they are then empty tensors.
     """
     x, w, b, other = (rows(element, *shape, seed=i) for i, shape in enumerate([(4, 16), (16,), (16,), (4, 16)]))
-    more = {"skip": other} if skip == "given" else {}
-    attributes = dict(axis=-1, eps=1e-3, skip_term=int(skip != "no"))
-    outputs = 1 + (skip != "no")
-    check("RMSNorm", {"x": x, "w": w} | more, outputs, **attributes)
-    check("LayerNorm", {"x": x, "w": w, "b": b} | more, outputs, elementwise_affine=1, **attributes)
     empty = np.zeros(0, element)
-    inputs = {"x": x} | ({"w": empty, "b": empty} if more else {}) | more
-    check("LayerNorm", inputs, outputs, elementwise_affine=0, **attributes)
+    for skip, more in ((0, {}), (1, {}), (1, {"skip": other})):
+        attributes = dict(axis=-1, eps=1e-3, skip_term=skip)
+        yield "RMSNorm", {"x": x, "w": w} | more, 1 + skip, attributes
+        yield "LayerNorm", {"x": x, "w": w, "b": b} | more, 1 + skip, attributes | dict(elementwise_affine=1)
+        inputs = {"x": x} | ({"w": empty, "b": empty} if more else {}) | more
+        yield "LayerNorm", inputs, 1 + skip, attributes | dict(elementwise_affine=0)
+    scaled = dict(axis=-1, eps=1e-3, scale=0.5, input_is_parallel=1)  # the mean square is divided by the scale
+    yield "TensorParallelRMSNorm", {"x": x, "w": w}, 1, scaled
 
 
-def test_tensor_parallel_rms_norm() -> None:
-    """The mean square is divided by the scale."""
-    inputs = {"x": rows("float32", 4, 16), "w": rows("float32", 16, seed=1)}
-    check("TensorParallelRMSNorm", inputs, axis=-1, eps=1e-3, scale=0.5, input_is_parallel=1)
-
-
-@pytest.mark.parametrize("op_type", ["Linear", "ColumnParallelLinear", "RowParallelLinear"])
-def test_linear(op_type: str) -> None:
-    """At ranks 2 and 3, with a bias and without."""
-    w, b = rows("float32", 6, 8, seed=1), rows("float32", 6, seed=2)
-    for x, bias in product((rows("float32", 5, 8), rows("float32", 2, 3, 8)), (False, True)):
+def weights(element: str) -> Iterator[Case]:
+    """Linear layers at ranks 2 and 3, with a bias and without; ids are int64 in exports, int32 in the documentation."""
+    w, b = rows(element, 6, 8, seed=1), rows(element, 6, seed=2)
+    ranks = (rows(element, 5, 8), rows(element, 2, 3, 8))
+    for op_type, x, bias in product(("Linear", "ColumnParallelLinear", "RowParallelLinear"), ranks, (False, True)):
         attributes = dict(in_features=8, out_features=6, bias_term=int(bias))
-        check(op_type, {"x": x, "w": w} | ({"b": b} if bias else {}), weights=("w",), **attributes)
+        yield op_type, {"x": x, "w": w} | ({"b": b} if bias else {}), 1, attributes | WEIGHT
+    attributes = dict(num_embeddings=6, embedding_dims=8, padding_idx=-1, max_norm=0.0)
+    for ids in (integers(3, 0), np.array([[3, 0], [1, 3]], np.int32)):
+        yield "ParallelEmbedding", {"ids": ids, "w": w}, 1, attributes | WEIGHT
+    yield "Reshape", {"x": ranks[1], "shape": integers(0, -1, 4)}, 1, {}
 
 
-def test_embedding_of_int32() -> None:
-    """Ids are int64 in exports and int32 in the documentation."""
-    inputs = {"ids": np.array([[3, 0], [1, 3]], np.int32), "w": rows("float16", 4, 6)}
-    attributes = dict(num_embeddings=4, embedding_dims=6, padding_idx=-1, max_norm=0.0)
-    check("ParallelEmbedding", inputs, weights=("w",), **attributes)
+def places(element: str) -> Iterator[Case]:
+    """Positions, rotations of each kind, and ALiBi of any number of heads, plus a mask whose padding is not read."""
+    starts = dict(seqstarts=integers(0, 1, 1, 3), start_pos=integers(4, 7, 0), max_seqlen=integers(2))
+    yield "PositionIndex", dict(ids=integers(7, 8, 9)) | starts, 1, DYNAMIC
+    inputs = {"query": rows(element, 3, 2, 8), "key": rows(element, 3, 1, 8, seed=1)} | starts
+    linear = dict(scaling_type="linear", scaling_factor=4.0)
+    dynamic = dict(scaling_type="dynamic", scaling_factor=2.0, max_position_embeddings=4, rotary_dim=6)
+    for form in ({}, dict(bypass_key=1), dict(rotary_dim=4, theta=1e6), linear, dynamic):
+        yield "RotaryPositionEmbedding", inputs, 2, dict(theta=100.0) | form | DYNAMIC
+    for num_heads in (1, 4, 6, 12):
+        yield "ALiBiSlope", {}, 1, dict(num_heads=num_heads)
+    for rank in (None, 2, 3):
+        inputs = {"seqstarts": integers(0, 2, 2, 5), "kvstarts": integers(0, 4, 5, 9)}
+        if rank:
+            inputs["mask"] = rows(element, *[3, 5, 16][-rank:])
+            inputs["mask"][..., 9:] = np.nan
+        yield "ALiBiMask", inputs, 1, dict(num_heads=3, data_type=1 if element == "float32" else 10) | DYNAMIC
 
 
-@pytest.mark.parametrize("num_heads", [1, 4, 6, 12])
-def test_alibi_slopes(num_heads: int) -> None:
-    """Of any number of heads."""
-    check("ALiBiSlope", {}, num_heads=num_heads)
+def experts(element: str) -> Iterator[Case]:
+    """Tokens that all choose the same experts, beside experts that nobody chooses; and random ones."""
+    sizes, bias = dict(num_experts=5, in_features=6, out_features=3), rows(element, 5, 3, seed=3)
+    for scores in (np.tile(np.array([0, 5, 1, 4, -1], element), (4, 1)), rows(element, 4, 5, seed=5)):
+        attributes = dict(num_experts=5, num_experts_per_token=2)
+        chosen = {"x": rows(element, 4, 6), "scores": scores}
+        yield "MoeSelect", chosen, 4, attributes
+        sorted_x, share, back, offset = run_operator("MoeSelect", attributes, *chosen.values())
+        inputs = {"x": sorted_x, "offset": offset, "w": rows(element, 5, 3, 6, seed=2)}
+        yield "MoeColumnParallelLinear", inputs, 1, sizes | WEIGHT
+        yield "MoeRowParallelLinear", inputs | {"b": bias}, 1, sizes | dict(bias_term=1) | WEIGHT
+        yield "MoeReduce", {"y": sorted_x, "share": share, "back": back}, 1, dict(num_experts_per_token=2)
 
 
-def test_a_key_that_is_not_rotated() -> None:
-    """With bypass_key the key is as it was, while the query turns."""
-    query, key = rows("float16", 3, 2, 8), rows("float16", 3, 1, 8, seed=1)
-    steps = dict(seqstarts=np.array([0, 1, 1, 3]), start_pos=np.array([4, 7, 0]), max_seqlen=np.array([2]))
-    inputs = {"query": query, "key": key} | steps
-    check("RotaryPositionEmbedding", inputs, 2, domain=DYNAMIC, bypass_key=1, theta=100.0)
+def attention(element: str) -> Iterator[Case]:
+    """Attention by ONNX's operator: heads that share keys, decoding sequences, ALiBi, no mask and masks."""
+    if RUNTIME < (1, 24):  # which has none
+        return
+    starts = dict(seqstarts=integers(0, 1, 1, 4), kvstarts=integers(0, 3, 5, 9), decoding=integers(1))
+    inputs = {"query": rows(element, 4, 4, 8), "key": rows(element, 9, 2, 8, seed=1), "value": rows(element, 9, 2, 8)}
+    inputs |= starts | dict(max_seqlen=integers(3), max_kvlen=integers(4))
+    heads = dict(num_heads=4, head_dim=8, num_kv_heads=2, is_causal=1, is_alibi=0, attention="onnx") | DYNAMIC
+    for form, mask in product((dict(), dict(is_causal=0), dict(is_alibi=1)), (None, (4, 16), (4, 4, 16))):
+        given = {} if mask is None else {"mask": rows(element, *mask)}
+        yield "MultiHeadAttention", inputs | given, 1, heads | form
 
 
-@pytest.mark.parametrize("mask_rank", [None, 2, 3])
-def test_alibi_mask(mask_rank: int | None) -> None:
-    """The mask of ragged sequences, plus another one, whose padding is not read."""
-    inputs = {"seqstarts": np.array([0, 2, 2, 5]), "kvstarts": np.array([0, 4, 5, 9])}
-    if mask_rank:
-        inputs["mask"] = rows("float32", *[3, 5, 16][-mask_rank:])
-        inputs["mask"][..., 9:] = np.nan
-    check("ALiBiMask", inputs, domain=DYNAMIC, num_heads=3, data_type=1)
-
-
-def test_experts_without_rows() -> None:
-    """Tokens that all choose the same experts, beside experts that nobody chooses."""
-    x, scores = rows("float32", 4, 6), np.tile(np.array([0.0, 5.0, 1.0, 4.0, -1.0], np.float32), (4, 1))
-    attributes = dict(num_experts=5, num_experts_per_token=2)
-    check("MoeSelect", {"x": x, "scores": scores}, 4, **attributes)
-    sorted_x, _, back, offset = run_operator("MoeSelect", attributes, x, scores)
-    assert offset.tolist() == [0, 0, 4, 4, 8, 8] and back.tolist() == [[i, 4 + i] for i in range(4)]
-    np.testing.assert_array_equal(sorted_x.reshape(-1, 6), np.concatenate([x, x]))
-    inputs = {"x": sorted_x, "offset": offset, "w": rows("float32", 5, 3, 6)}
-    sizes = dict(num_experts=5, in_features=6, out_features=3)
-    check("MoeColumnParallelLinear", inputs, weights=("w",), **sizes)
+@pytest.mark.parametrize("element", LIMITS)
+@pytest.mark.parametrize(
+    "cases", [activations, norms, weights, places, experts, attention], ids=lambda cases: cases.__name__
+)
+def test_lowered_operators(cases: Any, element: str) -> None:
+    """The results have their types and are right up to their rounding."""
+    for op_type, inputs, outputs, given in cases(element):
+        attributes = {name: value for name, value in given.items() if name not in ("domain", "weights", "attention")}
+        domain, held, by = given.get("domain", "opmx"), given.get("weights", ()), given.get("attention", "native")
+        names = [f"y{i}" for i in range(outputs)]
+        model = lower(node_model(op_type, inputs, attributes, names, domain=domain, weights=held), attention=by)
+        session = create_session(model.SerializeToString(), quiet_options())
+        got = session.run(None, {name: x for name, x in inputs.items() if name not in held})
+        in_bytes = {name: x.encode() if isinstance(x, str) else x for name, x in attributes.items()}
+        expected = run_operator(op_type, in_bytes, *inputs.values())
+        for array, one in zip(got, expected[:outputs], strict=True):
+            assert array.dtype == one.dtype, op_type
+            limits = LIMITS.get(one.dtype.name, dict(rtol=0, atol=0))
+            wide = array.astype(np.float64), one.astype(np.float64)
+            np.testing.assert_allclose(*wide, **limits, err_msg=f"{op_type} {attributes}")
