@@ -20,7 +20,7 @@ use crate::validate::{self, CheckedStores, ExpectedOutputs};
 #[derive(Debug, Clone)]
 pub struct KeyValueCache {
     attributes: Attributes,
-    config: Config,
+    pub(crate) config: Config,
     backend: Backend,
     /// The only types that tensors may have, where they have been checked once for all calls.
     types: Option<TypeCombination>,
@@ -56,10 +56,6 @@ impl KeyValueCache {
         self.check_types(current_key, current_value, cache, scale)?;
         let types = TypeCombination { quant_bit: self.attributes.quant_bit, t1: current_key, t2: cache, t3: scale };
         Ok(Self { types: Some(types), ..self })
-    }
-
-    pub(crate) fn config(&self) -> &Config {
-        &self.config
     }
 
     /// The attributes that the operator was made with.

@@ -7,6 +7,7 @@ mod attention;
 mod backend;
 mod checked_call;
 mod config;
+#[cfg(feature = "cuda")]
 pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
@@ -27,7 +28,7 @@ pub use attention::{
 pub use backend::Backend;
 pub use checked_call::{Call, Layers};
 #[cfg(feature = "cuda")]
-pub use device::cuda;
+pub use device as cuda;
 pub use error::Error;
 pub use key_value_cache::KeyValueCache;
 pub use kvcache_attention as attention_kernels;

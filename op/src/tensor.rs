@@ -78,6 +78,7 @@ pub(crate) enum Defect {
     NotContiguous,
     /// It has so many bytes of packed elements, other than its shape needs.
     PackedLength(usize),
+    #[cfg(feature = "cuda")]
     /// It is a device slice of so many bytes, other than its shape needs.
     SliceLength(usize),
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::f16;
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use kvcache_op::cuda::{
-    Cuda, DeviceCacheAttentionInputs, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord,
+    DeviceCacheAttentionInputs, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord,
 };
 use kvcache_op::schema::CacheDims;
 use kvcache_op::{
@@ -78,8 +78,8 @@ impl<'a> Bench<'a> {
             })?),
         };
         match &op {
-            Op::Cache(op) => op.prepare_device::<Cuda>(types.t1, types.t2, types.t3, stream)?,
-            Op::Attention(op) => op.prepare_device::<Cuda>(types.t1, types.t2, types.t3, stream)?,
+            Op::Cache(op) => op.prepare_device(types.t1, types.t2, types.t3, stream)?,
+            Op::Attention(op) => op.prepare_device(types.t1, types.t2, types.t3, stream)?,
         }
         Ok(Self {
             case,

@@ -2,13 +2,12 @@
 
 mod attention_backend;
 mod attention_call;
-mod attention_config;
+pub(crate) mod attention_config;
 mod multi_head_attention;
 mod multi_head_cache_attention;
 pub(crate) mod queries_and_mask;
 
 pub use attention_backend::AttentionBackend;
 pub use attention_call::AttentionCall;
-pub(crate) use attention_config::AttentionConfig;
 pub use multi_head_attention::{AttentionInputs, MultiHeadAttention};
 pub use multi_head_cache_attention::{AttentionLayers, CacheAttentionInputs, MultiHeadCacheAttention};

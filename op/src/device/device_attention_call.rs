@@ -1,26 +1,27 @@
 //! A checked call of an attention operator on a device, waiting for its output and a stream.
 
-use kvcache_attention::{DeviceAttention, DeviceKeys};
+use cudarc::driver::{CudaStream, sys};
+use kvcache_attention::{DeviceAttention, DeviceKeys, cuda as kernels};
+use kvcache_kernels::cuda::{Queue, StatusWord, cudarc};
 use kvcache_schema::ElementType;
 use kvcache_schema::multi_head_attention::{MASS, OUTPUTS};
 
-use super::device_call::Uses;
-use super::device_tensor::DeviceMut;
-use super::device_trait::Device;
+use super::device_call::status_address;
+use super::device_tensor::{DeviceMut, StreamGuards};
 use super::error::Error;
 use crate::validate::{Extents, equal_type, shapes};
 
 /// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet.
 #[derive(Debug)]
-pub struct DeviceAttentionCall<'a, D: Device> {
+pub struct DeviceAttentionCall<'a> {
     /// All but the output, scratch memory and the status word.
     pub(super) call: DeviceAttention,
     /// The memory of every tensor checked so far.
     pub(super) extents: Extents,
-    pub(super) uses: Uses<'a, D>,
+    pub(super) guards: StreamGuards<'a>,
 }
 
-impl<'a, D: Device> DeviceAttentionCall<'a, D> {
+impl<'a> DeviceAttentionCall<'a> {
     /// The shape of `attn_output`: (`seqstarts[B]`, Hq, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
         [self.call.query_rows, self.call.geometry.num_heads, self.call.geometry.head_dim]
@@ -41,13 +42,13 @@ impl<'a, D: Device> DeviceAttentionCall<'a, D> {
     ///
     /// # Errors
     /// An [`Error`] that concerns `attention_mass`.
-    pub fn with_mass(mut self, attention_mass: DeviceMut<'a, D>) -> Result<Self, crate::Error> {
+    pub fn with_mass(mut self, attention_mass: DeviceMut<'a>) -> Result<Self, crate::Error> {
         let tensor = &attention_mass.tensor;
         equal_type(MASS, tensor.element, ElementType::Float32)?;
         shapes::equal(MASS, &tensor.shape, &self.mass_shape(), "the shape (Hq, kvstarts[B]) of this call")?;
         self.extents.write(MASS, tensor.into())?;
         self.call.attention_mass = Some(attention_mass.address());
-        self.uses = Uses::of([(MASS, attention_mass.usage)]).and(self.uses);
+        self.guards = StreamGuards::of([(MASS, attention_mass.guard)]).and(self.guards);
         Ok(self)
     }
 
@@ -57,8 +58,8 @@ impl<'a, D: Device> DeviceAttentionCall<'a, D> {
     ///
     /// # Errors
     /// Dimensions that are too large for the device, as heads that are too long.
-    pub fn scratch_bytes(&self) -> Result<usize, Error<D>> {
-        D::scratch_bytes(&self.call).map_err(Error::Launch)
+    pub fn scratch_bytes(&self) -> Result<usize, Error> {
+        Ok(self.call.scratch_bytes()?)
     }
 
     /// Enqueues the call on the stream that its tensors were made for. Once the stream has run it, its status is in the
@@ -69,20 +70,20 @@ impl<'a, D: Device> DeviceAttentionCall<'a, D> {
     /// An [`Error`] that concerns `attn_output` or `scratch`, the stream, the machine or its driver.
     pub fn launch(
         self,
-        attn_output: DeviceMut<'_, D>,
-        scratch: Option<DeviceMut<'_, D>>,
-        status: &D::StatusWord,
-        stream: &D::Stream,
-    ) -> Result<(), Error<D>> {
-        self.uses.check(stream)?;
-        attn_output.check_use(OUTPUTS[0], stream)?;
-        scratch.as_ref().map_or(Ok(()), |scratch| scratch.check_use("scratch", stream))?;
-        let status = D::status_address(status, stream).map_err(Error::Launch)?;
+        attn_output: DeviceMut<'_>,
+        scratch: Option<DeviceMut<'_>>,
+        status: &StatusWord,
+        stream: &CudaStream,
+    ) -> Result<(), Error> {
+        self.guards.check(stream)?;
+        attn_output.check_stream(OUTPUTS[0], stream)?;
+        scratch.as_ref().map_or(Ok(()), |scratch| scratch.check_stream("scratch", stream))?;
+        let status = status_address(status, stream)?;
         // SAFETY: every slice was made for this stream, checked above, and its use by the stream ends when `self`,
         // `attn_output` and `scratch` are dropped, after the launch; other tensors come from `from_raw_parts`, which
         // asks for memory that is valid when the stream runs the call. Calls of the stream may write the status word, by
         // `status_address`.
-        unsafe { self.run(&attn_output, scratch.as_ref(), status, &D::queue(stream).map_err(Error::Launch)?) }
+        unsafe { self.run(&attn_output, scratch.as_ref(), status, &Queue::new(stream)?) }
     }
 
     /// Enqueues the call on a stream of any library. A default stream is that of the current context.
@@ -94,14 +95,14 @@ impl<'a, D: Device> DeviceAttentionCall<'a, D> {
     /// The conditions of [`DeviceCall::launch_raw`](super::DeviceCall::launch_raw).
     pub unsafe fn launch_raw(
         self,
-        attn_output: DeviceMut<'_, D>,
-        scratch: Option<DeviceMut<'_, D>>,
+        attn_output: DeviceMut<'_>,
+        scratch: Option<DeviceMut<'_>>,
         status: u64,
-        stream: D::RawStream,
-    ) -> Result<(), Error<D>> {
+        stream: sys::CUstream,
+    ) -> Result<(), Error> {
         // SAFETY: `stream` lives or is a default stream, slices were made for it, and `status` is such an address: see
         // `# Safety`.
-        unsafe { self.run(&attn_output, scratch.as_ref(), status, &D::raw_queue(stream).map_err(Error::Launch)?) }
+        unsafe { self.run(&attn_output, scratch.as_ref(), status, &Queue::from_raw(stream)?) }
     }
 
     /// Enqueues the call as [`launch_raw`](Self::launch_raw) does, with scratch memory that is allocated here and freed
@@ -114,25 +115,23 @@ impl<'a, D: Device> DeviceAttentionCall<'a, D> {
     /// The conditions of [`DeviceCall::launch_raw`](super::DeviceCall::launch_raw).
     pub unsafe fn launch_raw_alloc(
         self,
-        attn_output: DeviceMut<'_, D>,
+        attn_output: DeviceMut<'_>,
         status: u64,
-        stream: D::RawStream,
-    ) -> Result<(), Error<D>> {
+        stream: sys::CUstream,
+    ) -> Result<(), Error> {
         // SAFETY: `stream` lives or is a default stream: see `# Safety`.
-        let queue = unsafe { D::raw_queue(stream) }.map_err(Error::Launch)?;
+        let queue = unsafe { Queue::from_raw(stream) }?;
         let bytes = self.scratch_bytes()?;
         if bytes == 0 {
             // SAFETY: slices were made for the stream, and `status` is such an address: see `# Safety`.
             return unsafe { self.run(&attn_output, None, status, &queue) };
         }
-        let run = |address| {
-            // SAFETY: the memory has been allocated in the stream's order, of so many bytes, and is freed in that order
-            // after this.
-            let scratch = unsafe { DeviceMut::from_raw_parts(ElementType::Int8, [bytes], address) };
-            // SAFETY: slices were made for the stream, and `status` is such an address: see `# Safety`.
-            unsafe { self.run(&attn_output, Some(&scratch), status, &queue) }
-        };
-        D::with_scratch(&queue, bytes, run).map_err(Error::Launch)?
+        let memory = queue.scratch(bytes)?;
+        // SAFETY: the memory has been allocated in the stream's order, of so many bytes, and is freed in that order when
+        // it is dropped, after the launches.
+        let scratch = unsafe { DeviceMut::from_raw_parts(ElementType::Int8, [bytes], memory.address()) };
+        // SAFETY: slices were made for the stream, and `status` is such an address: see `# Safety`.
+        unsafe { self.run(&attn_output, Some(&scratch), status, &queue) }
     }
 
     /// Enqueues the call.
@@ -142,11 +141,11 @@ impl<'a, D: Device> DeviceAttentionCall<'a, D> {
     /// [`launch_raw`](Self::launch_raw) may be given.
     unsafe fn run(
         &self,
-        attn_output: &DeviceMut<'_, D>,
-        scratch: Option<&DeviceMut<'_, D>>,
+        attn_output: &DeviceMut<'_>,
+        scratch: Option<&DeviceMut<'_>>,
         status: u64,
-        queue: &D::Queue<'_>,
-    ) -> Result<(), Error<D>> {
+        queue: &Queue<'_>,
+    ) -> Result<(), Error> {
         let output = &attn_output.tensor;
         equal_type(OUTPUTS[0], output.element, self.call.geometry.t1)?;
         let reason = "the shape (seqstarts[B], Hq, Dh) of this call";
@@ -170,6 +169,6 @@ impl<'a, D: Device> DeviceAttentionCall<'a, D> {
         // SAFETY: `check_device` and the checks above have checked types, shapes, alignment and overlap; each tensor's
         // memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask for, and
         // so is the status word: see `# Safety`.
-        unsafe { D::attend(queue, &call) }.map_err(Error::Launch)
+        Ok(unsafe { kernels::run(queue, &call) }?)
     }
 }

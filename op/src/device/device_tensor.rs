@@ -1,28 +1,45 @@
-//! Borrowed tensors in device memory.
+//! Borrowed tensors in a CUDA device's memory, and the use of their slices by a stream.
 
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+use kvcache_kernels::cuda::cudarc;
 use kvcache_schema::{ElementType, shape};
+use smallvec::SmallVec;
 
-use super::device_trait::Device;
 use super::error::Error;
-use crate::tensor::{Defect, Shape, TensorMut, TensorRef};
+use crate::tensor::{Defect, Element, Shape, TensorMut, TensorRef};
 
-/// A tensor in device memory, to be read.
+/// A tensor in a CUDA device's memory, to be read.
 #[derive(Debug)]
-pub struct DeviceRef<'a, D: Device> {
+pub struct DeviceRef<'a> {
     /// The tensor; its address is a device address, which the host never dereferences.
     pub(crate) tensor: TensorRef<'a>,
-    pub(crate) usage: Option<D::Usage<'a>>,
+    pub(crate) guard: Option<StreamGuard<'a>>,
 }
 
-/// A tensor in device memory, to be written.
+/// A tensor in a CUDA device's memory, to be written.
 #[derive(Debug)]
-pub struct DeviceMut<'a, D: Device> {
+pub struct DeviceMut<'a> {
     /// The tensor; its address is a device address, which the host never dereferences.
     pub(crate) tensor: TensorMut<'a>,
-    pub(crate) usage: Option<D::Usage<'a>>,
+    pub(crate) guard: Option<StreamGuard<'a>>,
 }
 
-impl<'a, D: Device> DeviceRef<'a, D> {
+impl<'a> DeviceRef<'a> {
+    /// A slice as a row-major tensor of this shape, to be read by a call on this stream.
+    pub fn new<T: Element>(shape: impl Into<Shape>, slice: &'a impl DevicePtr<T>, stream: &'a CudaStream) -> Self {
+        Self::of(T::TYPE, shape.into(), slice, stream)
+    }
+
+    /// A tensor from bytes, little-endian: for every type, int4 included, which has `ceil(n / 2)` bytes for n elements.
+    pub fn from_bytes(
+        element: ElementType,
+        shape: impl Into<Shape>,
+        slice: &'a impl DevicePtr<u8>,
+        stream: &'a CudaStream,
+    ) -> Self {
+        Self::of(element, shape.into(), slice, stream)
+    }
+
     /// A tensor at an address of a device.
     ///
     /// # Safety
@@ -33,11 +50,44 @@ impl<'a, D: Device> DeviceRef<'a, D> {
         let data = std::ptr::without_provenance(address as usize);
         // SAFETY: nothing but a call on a device, through its stream, reads the memory, which is then accessible to the
         // device and not written: see `# Safety`.
-        Self { tensor: unsafe { TensorRef::from_raw_parts(element, shape, data) }, usage: None }
+        Self { tensor: unsafe { TensorRef::from_raw_parts(element, shape, data) }, guard: None }
+    }
+
+    fn of<T>(element: ElementType, shape: Shape, slice: &'a impl DevicePtr<T>, stream: &'a CudaStream) -> Self {
+        let (address, end) = slice.device_ptr(stream);
+        let defect = length_defect(element, &shape, slice.num_bytes());
+        // SAFETY: the slice is borrowed for 'a; a call uses it through its stream only, in which every later writer of
+        // the slice waits for it. A tensor of other bytes than the slice gets a defect, with which no call is made.
+        let mut own = unsafe { Self::from_raw_parts(element, shape, address) };
+        own.tensor.defect = defect;
+        Self { guard: Some(StreamGuard::new(slice.stream(), stream, end)), ..own }
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.tensor.data.addr() as u64
     }
 }
 
-impl<'a, D: Device> DeviceMut<'a, D> {
+impl<'a> DeviceMut<'a> {
+    /// A slice as a row-major tensor of this shape, to be written by a call on this stream.
+    pub fn new<T: Element>(
+        shape: impl Into<Shape>,
+        slice: &'a mut impl DevicePtrMut<T>,
+        stream: &'a CudaStream,
+    ) -> Self {
+        Self::of(T::TYPE, shape.into(), slice, stream)
+    }
+
+    /// A tensor from bytes, little-endian: for every type, int4 included, which has `ceil(n / 2)` bytes for n elements.
+    pub fn from_bytes(
+        element: ElementType,
+        shape: impl Into<Shape>,
+        slice: &'a mut impl DevicePtrMut<u8>,
+        stream: &'a CudaStream,
+    ) -> Self {
+        Self::of(element, shape.into(), slice, stream)
+    }
+
     /// A tensor at an address of a device.
     ///
     /// # Safety
@@ -49,49 +99,80 @@ impl<'a, D: Device> DeviceMut<'a, D> {
         let data = std::ptr::without_provenance_mut(address as usize);
         // SAFETY: nothing but a call on a device, through its stream, touches the memory, which is then accessible to
         // the device and touched by nobody else: see `# Safety`.
-        Self { tensor: unsafe { TensorMut::from_raw_parts(element, shape, data) }, usage: None }
+        Self { tensor: unsafe { TensorMut::from_raw_parts(element, shape, data) }, guard: None }
+    }
+
+    fn of<T>(element: ElementType, shape: Shape, slice: &'a mut impl DevicePtrMut<T>, stream: &'a CudaStream) -> Self {
+        let defect = length_defect(element, &shape, slice.num_bytes());
+        let of_stream = slice.stream().clone();
+        let (address, end) = slice.device_ptr_mut(stream);
+        // SAFETY: the slice is borrowed mutably for 'a; a call uses it through its stream only, in which every later
+        // user of the slice waits for it. A tensor of other bytes than the slice gets a defect, with which no call is
+        // made.
+        let mut own = unsafe { Self::from_raw_parts(element, shape, address) };
+        own.tensor.defect = defect;
+        Self { guard: Some(StreamGuard::new(&of_stream, stream, end)), ..own }
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.tensor.data.addr() as u64
     }
 
     /// Checks that a call on `stream` may use the tensor called `name`.
-    pub(super) fn check_use(&self, name: &'static str, stream: &D::Stream) -> Result<(), Error<D>> {
-        self.usage.as_ref().map_or(Ok(()), |usage| D::check_usage(usage, name, stream))
+    pub(super) fn check_stream(&self, name: &'static str, stream: &CudaStream) -> Result<(), Error> {
+        self.guard.as_ref().map_or(Ok(()), |guard| guard.check(name, stream))
     }
 }
 
-macro_rules! of_slice {
-    ($($tensor:ident),*) => { $(
-        impl<'a, D: Device> $tensor<'a, D> {
-            /// The tensor in a slice of `bytes` bytes of the device's own library, which `usage` keeps for the call's stream. A
-            /// call is refused if the tensor has other bytes.
-            ///
-            /// # Safety
-            /// The address is the slice's, and while `usage` lives, what is put into its stream may read the slice, and write that of a
-            /// [`DeviceMut`].
-            pub unsafe fn of_slice(
-                element: ElementType,
-                shape: impl Into<Shape>,
-                (address, bytes): (u64, usize),
-                usage: D::Usage<'a>,
-            ) -> Self {
-                // SAFETY: a tensor of other bytes than the slice gets a defect, with which no call is made; the stream may use
-                // the slice: see `# Safety`.
-                let mut own = unsafe { Self::from_raw_parts(element, shape, address) };
-                own.tensor.defect = defect(element, &own.tensor.shape, bytes);
-                own.usage = Some(usage);
-                own
-            }
-
-            pub(super) fn address(&self) -> u64 {
-                self.tensor.data.addr() as u64
-            }
-        }
-    )* };
-}
-
-of_slice!(DeviceRef, DeviceMut);
-
 /// What is wrong with a slice of so many bytes as a tensor. (A shape whose size overflows has an error of its own.)
-fn defect(element: ElementType, shape: &Shape, bytes: usize) -> Option<Defect> {
+fn length_defect(element: ElementType, shape: &Shape, bytes: usize) -> Option<Defect> {
     let fits = shape::bytes(element, shape) == Some(bytes);
     (!fits).then_some(Defect::SliceLength(bytes))
+}
+
+/// The use of a cudarc slice by a stream. Its start has made the stream wait for earlier uses on other streams; it ends
+/// when this is dropped, which must be after the call is enqueued.
+#[derive(Debug)]
+pub(crate) struct StreamGuard<'a> {
+    stream: &'a CudaStream,
+    same_context: bool,
+    _end: SyncOnDrop<'a>,
+}
+
+impl<'a> StreamGuard<'a> {
+    fn new(of_slice: &CudaStream, stream: &'a CudaStream, end: SyncOnDrop<'a>) -> Self {
+        let same_context = of_slice.context().cu_ctx() == stream.context().cu_ctx();
+        Self { stream, same_context, _end: end }
+    }
+
+    fn check(&self, input: &'static str, stream: &CudaStream) -> Result<(), Error> {
+        if !self.same_context {
+            return Err(Error::OtherContext { input });
+        }
+        if self.stream != stream {
+            return Err(Error::OtherStream { input });
+        }
+        Ok(())
+    }
+}
+
+/// The cudarc slices among a call's tensors, with their names. They are in use until this is dropped.
+#[derive(Debug)]
+pub(super) struct StreamGuards<'a>(SmallVec<[(&'static str, StreamGuard<'a>); 9]>);
+
+impl<'a> StreamGuards<'a> {
+    /// The slices of tensors, of which some are in none.
+    pub(super) fn of<const N: usize>(tensors: [(&'static str, Option<StreamGuard<'a>>); N]) -> Self {
+        Self(tensors.into_iter().filter_map(|(name, guard)| Some((name, guard?))).collect())
+    }
+
+    pub(super) fn and(mut self, others: Self) -> Self {
+        self.0.extend(others.0);
+        self
+    }
+
+    /// Checks that all slices were made for `stream`.
+    pub(super) fn check(&self, stream: &CudaStream) -> Result<(), Error> {
+        self.0.iter().try_for_each(|(name, guard)| guard.check(name, stream))
+    }
 }

@@ -1,17 +1,18 @@
 //! The operator on a device: checking a call, and loading its kernels.
 
+use cudarc::driver::CudaStream;
+use kvcache_kernels::cuda::{Queue, cudarc};
 use kvcache_kernels::{DeviceStores, Pages, Pointers};
 use kvcache_schema::{CacheMode, ElementType};
 
-use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceInputs, OutputRows, Uses};
-use super::device_tensor::DeviceMut;
-use super::device_trait::Device;
+use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceInputs, OutputRows};
+use super::device_tensor::{DeviceMut, StreamGuards};
 use super::error::Error;
-use crate::config::Config;
+use crate::config::{CacheConfig, Config};
 use crate::key_value_cache::KeyValueCache;
 use crate::operands::{IndexInputs, Inputs};
-use crate::static_batching::StaticKeyValueCache;
-use crate::validate::{self, CheckedTensors, ExpectedOutputs};
+use crate::validate::checked_stores::dynamic_tensors;
+use crate::validate::{CheckedTensors, ExpectedOutputs, indices};
 
 impl KeyValueCache {
     /// Checks a call on a device as far as the host can; nothing is launched yet, and no driver is needed.
@@ -20,56 +21,55 @@ impl KeyValueCache {
     /// # Errors
     /// Every [`Error`](crate::Error) that concerns the types, shapes and memory of the inputs, `cache` and `scale`, and
     /// the values of `kvstarts`, `max_seqlen` and `max_kvlen`.
-    pub fn check_device<'a, D: Device>(
+    pub fn check_device<'a>(
         &self,
-        inputs: DeviceInputs<'a, D>,
-        cache: DeviceMut<'a, D>,
-        scale: Option<DeviceMut<'a, D>>,
-    ) -> Result<DeviceCall<'a, D>, crate::Error> {
+        inputs: DeviceInputs<'a>,
+        cache: DeviceMut<'a>,
+        scale: Option<DeviceMut<'a>>,
+    ) -> Result<DeviceCall<'a>, crate::Error> {
         let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
         let t3 = scale.as_ref().map(|scale| scale.tensor.element);
         self.check_types(current_key.element, current_value.element, cache.tensor.element, t3)?;
-        let checked = check_stores(self.config(), inputs, cache, scale)?;
+        let checked = check_stores(&self.config, inputs, cache, scale)?;
         let outputs =
-            ExpectedOutputs::new(&checked.stores.geometry, self.config().cache.num_repeat, checked.stores.all_rows)?;
+            ExpectedOutputs::new(&checked.stores.geometry, self.config.cache.num_repeat, checked.stores.all_rows)?;
         Ok(DeviceCall { checked, outputs })
+    }
+
+    /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
+    /// and can be captured into a CUDA graph. A graph executor does so when it loads a model.
+    ///
+    /// # Errors
+    /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
+    pub fn prepare_device(
+        &self,
+        t1: ElementType,
+        t2: ElementType,
+        t3: Option<ElementType>,
+        stream: &CudaStream,
+    ) -> Result<(), Error> {
+        self.check_types(t1, t1, t2, t3)?;
+        prepare(&self.config.cache, (t1, t2, t3), &Queue::new(stream)?)
     }
 }
 
-/// Loading the kernels of operators that store, which are the same.
-macro_rules! prepare_device {
-    ($($operator:ty),*) => { $(
-        impl $operator {
-            /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
-            /// and can be captured into a CUDA graph. A graph executor does so when it loads a model.
-            ///
-            /// # Errors
-            /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
-            pub fn prepare_device<D: Device>(
-                &self,
-                t1: ElementType,
-                t2: ElementType,
-                t3: Option<ElementType>,
-                stream: &D::Stream,
-            ) -> Result<(), Error<D>> {
-                self.check_types(t1, t1, t2, t3)?;
-                // A scale that is given without quantization is not used.
-                let types = (t1, t2, self.config().cache.quant.and(t3));
-                D::queue(stream).and_then(|queue| D::prepare(&queue, types)).map_err(Error::Launch)
-            }
-        }
-    )* };
+/// Loads the kernels that store and load a cache of these types.
+pub(super) fn prepare(
+    config: &CacheConfig,
+    (t1, t2, t3): (ElementType, ElementType, Option<ElementType>),
+    queue: &Queue<'_>,
+) -> Result<(), Error> {
+    // A scale that is given without quantization is not used.
+    Ok(queue.prepare(t1, t2, config.quant.and(t3))?)
 }
 
-prepare_device!(KeyValueCache, StaticKeyValueCache);
-
 /// The check of a call whose types go together, but for its outputs.
-pub(super) fn check_stores<'a, D: Device>(
+pub(super) fn check_stores<'a>(
     config: &Config,
-    inputs: DeviceInputs<'a, D>,
-    cache: DeviceMut<'a, D>,
-    scale: Option<DeviceMut<'a, D>>,
-) -> Result<CheckedDeviceStores<'a, D>, crate::Error> {
+    inputs: DeviceInputs<'a>,
+    cache: DeviceMut<'a>,
+    scale: Option<DeviceMut<'a>>,
+) -> Result<CheckedDeviceStores<'a>, crate::Error> {
     let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
     let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
     let (kvstarts, exact_rows) = match &inputs.indices.kvstarts {
@@ -77,7 +77,7 @@ pub(super) fn check_stores<'a, D: Device>(
         // No input at all then, so nothing can be wrong with it; its shape is that of `seqstarts`.
         OutputRows::AtMost(_) => (&inputs.indices.seqstarts.tensor, false),
     };
-    let indices = IndexInputs {
+    let index_inputs = IndexInputs {
         seqstarts: inputs.indices.seqstarts.tensor.clone(),
         kvstarts: kvstarts.clone(),
         cachestarts: inputs.indices.cachestarts.tensor.clone(),
@@ -87,13 +87,11 @@ pub(super) fn check_stores<'a, D: Device>(
     };
     let current = Some([current_key, current_value]);
     let (tensors, dims) =
-        validate::dynamic_tensors(config, current_key.element, current, &indices, &cache.tensor, scale_tensor)?;
+        dynamic_tensors(config, current_key.element, current, &index_inputs, &cache.tensor, scale_tensor)?;
     let all_rows = match inputs.indices.kvstarts {
-        // SAFETY: `kvstarts`, `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
-        OutputRows::Kvstarts(_) => unsafe { validate::kvstarts_on_host(config, &indices, &dims) }?,
+        OutputRows::Kvstarts(_) => kvstarts_on_host(config, &index_inputs, dims.max_p)?,
         OutputRows::AtMost(rows) => {
-            // SAFETY: `max_seqlen` and `max_kvlen` are `TensorRef`s of the host in `DeviceInputs`.
-            unsafe { validate::bounds_on_host(&indices, &[]) }?;
+            bounds_on_host(&index_inputs, &[])?;
             rows
         }
     };
@@ -113,16 +111,36 @@ pub(super) fn check_stores<'a, D: Device>(
             },
         )
     };
-    let uses = [
-        ("current_key", current_key.usage),
-        ("current_value", current_value.usage),
-        ("seqstarts", seqstarts.usage),
-        ("cachestarts", cachestarts.usage),
-        ("start_pos", start_pos.usage),
-        ("cache", cache.usage),
-        ("scale", scale.and_then(|scale| scale.usage)),
+    let guards = [
+        ("current_key", current_key.guard),
+        ("current_value", current_value.guard),
+        ("seqstarts", seqstarts.guard),
+        ("cachestarts", cachestarts.guard),
+        ("start_pos", start_pos.guard),
+        ("cache", cache.guard),
+        ("scale", scale.and_then(|scale| scale.guard)),
     ];
-    Ok(CheckedDeviceStores { stores, extents: tensors.extents, uses: Uses::of(uses) })
+    Ok(CheckedDeviceStores { stores, extents: tensors.extents, guards: StreamGuards::of(guards) })
+}
+
+/// Checks what the host can know of lengths: `kvstarts`, the bounds, and that rows of the page table are long enough.
+/// Gives the rows of `key` and `value`.
+fn kvstarts_on_host(config: &Config, inputs: &IndexInputs<'_>, max_p: usize) -> Result<usize, crate::Error> {
+    let kvstarts = indices::values(&inputs.kvstarts);
+    indices::starts("kvstarts", kvstarts)?;
+    bounds_on_host(inputs, kvstarts)?;
+    if config.mode == CacheMode::Paged {
+        for (b, pair) in kvstarts.windows(2).enumerate() {
+            indices::pages(b, (pair[1] - pair[0]) as usize, config.page_size, max_p)?;
+        }
+    }
+    Ok(kvstarts.last().map_or(0, |&total| total as usize))
+}
+
+/// Checks `max_seqlen` and `max_kvlen` against the lengths that the host knows: those of `kvstarts`, or none.
+fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) -> Result<(), crate::Error> {
+    indices::bound("max_seqlen", indices::values(&inputs.max_seqlen), &[])?;
+    indices::bound("max_kvlen", indices::values(&inputs.max_kvlen), kvstarts)
 }
 
 /// The stores of checked tensors, with MaxT and the rows of current tokens and of all; without index inputs.

@@ -1,12 +1,13 @@
 //! `MultiHeadAttention` on a device.
 
+use cudarc::driver::CudaStream;
+use kvcache_attention::cuda::{MAX_HEAD_DIM, MODULES};
 use kvcache_attention::{DeviceAttention, DeviceKeys, DeviceMask, DevicePacked, Mask};
+use kvcache_kernels::cuda::{Queue, TooLarge, cudarc, module};
 use kvcache_schema::ElementType;
 
 use super::device_attention_call::DeviceAttentionCall;
-use super::device_call::Uses;
-use super::device_tensor::DeviceRef;
-use super::device_trait::Device;
+use super::device_tensor::{DeviceRef, StreamGuards};
 use super::error::Error;
 use crate::attention::{MultiHeadAttention, queries_and_mask as checks};
 use crate::tensor::TensorRef;
@@ -14,17 +15,17 @@ use crate::validate::{Extents, indices};
 
 /// The inputs of `MultiHeadAttention` for a call on a device.
 #[derive(Debug)]
-pub struct DeviceAttentionInputs<'a, D: Device> {
+pub struct DeviceAttentionInputs<'a> {
     /// T1, shape (`seqstarts[B]`, Hq, Dh).
-    pub query: DeviceRef<'a, D>,
+    pub query: DeviceRef<'a>,
     /// T1, shape (`kvstarts[B]`, Hk, Dh).
-    pub key: DeviceRef<'a, D>,
+    pub key: DeviceRef<'a>,
     /// T1, shape (`kvstarts[B]`, Hk, Dh).
-    pub value: DeviceRef<'a, D>,
+    pub value: DeviceRef<'a>,
     /// int64, shape (B + 1).
-    pub seqstarts: DeviceRef<'a, D>,
+    pub seqstarts: DeviceRef<'a>,
     /// int64, shape (B + 1).
-    pub kvstarts: DeviceRef<'a, D>,
+    pub kvstarts: DeviceRef<'a>,
     /// int64, a scalar or of shape (1), in memory of the host.
     pub decoding_batches: TensorRef<'a>,
     /// int64, a scalar or of shape (1), in memory of the host.
@@ -32,7 +33,7 @@ pub struct DeviceAttentionInputs<'a, D: Device> {
     /// int64, a scalar or of shape (1), in memory of the host.
     pub max_kvlen: TensorRef<'a>,
     /// T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), if given; without elements it is as good as none.
-    pub attn_mask: Option<DeviceRef<'a, D>>,
+    pub attn_mask: Option<DeviceRef<'a>>,
     /// Whether the status word tells if the device's lengths add up to fewer rows than `query` and `key` have. Without,
     /// rows behind them are left untouched: for CUDA graphs that are replayed with batches of other lengths.
     pub exact_rows: bool,
@@ -44,10 +45,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// Every [`Error`](crate::Error) that concerns the types, shapes and memory of the inputs, and the values of
     /// `decoding_batches`, `max_seqlen` and `max_kvlen`.
-    pub fn check_device<'a, D: Device>(
-        &self,
-        inputs: DeviceAttentionInputs<'a, D>,
-    ) -> Result<DeviceAttentionCall<'a, D>, crate::Error> {
+    pub fn check_device<'a>(&self, inputs: DeviceAttentionInputs<'a>) -> Result<DeviceAttentionCall<'a>, crate::Error> {
         let DeviceAttentionInputs { query, key, value, seqstarts, kvstarts, attn_mask, .. } = inputs;
         let DeviceAttentionInputs { decoding_batches, max_seqlen, max_kvlen, exact_rows, .. } = inputs;
         let tensors = crate::AttentionInputs {
@@ -91,15 +89,15 @@ impl MultiHeadAttention {
             attention_mass: None,
             scratch: 0,
         };
-        let uses = [
-            ("query", query.usage),
-            ("attn_mask", attn_mask.filter(|_| mask.is_some()).and_then(|mask| mask.usage)),
-            ("key", key.usage),
-            ("value", value.usage),
-            ("kvstarts", kvstarts.usage),
-            ("seqstarts", seqstarts.usage),
+        let guards = [
+            ("query", query.guard),
+            ("attn_mask", attn_mask.filter(|_| mask.is_some()).and_then(|mask| mask.guard)),
+            ("key", key.guard),
+            ("value", value.guard),
+            ("kvstarts", kvstarts.guard),
+            ("seqstarts", seqstarts.guard),
         ];
-        Ok(DeviceAttentionCall { call, extents, uses: Uses::of(uses) })
+        Ok(DeviceAttentionCall { call, extents, guards: StreamGuards::of(guards) })
     }
 
     /// Loads the kernels for this type into the stream's context, so that the first call takes no longer than others
@@ -107,12 +105,22 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver; heads that are too long.
-    pub fn prepare_device<D: Device>(&self, t1: ElementType, stream: &D::Stream) -> Result<(), Error<D>> {
+    pub fn prepare_device(&self, t1: ElementType, stream: &CudaStream) -> Result<(), Error> {
         self.check_types(t1, t1, t1)?;
-        let head_dim = self.config.head_dim;
-        let prepare = |queue| D::prepare_attention(&queue, (t1, t1, None), head_dim);
-        D::queue(stream).and_then(prepare).map_err(Error::Launch)
+        prepare_attention((t1, t1, None), self.config.head_dim, &Queue::new(stream)?)
     }
+}
+
+/// Loads the kernels of attention for a legal combination of types (of packed keys, T1 twice), for heads of this length.
+pub(super) fn prepare_attention(
+    types: (ElementType, ElementType, Option<ElementType>),
+    head_dim: usize,
+    queue: &Queue<'_>,
+) -> Result<(), Error> {
+    if head_dim > MAX_HEAD_DIM {
+        return Err(TooLarge { what: "head_dim", got: head_dim, limit: MAX_HEAD_DIM }.into());
+    }
+    Ok(queue.prepare_module(module(&MODULES, types))?)
 }
 
 /// A checked mask, whose address is the device's.

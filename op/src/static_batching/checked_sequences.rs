@@ -110,12 +110,6 @@ fn shapes(
 }
 
 impl CheckedSequences {
-    /// An upper bound of the slots' numbers.
-    pub(crate) fn slots(&self) -> usize {
-        let geometry = &self.tensors.geometry;
-        geometry.cache_len.checked_div(geometry.cache.token).unwrap_or(0)
-    }
-
     /// Checks the value of `start_pos`, whose type, shape and memory have been checked, and the size of the outputs.
     ///
     /// # Safety

@@ -47,7 +47,7 @@ pub struct StaticInputs<'a, T = TensorRef<'a>> {
 #[derive(Debug, Clone)]
 pub struct StaticKeyValueCache {
     attributes: StaticAttributes,
-    config: StaticConfig,
+    pub(crate) config: StaticConfig,
     backend: Backend,
 }
 
@@ -64,10 +64,6 @@ impl StaticKeyValueCache {
     #[must_use]
     pub fn with_backend(self, backend: Backend) -> Self {
         Self { backend, ..self }
-    }
-
-    pub(crate) fn config(&self) -> &StaticConfig {
-        &self.config
     }
 
     /// The attributes that the operator was made with.

@@ -38,6 +38,7 @@ impl Memory<'_> {
             Some(Defect::PackedLength(got)) => {
                 return Err(Error::PackedLength { input: name, shape: shape.clone(), got, expected: bytes });
             }
+            #[cfg(feature = "cuda")]
             Some(Defect::SliceLength(got)) => {
                 return Err(Error::SliceLength { input: name, shape: shape.clone(), got, expected: bytes });
             }

@@ -47,33 +47,6 @@ pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) 
     Ok(indices)
 }
 
-/// Checks what the host can know of a call on a device: `kvstarts` and the bounds are in host memory, the other index
-/// inputs are not. Gives the rows of `key` and `value`.
-///
-/// # Safety
-/// `kvstarts`, `max_seqlen` and `max_kvlen` are in host memory.
-pub(crate) unsafe fn kvstarts_on_host(config: &Config, inputs: &IndexInputs<'_>, dims: &Dims) -> Result<usize, Error> {
-    let kvstarts = values(&inputs.kvstarts);
-    starts("kvstarts", kvstarts)?;
-    // SAFETY: `max_seqlen` and `max_kvlen` are the host's, see `# Safety`.
-    unsafe { bounds_on_host(inputs, kvstarts) }?;
-    if config.mode == CacheMode::Paged {
-        for (b, pair) in kvstarts.windows(2).enumerate() {
-            pages(b, (pair[1] - pair[0]) as usize, config.page_size, dims.max_p)?;
-        }
-    }
-    Ok(kvstarts[dims.batch] as usize)
-}
-
-/// Checks `max_seqlen` and `max_kvlen` against the lengths that the host knows: those of `kvstarts`, or none.
-///
-/// # Safety
-/// `max_seqlen` and `max_kvlen` are in host memory.
-pub(crate) unsafe fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) -> Result<(), Error> {
-    bound("max_seqlen", values(&inputs.max_seqlen), &[])?;
-    bound("max_kvlen", values(&inputs.max_kvlen), kvstarts)
-}
-
 /// The values of an int64 tensor whose type, shape and memory have been checked.
 pub(crate) fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
     match tensor.shape.iter().product() {
@@ -137,7 +110,7 @@ fn slots(config: &Config, cachestarts: &[i64], indices: &Indices<'_>, dims: &Dim
 }
 
 /// Checks that the page table has enough columns for the tokens of a sequence.
-fn pages(b: usize, kvlen: usize, page_size: usize, max_p: usize) -> Result<(), Error> {
+pub(crate) fn pages(b: usize, kvlen: usize, page_size: usize, max_p: usize) -> Result<(), Error> {
     let needed = kvlen.div_ceil(page_size);
     if needed <= max_p { Ok(()) } else { Err(Error::TooManyPages { b, kvlen, page_size, needed, max_p }) }
 }

@@ -1,15 +1,13 @@
 //! Validation: every rule is checked before the first byte is written.
 
-mod checked_stores;
+pub(crate) mod checked_stores;
 mod expected_outputs;
 pub(crate) mod extents;
 pub(crate) mod indices;
 pub(crate) mod shapes;
 mod types;
 
-pub(crate) use checked_stores::dynamic_tensors;
 pub(crate) use checked_stores::{CheckedStores, CheckedTensors, Sizes, stores, tensors};
 pub(crate) use expected_outputs::ExpectedOutputs;
 pub(crate) use extents::Extents;
-pub(crate) use indices::{bounds_on_host, kvstarts_on_host};
 pub(crate) use types::{equal_type, equal_types, legal_types, types};

@@ -9,8 +9,7 @@ use kvcache_conformance::attention::{Case, Operator, Step, cases, read_cases};
 use kvcache_conformance::backends::{Attention, read};
 use kvcache_conformance::{CallResult, Expected, Implementation, Outcome, Tensor};
 use kvcache_op::cuda::{
-    self, Cuda, DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceInputs, Finding,
-    OutputRows,
+    self, DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceInputs, Finding, OutputRows,
 };
 use kvcache_op::{
     AttentionAttributes, AttentionBackend, Backend, CacheAttentionAttributes, ElementType, IndexInputs,
@@ -220,7 +219,7 @@ pub fn long_heads_are_refused(gpu: &Gpu) -> Result<(), Failed> {
         ..Default::default()
     };
     let op = MultiHeadCacheAttention::new(attributes)?;
-    let error = op.prepare_device::<Cuda>(ElementType::Float32, ElementType::Float32, None, &gpu.stream).unwrap_err();
+    let error = op.prepare_device(ElementType::Float32, ElementType::Float32, None, &gpu.stream).unwrap_err();
     assert_eq!(error.kind(), "too_large");
     assert_eq!(error.to_string(), "head_dim is 264, expected at most 256 on a CUDA device");
     Ok(())

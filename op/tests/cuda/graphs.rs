@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kvcache_conformance::{StepInputs, Tensor};
 use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaGraph};
-use kvcache_op::cuda::{Cuda, OutputRows, cudarc};
+use kvcache_op::cuda::{OutputRows, cudarc};
 use kvcache_op::schema::{CacheDims, TypeCombination};
 use kvcache_op::{Attributes, CacheLayout, ElementType, KeyValueCache};
 use libtest_mimic::Failed;
@@ -136,7 +136,7 @@ pub fn replayed_while_sequences_grow(_: &Gpu) -> Result<(), Failed> {
     assert_eq!(types.quant_bit, 8);
     let attributes = attributes(types.quant_bit);
     let op = KeyValueCache::new(attributes.clone())?;
-    op.prepare_device::<Cuda>(types.t1, types.t2, types.t3, &gpu.stream)?;
+    op.prepare_device(types.t1, types.t2, types.t3, &gpu.stream)?;
     let (mut host_cache, mut host_scale) = state(types);
     let mut cache = Buffer::of(&gpu, &host_cache, 0)?;
     let mut scale = host_scale.as_ref().map(|scale| Buffer::of(&gpu, scale, 0)).transpose()?;
@@ -212,7 +212,7 @@ pub fn unprepared_kernels_do_not_break_a_capture(_: &Gpu) -> Result<(), Failed> 
     assert_eq!(kind.map_err(|error| error.to_string())?, "not_prepared");
     graph?;
 
-    op.prepare_device::<Cuda>(types.t1, types.t2, types.t3, &gpu.stream)?;
+    op.prepare_device(types.t1, types.t2, types.t3, &gpu.stream)?;
     begin(&gpu)?;
     let launched = call.launch(&uploaded, rows(), (&mut cache, None));
     let graph = end(&gpu);

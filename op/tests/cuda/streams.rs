@@ -6,8 +6,7 @@ use kvcache_conformance::Tensor;
 use kvcache_op::cuda::cudarc::driver::sys::CUresult;
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use kvcache_op::cuda::{
-    Cuda, DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status,
-    StatusWord,
+    DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status, StatusWord,
 };
 use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache};
@@ -41,9 +40,9 @@ pub fn every_module_is_taken_by_the_driver(gpu: &Gpu) -> Result<(), Failed> {
     for row in TypeCombination::all() {
         let (TypeCombination { quant_bit, t1, t2, t3 }, quant_type) = (row, row.quant_type());
         let op = KeyValueCache::new(Attributes { quant_bit, quant_type, ..Attributes::default() })?;
-        op.prepare_device::<Cuda>(t1, t2, t3, &gpu.stream)?;
+        op.prepare_device(t1, t2, t3, &gpu.stream)?;
     }
-    let error = op()?.prepare_device::<Cuda>(ElementType::Float32, ElementType::Int8, None, &gpu.stream).unwrap_err();
+    let error = op()?.prepare_device(ElementType::Float32, ElementType::Int8, None, &gpu.stream).unwrap_err();
     assert_eq!(error.kind(), "illegal_types");
     Ok(())
 }
@@ -80,12 +79,7 @@ pub fn the_current_context_stays(gpu: &Gpu) -> Result<(), Failed> {
             }
             // SAFETY: a context that lives, or none.
             unsafe { result::ctx::set_current(current) }?;
-            op()?.prepare_device::<Cuda>(
-                ElementType::Float32,
-                ElementType::Float32,
-                None,
-                &context.default_stream(),
-            )?;
+            op()?.prepare_device(ElementType::Float32, ElementType::Float32, None, &context.default_stream())?;
             let status = StatusWord::new(&context)?;
             // The word is the last that uses the context.
             drop(context);

@@ -11,6 +11,5 @@ mod layers;
 mod oracle;
 mod refusals;
 mod schemas;
-mod second_device;
 mod static_batching;
 mod tensor_bytes;

@@ -2,7 +2,7 @@
 
 use kvcache_op::cuda::cudarc::driver::CudaStream;
 use kvcache_op::cuda::cudarc::driver::sys::CUstream;
-use kvcache_op::cuda::{Cuda, DeviceAttentionCall, DeviceAttentionInputs, DeviceOutputs};
+use kvcache_op::cuda::{DeviceAttentionCall, DeviceAttentionInputs, DeviceOutputs};
 use kvcache_schema::multi_head_attention::OUTPUTS;
 
 use super::device_tensors::DeviceTensors;
@@ -62,7 +62,7 @@ macro_rules! compute_rows {
             fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
                 let scale = self.has_scale.then(|| node.element(Self::AT.scale));
                 let [t1, t2] = [Self::AT.current_key, Self::AT.cache].map(|index| node.element(index));
-                Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)
+                Ok(self.operator.prepare_device(t1, t2, scale, stream)?)
             }
 
             unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
@@ -80,7 +80,7 @@ compute_rows!(KeyValueCacheNode, StaticKeyValueCacheNode);
 
 impl DeviceCompute for MultiHeadAttentionNode {
     fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
-        Ok(self.operator.prepare_device::<Cuda>(node.element(packed::AT.query), stream)?)
+        Ok(self.operator.prepare_device(node.element(packed::AT.query), stream)?)
     }
 
     unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
@@ -106,7 +106,7 @@ impl DeviceCompute for MultiHeadCacheAttentionNode {
     fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
         let scale = self.has_scale.then(|| node.element(cached::AT.scale));
         let [t1, t2] = [cached::QUERY, cached::AT.cache].map(|index| node.element(index));
-        Ok(self.operator.prepare_device::<Cuda>(t1, t2, scale, stream)?)
+        Ok(self.operator.prepare_device(t1, t2, scale, stream)?)
     }
 
     unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {

@@ -9,7 +9,8 @@ use kvcache_kernels::cuda::{self as kernels, DeviceRowsError, PinnedMemory, Queu
 use kvcache_kernels::{CacheRows, Rope, Rotation, RowCopy, RowsError};
 use thiserror::Error;
 
-use super::cuda::{DeviceMut, Error};
+use super::device_tensor::DeviceMut;
+use super::error::Error;
 use crate::validate::{Extents, equal_type};
 
 /// Why rows of a device are not moved or rotated.
@@ -112,7 +113,7 @@ impl<'a> DeviceCacheRows<'a> {
         let (t2, t3) = rows.types();
         let mut extents = Extents::default();
         let mut check = |name, tensor: &DeviceMut<'_>, element, expected| {
-            tensor.check_use(name, stream)?;
+            tensor.check_stream(name, stream)?;
             let equal = equal_type(name, tensor.tensor.element(), element);
             let got = equal.and_then(|()| extents.write_bytes(name, (&tensor.tensor).into())).map_err(Error::from)?;
             let length = RowsError::Length { memory: name, expected, got };
