@@ -8,7 +8,6 @@ mod masking;
 mod problem;
 mod reference;
 mod rows;
-mod tensor_bytes;
 mod tensors;
 
 pub use cpu::AttentionCpu;

@@ -1,15 +1,12 @@
 //! Rows of keys and values as float32, wherever they are: each is what `KeyValueCache` would give, rounded to T1, or the
 //! product of a code and its scale, which is not.
 
-use std::ptr::NonNull;
-
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_kernels::{Addressing, CacheBytes, Quant, SharedSlice, float_type, read_floats};
 use kvcache_schema::ElementType;
 use kvcache_simd::Float;
 
 use crate::problem::{AttentionProblem, Keys};
-use crate::tensor_bytes::bytes;
 
 /// The keys and values of a call.
 pub(crate) struct Rows<'a> {
@@ -67,9 +64,13 @@ impl<'a> Rows<'a> {
                 let cache_len = geometry.t2.byte_len(geometry.cache_len);
                 let scale_len = geometry.quant.map_or(0, |quant| quant.t3.byte_len(quant.scale_len));
                 let pointers = stored.pointers();
+                // SAFETY: `Stores::assume_checked`: cache and scale are valid for reads and writes of their shape, and
+                // nobody else writes the slots that a call loads, which are the only ones that are read here.
+                let [cache, scale] = [(pointers.cache, cache_len), (pointers.scale, scale_len)]
+                    .map(|(data, len)| unsafe { SharedSlice::from_raw_parts(data, len) });
                 let source = Source::Cache {
-                    cache: shared(pointers.cache, cache_len),
-                    scale: shared(pointers.scale, scale_len),
+                    cache,
+                    scale,
                     layer,
                     addressing: stored.indices().addressing,
                     t2: geometry.t2,
@@ -112,21 +113,22 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The bytes of a cache or scale, of which the call may read its own slots.
-fn shared<'a>(data: *mut u8, len: usize) -> SharedSlice<'a, u8> {
-    match NonNull::new(data) {
-        // SAFETY: `Stores::assume_checked`: cache and scale are valid for reads and writes of their shape, and nobody
-        // else writes the slots that a call loads, which are the only ones that are read here.
-        Some(data) if len > 0 => unsafe { SharedSlice::from_raw_parts(data, len) },
-        // SAFETY: a dangling pointer is aligned and valid for no elements.
-        _ => unsafe { SharedSlice::from_raw_parts(NonNull::dangling(), 0) },
-    }
-}
-
 /// The values of a head of codes: products of float32.
 fn dequantize(quant: Quant, codes: &[u8], scales: &[u8], values: &mut [f32]) {
     let codec = HeadCodec { bits: quant.bits, group: quant.group };
     let mut of_float32 = vec![0.0; values.len() / quant.group];
     read_floats(quant.t3, scales, &mut of_float32);
     codec.decode(codes, &of_float32, values);
+}
+
+/// The bytes at `data`, which may be any address if `len` is 0.
+///
+/// # Safety
+/// Unless `len` is 0, `data` is valid for reads of `len` initialized bytes, which nobody writes for the lifetime.
+pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> &'a [u8] {
+    match len {
+        0 => &[],
+        // SAFETY: see `# Safety`.
+        len => unsafe { std::slice::from_raw_parts(data, len) },
+    }
 }

@@ -2,8 +2,7 @@
 
 use crate::masking::MaskRows;
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem};
-use crate::rows::Rows;
-use crate::tensor_bytes::bytes;
+use crate::rows::{Rows, bytes};
 
 /// A problem whose tensors are bytes that are checked against their length.
 pub(crate) struct Tensors<'a> {

@@ -1,9 +1,47 @@
-//! The rows of a cache in a form that no layout shows in.
+//! The rows of a cache, or of one of its layers, in a form that no layout shows in.
+
+use std::ops::Range;
+
+use bytemuck::{cast_slice, pod_read_unaligned};
 
 use crate::cache_bytes::TensorBytes;
-use crate::cache_rows::{CacheRows, TensorRows, check_len};
-use crate::cpu::{Cpu, Parts};
+use crate::cache_rows::{CacheRows, RowQuant, TensorRows, check_len};
+use crate::cpu::{Cpu, OffsetCopy};
+use crate::float_type;
+use crate::float_type::read_floats;
+use crate::quantize::HeadCodec;
 use crate::rows_error::RowsError;
+
+/// The rows of one layer of a cache: made by [`CacheRows::layer`]. A row has what the slot holds of this layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerRows {
+    rows: CacheRows,
+    /// Where the layer's bytes of `cache` and of `scale` begin in a canonical row of all layers.
+    in_row: [usize; 2],
+}
+
+impl LayerRows {
+    /// The bytes of a row of this layer, scales included.
+    pub fn row_len(&self) -> usize {
+        self.rows.row_len()
+    }
+
+    /// The parts of a canonical row of all layers that are this layer's row, one behind the other.
+    pub fn in_row(&self) -> [Range<usize>; 2] {
+        let ([cache, scale], [cache_len, scale_len]) = (self.in_row, self.rows.row_lens());
+        [cache..cache + cache_len, scale..scale + scale_len]
+    }
+
+    /// Writes rows of this layer into some slots, whose other layers keep their bytes: as [`CacheRows::write`], with
+    /// the memory of the whole cache.
+    ///
+    /// # Errors
+    /// [`RowsError::Length`], [`RowsError::Slots`].
+    pub fn write(&self, cache: &mut [u8], scale: &mut [u8], slots: &[usize], rows: &[u8]) -> Result<(), RowsError> {
+        // Attention reads them next.
+        self.rows.write_with(cache, scale, slots, rows, false)
+    }
+}
 
 /// About so many neighboring bytes of a canonical row are read or written before those of the next row.
 const TILE_BYTES: usize = 4096;
@@ -25,7 +63,7 @@ impl CacheRows {
         for (tensor, memory, at) in [(self.cache, cache, 0), (self.scale, scale, self.cache.row_len())] {
             // What is prefetched is the next slot's, if the two are neighbors.
             let ahead = stream.then_some(tensor.bytes.token);
-            Cpu::default().copy_parts(memory, rows, tensor.parts(slots, at, self.row_len()), ahead);
+            Cpu::default().copy_bytes(memory, rows, tensor.copies(slots, at, self.row_len()), ahead);
         }
         Ok(())
     }
@@ -51,10 +89,57 @@ impl CacheRows {
         self.check_memory(cache, scale)?;
         self.check_rows(slots, rows)?;
         for (tensor, memory, at) in [(self.cache, cache, 0), (self.scale, scale, self.cache.row_len())] {
-            let parts = tensor.parts(slots, at, self.row_len()).map(Parts::back);
-            Cpu::default().copy_parts(rows, memory, parts, stream.then_some(TILE_BYTES));
+            let copies = tensor.copies(slots, at, self.row_len()).map(OffsetCopy::back);
+            Cpu::default().copy_bytes(rows, memory, copies, stream.then_some(TILE_BYTES));
         }
         Ok(())
+    }
+
+    /// The rows of one layer.
+    ///
+    /// # Errors
+    /// [`RowsError::Layer`].
+    pub fn layer(&self, layer: usize) -> Result<LayerRows, RowsError> {
+        let num_layer = self.dims().num_layer;
+        if layer >= num_layer {
+            return Err(RowsError::Layer { layer, num_layer });
+        }
+        let rows = self.of_layer(layer);
+        let [cache, scale] = rows.row_lens();
+        Ok(LayerRows { rows, in_row: [layer * cache, self.row_lens()[0] + layer * scale] })
+    }
+
+    /// The keys of one layer in a canonical row, as float32: `keys` has the shape (num_heads, head_dim). Codes are
+    /// dequantized; int8 without scales is what it is, float8 without scales is refused.
+    ///
+    /// # Errors
+    /// [`RowsError::Layer`], [`RowsError::Length`], [`RowsError::Types`].
+    pub fn keys(&self, layer: usize, row: &[u8], keys: &mut [f32]) -> Result<(), RowsError> {
+        let [cache, scale] = self.layer(layer)?.in_row();
+        let (dims, [cache_strides, scale_strides]) = (self.dims(), self.strides());
+        if self.has_static_scales() {
+            return Err(RowsError::Types { t2: self.t2(), t3: None });
+        }
+        check_len("rows", self.row_len(), row)?;
+        check_len("keys", dims.num_heads * dims.inner * size_of::<f32>(), cast_slice(keys))?;
+        for (h, values) in keys.chunks_exact_mut(dims.inner.max(1)).enumerate() {
+            let of_head = |start: usize, len: usize| &row[start + h * len..][..len];
+            let cells = of_head(cache.start, cache_strides.head_len);
+            self.load_head(cells, of_head(scale.start, scale_strides.head_len), values);
+        }
+        Ok(())
+    }
+
+    /// The values of a head, given its bytes.
+    pub(crate) fn load_head(&self, cells: &[u8], scales: &[u8], values: &mut [f32]) {
+        match self.quant() {
+            None if self.t2().is_float() => read_floats(self.t2(), cells, values),
+            None => values.iter_mut().zip(cells).for_each(|(x, &code)| *x = f32::from(code as i8)),
+            Some(RowQuant { bits, group, t3 }) => float_type!(t3, T => {
+                let scales: Vec<T> = scales.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect();
+                HeadCodec { bits, group }.decode(cells, &scales, values);
+            }),
+        }
     }
 
     /// Checks slots, and that `rows` has a row for each.
@@ -67,27 +152,34 @@ impl CacheRows {
 impl TensorRows {
     /// The copies that read some slots of the tensor into canonical rows of `row_len` bytes, of which this tensor's
     /// begin at `at`: in a plane a slot is contiguous, and in most layouts planes follow each other in canonical order.
-    fn parts(self, slots: &[usize], at: usize, row_len: usize) -> impl Iterator<Item = Parts> {
+    fn copies(self, slots: &[usize], at: usize, row_len: usize) -> impl Iterator<Item = OffsetCopy> {
         let TensorBytes { token, head_len, .. } = self.bytes;
         let [_, kvs, heads] = self.dims;
         // The slots of a single layer may be further apart than they are long.
         let len = token.min(self.row_len());
         let in_tile = TILE_BYTES.checked_div(len).unwrap_or(1).max(1);
-        let mut tiles: Vec<Parts> = Vec::new();
+        let mut tiles: Vec<OffsetCopy> = Vec::new();
         for i in 0..self.row_len().checked_div(len).unwrap_or(0) {
             let h = i * len / head_len;
             let from = self.start + self.bytes.offset(0, h / heads / kvs, h / heads % kvs, h % heads);
             match tiles.last_mut() {
-                Some(tile) if tile.count < in_tile && from == tile.from[0] + tile.count * self.plane_len => {
-                    tile.count += 1
-                }
-                _ => tiles.push(Parts { count: 1, len, from: [from, self.plane_len], to: [at + i * len, len] }),
+                Some(tile) if tile.rows < in_tile && from == tile.from + tile.rows * self.plane_len => tile.rows += 1,
+                _ => tiles.push(OffsetCopy {
+                    from,
+                    from_step: self.plane_len,
+                    to: at + i * len,
+                    to_step: len,
+                    len,
+                    rows: 1,
+                    copies: 1,
+                    prefetch: None,
+                }),
             }
         }
         tiles.into_iter().flat_map(move |tile| {
-            slots.iter().zip((0..).step_by(row_len)).map(move |(slot, row)| Parts {
-                from: [tile.from[0] + slot * token, tile.from[1]],
-                to: [tile.to[0] + row, tile.to[1]],
+            slots.iter().zip((0..).step_by(row_len)).map(move |(slot, row)| OffsetCopy {
+                from: tile.from + slot * token,
+                to: tile.to + row,
                 ..tile
             })
         })

@@ -1,16 +1,8 @@
-//! The float types of tensors: one row for each, its element type and its Rust type.
+//! The float types of tensors: their Rust types, and their values as float32.
 
 use bytemuck::{bytes_of, pod_read_unaligned};
 use kvcache_schema::ElementType;
 use kvcache_simd::Float;
-
-/// Calls the macro in brackets with what follows and a row for each float type: its element type, and its Rust type.
-#[macro_export]
-macro_rules! float_types {
-    ([$($with:tt)+] $($given:tt)*) => {
-        $($with)+! { $($given)* Float32 f32, Float16 ::half::f16, BFloat16 ::half::bf16 }
-    };
-}
 
 /// Evaluates an expression in which `T` is the Rust type of a float element type: `float_type!(t1, T => f::<T>())`.
 ///
@@ -18,7 +10,7 @@ macro_rules! float_types {
 #[macro_export]
 macro_rules! float_type {
     ($element:expr, $T:ident => $body:expr) => {
-        $crate::float_types!([$crate::float_type] $element, $T => $body;)
+        $crate::float_type!($element, $T => $body; Float32 f32, Float16 ::half::f16, BFloat16 ::half::bf16)
     };
     ($element:expr, $T:ident => $body:expr; $($variant:ident $type:ty),*) => {
         match $element {

@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr::NonNull;
 
 use kvcache_schema::{CacheStrides, ElementType, QuantBit};
 
@@ -220,8 +219,8 @@ impl<'a> Stores<'a> {
                     0 => &[][..],
                     len => std::slice::from_raw_parts(data.cast(), len),
                 }),
-                cache: shared_slice(cache, cache_len),
-                scale: shared_slice(scale, scale_len),
+                cache: SharedSlice::from_raw_parts(cache.cast(), cache_len),
+                scale: SharedSlice::from_raw_parts(scale.cast(), scale_len),
             }
         }
     }
@@ -257,19 +256,6 @@ impl<'a> Problem<'a> {
     /// The outputs. Access follows the conditions of [`assume_checked`](Self::assume_checked).
     pub fn outputs(&self) -> Outputs {
         self.outputs
-    }
-}
-
-/// The shared slice of `len` elements at `data`, which may be any address if `len` is 0.
-///
-/// # Safety
-/// Unless `len` is 0, as for [`SharedSlice::from_raw_parts`].
-unsafe fn shared_slice<'a, T: Copy>(data: *mut u8, len: usize) -> SharedSlice<'a, T> {
-    match NonNull::new(data.cast()) {
-        // SAFETY: as for from_raw_parts: see `# Safety`.
-        Some(data) if len > 0 => unsafe { SharedSlice::from_raw_parts(data, len) },
-        // SAFETY: a dangling pointer is aligned and valid for no elements.
-        _ => unsafe { SharedSlice::from_raw_parts(NonNull::dangling(), 0) },
     }
 }
 

@@ -4,7 +4,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-use kvcache_kernels::float_types;
 use kvcache_schema::{ElementType, shape};
 use ndarray::{ArrayBase, Data, DataMut, Dimension};
 use smallvec::SmallVec;
@@ -69,7 +68,7 @@ macro_rules! element {
     };
 }
 
-float_types!([element] Int8 i8, Int64 i64,);
+element!(Float32 f32, Float16 half::f16, BFloat16 half::bf16, Int8 i8, Int64 i64);
 
 /// What is wrong with a tensor as it was made; reported by the checks, which know its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

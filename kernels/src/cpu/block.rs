@@ -1,14 +1,22 @@
-//! What the row functions are given: rows of keys or of values, between a call's tensors and the cache.
+//! The arguments of row functions: rows of keys or of values, between a call's tensors and the cache.
 //!
-//! A [`Block`] is a tile of the cache, tokens by heads. It is moved as [`Rows`], which are converted or quantized, or
-//! as [`Copies`], which keep their bytes. All strides and offsets are in bytes. [`Heads`] are rotated where they are.
+//! A [`Block`] is a tile of the cache, tokens by heads, in two loops:
+//!
+//! ```text
+//! for outer in 0..block.outer            // block.outer_step bytes further in each tensor
+//!     for inner in 0..block.rows.count   // one step further in each operand
+//!         values row <-> cache row, scales row
+//! ```
+//!
+//! The inner loop is one call of a row function: for [`Rows`], which are converted or quantized, or for a
+//! [`StridedCopy`], which keeps the bytes. All steps and offsets are in bytes. [`Heads`] are rotated in place.
 
 use crate::rotary::RopeStyle;
 
 /// The elements of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// How many there are.
+    /// The number of elements.
     pub(crate) len: usize,
     /// Neighbors that share a scale: even for int4, 1 without quantization.
     pub(crate) group: usize,
@@ -27,61 +35,69 @@ impl Row {
         Self { len: rows * self.len, groups: rows * self.groups, ..self }
     }
 
-    /// Whether every register of up to 32 elements lies inside the row, and inside one group or over whole groups: what
-    /// is computed in registers can then be written with non-temporal stores.
+    /// Whether every register of up to 32 elements lies inside the row, and inside one group or over whole groups: the
+    /// results of registers can then be written with non-temporal stores.
     pub(crate) fn is_whole_registers(self) -> bool {
         self.len.is_multiple_of(32) && (self.group.is_multiple_of(32) || 32 % self.group == 0)
     }
 }
 
-/// The memory of one operand of a tile: the first row, and the strides of the two loops over rows.
+/// A number for each operand of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PerOperand {
+    /// Of the values (T1).
+    pub(crate) values: usize,
+    /// Of the cache (T2).
+    pub(crate) cache: usize,
+    /// Of the scales (T3); 0 without quantization.
+    pub(crate) scale: usize,
+}
+
+impl PerOperand {
+    /// Nothing.
+    pub(crate) const ZERO: Self = Self { values: 0, cache: 0, scale: 0 };
+}
+
+/// Rows of one operand at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Operand {
     /// The first byte of the first row.
     pub(crate) data: *mut u8,
-    /// From one row of the outer loop to the next.
-    pub(crate) outer: usize,
-    /// From one row of the inner loop to the next.
-    pub(crate) inner: usize,
+    /// From one row to the next.
+    pub(crate) step: usize,
 }
 
 impl Operand {
     /// The first byte of a row.
-    pub(crate) fn row(&self, outer: usize, inner: usize) -> *mut u8 {
-        self.data.wrapping_add(outer * self.outer + inner * self.inner)
+    #[inline(always)]
+    pub(crate) fn row(&self, r: usize) -> *mut u8 {
+        self.data.wrapping_add(r * self.step)
+    }
+
+    /// The rows behind the first `bytes` bytes.
+    pub(crate) fn skip(self, bytes: usize) -> Self {
+        Self { data: self.data.wrapping_add(bytes), ..self }
     }
 }
 
-/// A tile of keys or of values: `outer * inner` rows.
+/// Rows that are converted, quantized or dequantized.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Block {
-    /// Rows of the outer loop.
-    pub(crate) outer: usize,
-    /// Rows of the inner loop.
-    pub(crate) inner: usize,
+pub(crate) struct Rows {
+    /// The number of rows.
+    pub(crate) count: usize,
     /// The elements of each row.
     pub(crate) row: Row,
     /// T1: read by a store, written by a load.
     pub(crate) values: Operand,
-    /// Copies of each row that a load writes, one after the other (`num_repeat`).
-    pub(crate) copies: usize,
     /// T2: written by a store, read by a load.
     pub(crate) cache: Operand,
     /// T3: as `cache`; any address without quantization.
     pub(crate) scale: Operand,
-    /// From a row that is read to what is prefetched while it is read, at any address.
+    /// The prefetch distance while a row is read.
     pub(crate) prefetch: Option<Prefetch>,
 }
 
-impl Block {
-    /// The steps of both loops.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let inner = self.inner;
-        (0..self.outer).flat_map(move |outer| (0..inner).map(move |inner| (outer, inner)))
-    }
-}
-
-/// The distance to what is prefetched, in bytes.
+/// The distance to what is prefetched, in bytes; any address may be prefetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Prefetch {
     /// From the row itself: of the cache in a load, of the values in a store.
@@ -90,27 +106,73 @@ pub(crate) struct Prefetch {
     pub(crate) scale: isize,
 }
 
-/// Rows that are converted, quantized or dequantized.
+/// A tile of keys or of values: `outer * rows.count` rows.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rows {
+pub(crate) struct Block {
+    /// Steps of the outer loop.
+    pub(crate) outer: usize,
+    /// From the rows of one outer step to those of the next.
+    pub(crate) outer_step: PerOperand,
+    /// The rows of the first outer step.
+    pub(crate) rows: Rows,
+    /// Copies of each row that a load writes, one after the other (`num_repeat`).
+    pub(crate) copies: usize,
+}
+
+impl Block {
+    /// The rows of an outer step from row `inner` on.
+    pub(crate) fn rows_from(&self, outer: usize, inner: usize) -> Rows {
+        let Rows { count, values, cache, scale, .. } = self.rows;
+        let skip = |operand: Operand, outer_step: usize| operand.skip(outer * outer_step + inner * operand.step);
+        Rows {
+            count: count - inner,
+            values: skip(values, self.outer_step.values),
+            cache: skip(cache, self.outer_step.cache),
+            scale: skip(scale, self.outer_step.scale),
+            ..self.rows
+        }
+    }
+
+    /// The numbers of both loops, row by row.
+    pub(crate) fn each_row(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let count = self.rows.count;
+        (0..self.outer).flat_map(move |outer| (0..count).map(move |inner| (outer, inner)))
+    }
+}
+
+/// Rows of bytes at equal distances that are copied to rows at other equal distances. Places are addresses, or offsets
+/// in memory whose bounds are to be checked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StridedCopy<From = *const u8, To = *mut u8> {
+    /// The first row.
+    pub(crate) from: From,
+    /// From one row to the next.
+    pub(crate) from_step: usize,
+    /// The place of the first row's copies, one after the other.
+    pub(crate) to: To,
+    /// From the copies of one row to those of the next.
+    pub(crate) to_step: usize,
+    /// Bytes of a row.
+    pub(crate) len: usize,
     /// The number of rows.
-    pub(crate) count: usize,
-    /// The elements of each.
-    pub(crate) row: Row,
-    /// T1: the first row.
-    pub(crate) values: *mut u8,
-    /// From one row of values to the next.
-    pub(crate) values_step: usize,
-    /// T2: the first row.
-    pub(crate) cache: *mut u8,
-    /// From one row in the cache to the next.
-    pub(crate) cache_step: usize,
-    /// T3: the first row's scales.
-    pub(crate) scale: *mut u8,
-    /// From the scales of one row to those of the next.
-    pub(crate) scale_step: usize,
-    /// What is prefetched while a row is read.
-    pub(crate) prefetch: Option<Prefetch>,
+    pub(crate) rows: usize,
+    /// The number of copies of each row.
+    pub(crate) copies: usize,
+    /// From a row to what is prefetched while it is read.
+    pub(crate) prefetch: Option<isize>,
+}
+
+impl StridedCopy {
+    /// One copy of one row.
+    pub(crate) fn one(from: *const u8, to: *mut u8, len: usize) -> Self {
+        Self { from, from_step: 0, to, to_step: 0, len, rows: 1, copies: 1, prefetch: None }
+    }
+
+    /// One copy of each of some rows.
+    pub(crate) fn rows(from: Operand, to: Operand, len: usize, rows: usize) -> Self {
+        let (from_step, to_step) = (from.step, to.step);
+        Self { from: from.data, from_step, to: to.data, to_step, len, rows, copies: 1, prefetch: None }
+    }
 }
 
 /// Heads of float32 that are rotated.
@@ -130,32 +192,4 @@ pub(crate) struct Heads {
     pub(crate) cos: *const f32,
     /// The sine of each pair's angle.
     pub(crate) sin: *const f32,
-}
-
-/// Rows of bytes that are copied.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Copies {
-    /// The first row.
-    pub(crate) from: *const u8,
-    /// From one row to the next.
-    pub(crate) from_step: usize,
-    /// Where the first row's copies go, one after the other.
-    pub(crate) to: *mut u8,
-    /// From the copies of one row to those of the next.
-    pub(crate) to_step: usize,
-    /// Bytes of a row.
-    pub(crate) len: usize,
-    /// The number of rows.
-    pub(crate) rows: usize,
-    /// The number of copies of each.
-    pub(crate) copies: usize,
-    /// From a row to what is prefetched while it is read.
-    pub(crate) prefetch: Option<isize>,
-}
-
-impl Copies {
-    /// One copy of one row.
-    pub(crate) fn one(from: *const u8, to: *mut u8, len: usize) -> Self {
-        Self { from, from_step: 0, to, to_step: 0, len, rows: 1, copies: 1, prefetch: None }
-    }
 }

@@ -10,17 +10,15 @@ use kvcache_simd::Neon;
 use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, Simd, is_amd};
 
-use super::code_type::{Float8, Int4, Int8};
+use super::code_type::{CodeType, Float8, Int4, Int8};
 use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
-use super::generic::codes::{Codes, LONG, ODD};
 use super::generic::convert::{LoadConverted, StoreConverted};
 use super::generic::copy::{CopyRows, StreamAny, StreamRows};
 use super::generic::dequantize::LoadQuantized;
-use super::generic::group::CodeLanes;
+use super::generic::quant_simd::{LONG, ODD, QuantSimd};
 use super::generic::quantize::StoreQuantized;
-use super::generic::rotate::RotateHeads;
-use super::generic::static_scales::StoreStatic;
-use super::portable;
+use super::generic::store_static::StoreStatic;
+use super::portable::{self, RotateHeads};
 use super::tiling::Tuning;
 use crate::{float_type, scale_type};
 
@@ -93,7 +91,7 @@ fn for_types<I: Implementation>(
 
 /// Those of values of T1 as codes Q with scales T: of the specification's types, which scales have too, for more
 /// lengths of groups.
-fn codes_of<I: Implementation, Q: CodeLanes, T: Float>(t1: ElementType, group: usize) -> Conversion {
+fn codes_of<I: Implementation, Q: CodeType, T: Float>(t1: ElementType, group: usize) -> Conversion {
     match ElementType::T3.contains(&t1) {
         true => scale_type!(t1, V => I::quantized::<Q, V, T>(group)),
         false => float_type!(t1, V => I::quantized_any::<Q, V, T>(group)),
@@ -109,10 +107,10 @@ trait Implementation {
     fn converted<V: Float, C: Float>() -> Conversion;
 
     /// Those of values V as codes Q with scales T.
-    fn quantized<Q: CodeLanes, V: Float, T: Float>(group: usize) -> Conversion;
+    fn quantized<Q: CodeType, V: Float, T: Float>(group: usize) -> Conversion;
 
     /// [`quantized`](Self::quantized) with few lengths of groups that the compiler knows: less to compile.
-    fn quantized_any<Q: CodeLanes, V: Float, T: Float>(group: usize) -> Conversion {
+    fn quantized_any<Q: CodeType, V: Float, T: Float>(group: usize) -> Conversion {
         Self::quantized::<Q, V, T>(group)
     }
 }
@@ -139,7 +137,7 @@ impl Implementation for Portable {
         }
     }
 
-    fn quantized<Q: CodeLanes, V: Float, T: Float>(_: usize) -> Conversion {
+    fn quantized<Q: CodeType, V: Float, T: Float>(_: usize) -> Conversion {
         Conversion::Quantized {
             store: portable::store_quantized::<Q, V, T>,
             load: Stores::same(portable::load_quantized::<Q, V, T> as RowsFunction),
@@ -150,7 +148,7 @@ impl Implementation for Portable {
 /// The generic row functions, compiled for an instruction set.
 struct Vector<S>(PhantomData<S>);
 
-impl<S: Codes> Implementation for Vector<S> {
+impl<S: QuantSimd> Implementation for Vector<S> {
     fn copies() -> RowFunctions {
         let copy = Stores { plain: S::outlined::<CopyRows>(), stream: S::outlined::<StreamRows>() };
         RowFunctions {
@@ -176,7 +174,7 @@ impl<S: Codes> Implementation for Vector<S> {
         }
     }
 
-    fn quantized<Q: CodeLanes, V: Float, T: Float>(group: usize) -> Conversion {
+    fn quantized<Q: CodeType, V: Float, T: Float>(group: usize) -> Conversion {
         match group {
             1 => grouped::<S, Q, V, T, 1>(),
             2 => grouped::<S, Q, V, T, 2>(),
@@ -189,7 +187,7 @@ impl<S: Codes> Implementation for Vector<S> {
         }
     }
 
-    fn quantized_any<Q: CodeLanes, V: Float, T: Float>(group: usize) -> Conversion {
+    fn quantized_any<Q: CodeType, V: Float, T: Float>(group: usize) -> Conversion {
         match group {
             8 => grouped::<S, Q, V, T, 8>(),
             _ if group >= S::LANES => grouped::<S, Q, V, T, LONG>(),
@@ -199,7 +197,7 @@ impl<S: Codes> Implementation for Vector<S> {
 }
 
 /// The functions for groups of `GROUP` elements, which the compiler knows if they are common.
-fn grouped<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize>() -> Conversion {
+fn grouped<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize>() -> Conversion {
     Conversion::Quantized {
         store: S::outlined::<StoreQuantized<Q, V, T, GROUP>>(),
         load: Stores {

@@ -1,13 +1,13 @@
 //! The row functions of one call: those of an instruction set for the call's types and groups.
 
-use super::block::{Copies, Heads, Rows};
+use super::block::{Heads, Rows, StridedCopy};
 
 /// Copies rows of bytes.
 ///
 /// # Safety
 /// The instruction set is supported. Every row is valid for reads, its copies are valid for writes, and these do not
 /// overlap.
-pub(crate) type CopyFunction = unsafe fn(&Copies);
+pub(crate) type CopyFunction = unsafe fn(&StridedCopy);
 
 /// Moves rows between values and the cache.
 ///

@@ -2,8 +2,8 @@
 
 use kvcache_simd::InstructionSet;
 
+use super::call_plan::CallPlan;
 use super::partition;
-use super::walk::Walk;
 use crate::problem::{Kernel, Problem, Stores};
 use crate::workers::{PARALLEL_BYTES, Workers};
 
@@ -63,41 +63,41 @@ impl Kernel for Cpu {
     }
 
     fn store(&self, stores: Stores<'_>, workers: &dyn Workers) {
-        self.store_tokens(&stores, &Walk::new(&stores, self.instructions), workers);
+        self.store_tokens(&stores, &CallPlan::new(&stores, self.instructions), workers);
     }
 
     fn load(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
-        self.load_tokens(problem, &Walk::new(problem.stores(), self.instructions), workers);
+        self.load_tokens(problem, &CallPlan::new(problem.stores(), self.instructions), workers);
     }
 
     fn run(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
-        let walk = Walk::new(problem.stores(), self.instructions);
-        self.store_tokens(problem.stores(), &walk, workers);
-        self.load_tokens(problem, &walk, workers);
+        let plan = CallPlan::new(problem.stores(), self.instructions);
+        self.store_tokens(problem.stores(), &plan, workers);
+        self.load_tokens(problem, &plan, workers);
     }
 }
 
 impl Cpu {
-    fn store_tokens(&self, stores: &Stores<'_>, walk: &Walk<'_>, workers: &dyn Workers) {
+    fn store_tokens(&self, stores: &Stores<'_>, plan: &CallPlan<'_>, workers: &dyn Workers) {
         let tokens = stores.total_seqlen();
         if tokens == 0 {
             // Without tokens a token's size need not fit in memory.
             return;
         }
-        let token_bytes = walk.value_bytes() + walk.cache_bytes();
-        let stream = walk.streams() && tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
+        let token_bytes = plan.value_bytes() + plan.cache_bytes();
+        let stream = plan.streams() && tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
         let parallel_bytes = self.parallel_bytes / stores.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
-        partition::run(workers, tokens, token_bytes, parallel_bytes, |tokens| walk.store(tokens, stream));
+        partition::run(workers, tokens, token_bytes, parallel_bytes, |tokens| plan.store(tokens, stream));
     }
 
-    fn load_tokens(&self, problem: &Problem<'_>, walk: &Walk<'_>, workers: &dyn Workers) {
+    fn load_tokens(&self, problem: &Problem<'_>, plan: &CallPlan<'_>, workers: &dyn Workers) {
         let (tokens, outputs) = (problem.stores().total_kvlen(), &problem.outputs());
         if tokens == 0 {
             return;
         }
-        let output_bytes = walk.value_bytes() * outputs.num_repeat;
-        let stream = walk.streams() && tokens.saturating_mul(output_bytes) >= self.stream_bytes;
-        let token_bytes = walk.cache_bytes() + output_bytes;
-        partition::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| walk.load(outputs, tokens, stream));
+        let output_bytes = plan.value_bytes() * outputs.num_repeat;
+        let stream = plan.streams() && tokens.saturating_mul(output_bytes) >= self.stream_bytes;
+        let token_bytes = plan.cache_bytes() + output_bytes;
+        partition::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| plan.load(outputs, tokens, stream));
     }
 }

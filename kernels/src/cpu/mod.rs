@@ -1,35 +1,37 @@
 //! The fast CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 //!
-//! Each file imports only from those below it. From the top: `rotate_keys`; `copy_parts` (bytes); `row_loader` (rows
-//! for other kernels); `kernel` (phases); `partition` (tokens to threads) and `walk` (a thread's tokens to blocks);
-//! `block_kernels` (a block by row functions) and `dispatch` (which row functions); `tiling`, `x86_64` and `aarch64`;
-//! `generic` (row functions over any vector registers); `portable` (row functions in plain Rust); `code_type`,
-//! `functions` and `block` (types).
+//! Each file imports only from those below it. From the top: `rotate_keys`; `copy_bytes`; `row_loader` (rows for other
+//! kernels); `kernel` (phases); `partition` (tokens to threads) and `call_plan` (a thread's tokens to blocks);
+//! `store_block`, `load_block` and `block_kernel` (a block by row functions) and `dispatch` (which row functions);
+//! `tiling`, `x86_64` and `neon`; `generic` (row functions over any vector registers); `portable` (row functions in plain
+//! Rust); `code_type`, `functions` and `block` (types).
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
     expect(dead_code, reason = "no instruction set is written for this machine")
 )]
 
-#[cfg(target_arch = "aarch64")]
-mod aarch64;
 mod block;
-mod block_kernels;
+mod block_kernel;
+mod call_plan;
 mod code_type;
-mod copy_parts;
+mod copy_bytes;
 mod dispatch;
 mod functions;
 mod generic;
 mod kernel;
+mod load_block;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod partition;
 mod portable;
 mod rotate_keys;
 mod row_loader;
+mod store_block;
 mod tiling;
-mod walk;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub(crate) use copy_parts::Parts;
+pub(crate) use copy_bytes::OffsetCopy;
 pub use kernel::Cpu;
 pub use row_loader::{LoadedRows, RowLoader};

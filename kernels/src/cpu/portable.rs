@@ -5,10 +5,10 @@
 
 use std::slice;
 
-use kvcache_simd::Float;
+use kvcache_simd::{Float, Function};
 
-use super::block::{Copies, Heads, Row, Rows};
-use super::code_type::{CodeType, Float8};
+use super::block::{Heads, Row, Rows, StridedCopy};
+use super::code_type::{self, CodeType, Float8};
 use crate::quantize;
 use crate::rotary::RopeStyle;
 
@@ -19,7 +19,7 @@ const BUFFER: usize = 128;
 ///
 /// # Safety
 /// `all.rows` rows of `all.len` bytes can be read, their copies can be written, and no two of these overlap.
-pub(crate) unsafe fn copy(all: &Copies) {
+pub(crate) unsafe fn copy(all: &StridedCopy) {
     for r in 0..all.rows {
         for copy in 0..all.copies {
             // SAFETY: r < rows and copy < copies, so both lie in `from` and `to`: this function's condition.
@@ -64,7 +64,7 @@ pub(crate) unsafe fn quantize_row<Q: CodeType, V: Float, T: Float>(
         // SAFETY: g < len / group, so the row has this scale and these codes; a group is whole bytes.
         unsafe {
             scales.add(g).write(T::from_f32(s.to_f32()));
-            Q::pack(group, |i| quantize::code(values[i], s, Q::BITS), cache.add(Q::bytes(g * group)));
+            code_type::pack::<Q>(group, |i| quantize::code(values[i], s, Q::BITS), cache.add(Q::bytes(g * group)));
         }
     }
 }
@@ -78,10 +78,10 @@ pub(crate) unsafe fn store_static<V: Float, T: Float>(rows: &Rows) {
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows, with `len` values and codes and a scale.
         unsafe {
-            let values = slice::from_raw_parts(rows.values.add(r * rows.values_step).cast::<V>(), rows.row.len);
-            let cache = rows.cache.add(r * rows.cache_step);
-            let scale = rows.scale.add(r * rows.scale_step).cast::<T>().read().to_f32();
-            Float8::pack(rows.row.len, |i| quantize::static_code(values[i].to_f32(), scale) as i8, cache);
+            let values = slice::from_raw_parts(rows.values.row(r).cast::<V>(), rows.row.len);
+            let cache = rows.cache.row(r);
+            let scale = rows.scale.row(r).cast::<T>().read().to_f32();
+            code_type::pack::<Float8>(rows.row.len, |i| quantize::static_code(values[i].to_f32(), scale) as i8, cache);
         }
     }
 }
@@ -102,7 +102,7 @@ pub(crate) unsafe fn dequantize_row<Q: CodeType, V: Float, T: Float>(
     let mut buffer = [0.0; BUFFER];
     for at in (0..len).step_by(BUFFER) {
         let buffer = &mut buffer[..BUFFER.min(len - at)];
-        Q::unpack(&cache[Q::bytes(at)..], buffer);
+        code_type::unpack::<Q>(&cache[Q::bytes(at)..], buffer);
         multiply(buffer, scales, at, group);
         T::round_slice(buffer);
         // SAFETY: the buffer begins at `at` and ends inside `len`.
@@ -131,7 +131,7 @@ pub(crate) unsafe fn store_converted<V: Float, C: Float>(rows: &Rows) {
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
         unsafe {
-            let (values, cache) = (rows.values.add(r * rows.values_step), rows.cache.add(r * rows.cache_step));
+            let (values, cache) = (rows.values.row(r), rows.cache.row(r));
             convert_row::<V, C>(values.cast(), cache.cast(), rows.row.len);
         }
     }
@@ -145,7 +145,7 @@ pub(crate) unsafe fn load_converted<V: Float, C: Float>(rows: &Rows) {
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
         unsafe {
-            let (values, cache) = (rows.values.add(r * rows.values_step), rows.cache.add(r * rows.cache_step));
+            let (values, cache) = (rows.values.row(r), rows.cache.row(r));
             convert_row::<C, V>(cache.cast(), values.cast(), rows.row.len);
         }
     }
@@ -159,8 +159,8 @@ pub(crate) unsafe fn store_quantized<Q: CodeType, V: Float, T: Float>(rows: &Row
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
         unsafe {
-            let (values, cache) = (rows.values.add(r * rows.values_step), rows.cache.add(r * rows.cache_step));
-            let scale = rows.scale.add(r * rows.scale_step);
+            let (values, cache) = (rows.values.row(r), rows.cache.row(r));
+            let scale = rows.scale.row(r);
             quantize_row::<Q, V, T>(values.cast(), cache, scale.cast(), rows.row);
         }
     }
@@ -174,10 +174,25 @@ pub(crate) unsafe fn load_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows.
         unsafe {
-            let (values, cache) = (rows.values.add(r * rows.values_step), rows.cache.add(r * rows.cache_step));
-            let scale = rows.scale.add(r * rows.scale_step);
+            let (values, cache) = (rows.values.row(r), rows.cache.row(r));
+            let scale = rows.scale.row(r);
             dequantize_row::<Q, V, T>(cache, scale.cast(), values.cast(), rows.row);
         }
+    }
+}
+
+/// Rotates heads of float32, compiled for every instruction set: no sum may be fused with its products, and compilers
+/// vectorize these loops as they are.
+pub(crate) struct RotateHeads;
+
+impl<S> Function<S> for RotateHeads {
+    type Arguments<'a> = Heads;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run(heads: &Heads) {
+        // SAFETY: the heads are valid: RotateFunction's condition.
+        unsafe { rotate(heads) }
     }
 }
 

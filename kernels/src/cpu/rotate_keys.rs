@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use kvcache_schema::ElementType;
 
-use super::block::{Heads, Row, Rows};
+use super::block::{Heads, Operand, Row, Rows};
 use super::dispatch;
 use super::functions::{Conversion, RotateFunction, RowFunctions, RowsFunction};
 use super::kernel::{Cpu, QUANTIZE_FACTOR};
@@ -19,6 +19,29 @@ use crate::workers::Workers;
 
 /// Elements in the buffer, unless a head has more: no more than a small part of the first-level cache.
 const BUFFER: usize = 4096;
+
+impl CacheRows {
+    /// Rotates the keys of slots from one position to another (K-shift), in all layers and heads. Each slot may be in one
+    /// rotation at most; the order of rotations does not matter.
+    ///
+    /// Keys of float32 are rotated as they are, those of float16 in float32 and then rounded. A quantized head is
+    /// dequantized to float32 (T1), rotated, and quantized with new scales: all of it, since elements that are not
+    /// rotated share groups with those that are. Values, and keys that are rotated by 0, keep their bytes.
+    ///
+    /// # Errors
+    /// [`RowsError::KeyType`], [`RowsError::Rope`], [`RowsError::Length`], [`RowsError::Misaligned`],
+    /// [`RowsError::Slots`], [`RowsError::RotatedTwice`].
+    pub fn rotate_keys(
+        &self,
+        cache: &mut [u8],
+        scale: &mut [u8],
+        rotations: &[Rotation],
+        rope: &Rope,
+        workers: &dyn Workers,
+    ) -> Result<(), RowsError> {
+        Cpu::default().rotate_keys(self, cache, scale, rotations, rope, workers)
+    }
+}
 
 impl Cpu {
     /// Rotates the keys of some slots, as [`CacheRows::rotate_keys`] says, by this kernel's instructions.
@@ -201,12 +224,9 @@ impl<'a> Keys<'a> {
         let moved = Rows {
             count: rows.len,
             row,
-            values: buffer.cast(),
-            values_step: row.len * size_of::<f32>(),
-            cache,
-            cache_step: rows.cache,
-            scale,
-            scale_step: rows.scale,
+            values: Operand { data: buffer.cast(), step: row.len * size_of::<f32>() },
+            cache: Operand { data: cache, step: rows.cache },
+            scale: Operand { data: scale, step: rows.scale },
             prefetch: None,
         };
         // SAFETY: the rows are of the types that the functions were chosen for, aligned by KeyRotation; the buffer has

@@ -3,7 +3,7 @@
 use kvcache_schema::ElementType;
 use kvcache_simd::InstructionSet;
 
-use super::block::{Row, Rows};
+use super::block::{Operand, Row, Rows};
 use super::dispatch;
 use super::functions::{Conversion, RowsFunction};
 
@@ -70,12 +70,9 @@ impl RowLoader {
             (self.load)(&Rows {
                 count,
                 row,
-                values,
-                values_step: step,
-                cache: cache.cast_mut(),
-                cache_step,
-                scale: scale.cast_mut(),
-                scale_step,
+                values: Operand { data: values, step },
+                cache: Operand { data: cache.cast_mut(), step: cache_step },
+                scale: Operand { data: scale.cast_mut(), step: scale_step },
                 prefetch: None,
             });
         }

@@ -1,10 +1,9 @@
-//! How a run of tokens is cut into tiles, by layout and sizes, and what is prefetched while a tile is moved.
-//!
-//! Nothing here touches memory.
+//! How a run of tokens is cut into tiles, by layout and sizes, and what is prefetched while a tile is moved: pure
+//! functions of a call's geometry.
 
 use std::ops::Range;
 
-use kvcache_schema::CacheStrides;
+use crate::problem::Geometry;
 
 /// The order in which a tile's rows are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,36 +95,6 @@ impl Tiling {
     }
 }
 
-/// What a tiling depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
-    /// Heads of a token.
-    pub(crate) num_heads: usize,
-    /// Elements of a head.
-    pub(crate) head_dim: usize,
-    /// The cache's strides, in elements.
-    pub(crate) strides: CacheStrides,
-    /// Bytes of a head's values (T1).
-    pub(crate) head_bytes: usize,
-    /// Bytes of a head in the cache (T2).
-    pub(crate) cache_head_bytes: usize,
-    /// How the cache holds the values.
-    pub(crate) kind: Kind,
-}
-
-/// How the cache holds the values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// As they are.
-    Copied,
-    /// In another float type.
-    Converted,
-    /// As codes with scales.
-    Quantized,
-    /// As codes with scales that are no slot's: neighboring heads or tokens are not one row.
-    StaticScales,
-}
-
 /// A tile's size and a prefetch distance, in bytes of T1 of keys or of values; each is a token at least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Distances {
@@ -194,96 +163,104 @@ impl Tuning {
     };
 }
 
-impl Shape {
+impl Tiling {
     /// The tiling of a load of heads that have `num_repeat` copies in the outputs, by plain stores, of so many bytes in
     /// all.
-    pub(crate) fn plain_load(self, num_repeat: usize, output_bytes: usize) -> Tiling {
-        let tiling = self.plain_tiling(num_repeat);
+    pub(crate) fn plain_load(geometry: &Geometry, num_repeat: usize, output_bytes: usize) -> Self {
+        let tiling = Self::plain_tiling(geometry, num_repeat);
         // What is smaller was just stored, or will be loaded again soon: it is in a cache.
-        if output_bytes < PREFETCH_BYTES { Tiling { prefetch: None, ..tiling } } else { tiling }
+        if output_bytes < PREFETCH_BYTES { Self { prefetch: None, ..tiling } } else { tiling }
     }
 
-    fn plain_tiling(self, num_repeat: usize) -> Tiling {
-        if self.is_head_major() {
-            return self.head_by_head(HEAD_TILE_BYTES);
+    fn plain_tiling(geometry: &Geometry, num_repeat: usize) -> Self {
+        if is_head_major(geometry) {
+            return Self::head_by_head(geometry, HEAD_TILE_BYTES);
         }
-        let one_row = self.is_one_row(num_repeat);
-        let tokens = if one_row { usize::MAX } else { tokens_in(PLAIN_TILE_BYTES, self.token_bytes()) };
+        let one_row = is_one_row(geometry, num_repeat);
+        let tokens = if one_row { usize::MAX } else { tokens_in(PLAIN_TILE_BYTES, token_bytes(geometry)) };
         let prefetch = (!one_row).then_some(tokens);
-        Tiling { tokens, order: Order::TokensOuter, rows: self.rows(num_repeat), one_row, prefetch }
+        Self { tokens, order: Order::TokensOuter, rows: rows(geometry, num_repeat), one_row, prefetch }
     }
 
     /// The tiling of a load by non-temporal stores; `whole_lines` says whether each head of the outputs is whole lines.
-    pub(crate) fn streamed_load(self, num_repeat: usize, whole_lines: bool, tuning: Tuning) -> Tiling {
-        if self.is_head_major() {
+    pub(crate) fn streamed_load(geometry: &Geometry, num_repeat: usize, whole_lines: bool, tuning: Tuning) -> Self {
+        if is_head_major(geometry) {
+            let token_by_token = |distances| Self::token_by_token(geometry, distances, geometry.num_heads, false);
             return match tuning.head_major {
-                HeadMajor::Heads(tile) if whole_lines => self.head_by_head(tile),
+                HeadMajor::Heads(tile) if whole_lines => Self::head_by_head(geometry, tile),
                 // Only token by token does a row follow the one before it in the outputs, and can share its last line.
-                HeadMajor::Heads(_) => self.token_by_token(kib(32, 8), self.num_heads, false),
-                HeadMajor::Tokens(distances) => self.token_by_token(distances, self.num_heads, false),
+                HeadMajor::Heads(_) => token_by_token(kib(32, 8)),
+                HeadMajor::Tokens(distances) => token_by_token(distances),
             };
         }
-        let (once, copied) = (num_repeat == 1, self.kind == Kind::Copied);
-        let [copies, others] = match self.strides.token {
-            token if token > 2 * self.token_len() && once => tuning.strided,
-            token if token > 2 * self.token_len() => [tuning.strided[1]; 2],
-            token if token == 2 * self.token_len() && once => tuning.adjacent,
+        let (once, copied) = (num_repeat == 1, geometry.t1 == geometry.t2);
+        let [copies, others] = match (geometry.cache.token, 2 * token_len(geometry)) {
+            (token, both) if token > both && once => tuning.strided,
+            (token, both) if token > both => [tuning.strided[1]; 2],
+            (token, both) if token == both && once => tuning.adjacent,
             _ => tuning.contiguous,
         };
         let distances = if copied { copies } else { others };
         // A copy prefetches line by line; other rows all that they need at once, so these are better short.
-        self.token_by_token(distances, self.rows(num_repeat), copied && self.is_one_row(num_repeat))
+        let one_row = copied && is_one_row(geometry, num_repeat);
+        Self::token_by_token(geometry, distances, rows(geometry, num_repeat), one_row)
     }
 
     /// The tiling of a store by non-temporal stores if `stream`. `whole_lines` says whether each head of the cache is
     /// whole lines.
-    pub(crate) fn store(self, stream: bool, whole_lines: bool) -> Tiling {
-        let quantizes = matches!(self.kind, Kind::Quantized | Kind::StaticScales);
-        let tokens = tokens_in(STORE_TILE_BYTES, self.token_bytes());
-        if self.is_head_major() {
+    pub(crate) fn store(geometry: &Geometry, stream: bool, whole_lines: bool) -> Self {
+        let quantizes = geometry.quant.is_some();
+        let tokens = tokens_in(STORE_TILE_BYTES, token_bytes(geometry));
+        if is_head_major(geometry) {
             let order = if quantizes || (stream && !whole_lines) { Order::HeadsOuter } else { Order::TokensOuter };
-            return Tiling { tokens, order, rows: self.num_heads, one_row: false, prefetch: None };
+            return Self { tokens, order, rows: geometry.num_heads, one_row: false, prefetch: None };
         }
-        // What is quantized and streamed passes through a stage, token by token.
-        let one_row = self.is_one_row(1) && !(quantizes && stream);
+        // What is quantized and streamed passes through a staging buffer, token by token.
+        let one_row = is_one_row(geometry, 1) && !(quantizes && stream);
         let tokens = if one_row { usize::MAX } else { tokens };
-        Tiling { tokens, order: Order::TokensOuter, rows: self.rows(1), one_row, prefetch: None }
+        Self { tokens, order: Order::TokensOuter, rows: rows(geometry, 1), one_row, prefetch: None }
     }
 
-    /// Rows of a token whose heads have so many copies.
-    fn rows(self, copies: usize) -> usize {
-        if copies == 1 && self.kind != Kind::StaticScales { 1 } else { self.num_heads }
+    fn token_by_token(geometry: &Geometry, distances: Distances, rows: usize, one_row: bool) -> Self {
+        let tokens = tokens_in(distances.tile, token_bytes(geometry));
+        let prefetch = Some(tokens_in(distances.prefetch, token_bytes(geometry)));
+        Self { tokens, order: Order::TokensOuter, rows, one_row, prefetch }
     }
 
-    /// Whether all tokens are one row.
-    fn is_one_row(self, copies: usize) -> bool {
-        copies == 1 && self.kind != Kind::StaticScales && self.strides.token == self.token_len()
+    fn head_by_head(geometry: &Geometry, tile: usize) -> Self {
+        let Geometry { num_heads, head_dim, t2, cache, .. } = *geometry;
+        let tokens = if cache.token == head_dim { tokens_in(tile, t2.byte_len(head_dim)) } else { 1 };
+        Self { tokens, order: Order::HeadsOuter, rows: num_heads, one_row: false, prefetch: Some(0) }
     }
+}
 
-    fn token_by_token(self, distances: Distances, rows: usize, one_row: bool) -> Tiling {
-        let tokens = tokens_in(distances.tile, self.token_bytes());
-        let prefetch = Some(tokens_in(distances.prefetch, self.token_bytes()));
-        Tiling { tokens, order: Order::TokensOuter, rows, one_row, prefetch }
-    }
+/// Rows of a token whose heads have so many copies.
+fn rows(geometry: &Geometry, copies: usize) -> usize {
+    if copies == 1 && !has_static_scales(geometry) { 1 } else { geometry.num_heads }
+}
 
-    fn head_by_head(self, tile: usize) -> Tiling {
-        let neighbors = self.strides.token == self.head_dim;
-        let tokens = if neighbors { tokens_in(tile, self.cache_head_bytes) } else { 1 };
-        Tiling { tokens, order: Order::HeadsOuter, rows: self.num_heads, one_row: false, prefetch: Some(0) }
-    }
+/// Whether all tokens are one row.
+fn is_one_row(geometry: &Geometry, copies: usize) -> bool {
+    copies == 1 && !has_static_scales(geometry) && geometry.cache.token == token_len(geometry)
+}
 
-    /// Whether the heads of a token are no neighbors in the cache.
-    fn is_head_major(self) -> bool {
-        self.num_heads > 1 && self.strides.head != self.head_dim
-    }
+/// Whether scales are no slot's: neighboring heads or tokens are then not one row.
+fn has_static_scales(geometry: &Geometry) -> bool {
+    geometry.quant.is_some_and(|quant| quant.has_static_scales())
+}
 
-    fn token_len(self) -> usize {
-        self.num_heads * self.head_dim
-    }
+/// Whether the heads of a token are no neighbors in the cache.
+fn is_head_major(geometry: &Geometry) -> bool {
+    geometry.num_heads > 1 && geometry.cache.head != geometry.head_dim
+}
 
-    fn token_bytes(self) -> usize {
-        self.num_heads * self.head_bytes
-    }
+fn token_len(geometry: &Geometry) -> usize {
+    geometry.num_heads * geometry.head_dim
+}
+
+/// Bytes of T1 of a token's keys, or of its values.
+fn token_bytes(geometry: &Geometry) -> usize {
+    geometry.t1.byte_len(token_len(geometry))
 }
 
 /// How many tokens have so many bytes, at least one.
@@ -293,15 +270,34 @@ fn tokens_in(bytes: usize, token_bytes: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use kvcache_schema::{CacheDims, CacheLayout};
+    use ElementType::{Float16, Int8};
+    use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
     use proptest::prelude::*;
 
     use super::*;
+    use crate::problem::Quant;
 
-    fn shape(layout: CacheLayout, num_layer: usize, num_heads: usize, kind: Kind) -> Shape {
-        let head_dim = 128;
-        let strides = layout.strides(CacheDims { max_t: 1024, num_layer, num_heads, inner: head_dim }).unwrap();
-        Shape { num_heads, head_dim, strides, head_bytes: 256, cache_head_bytes: 256, kind }
+    fn geometry(layout: CacheLayout, num_layer: usize, num_heads: usize, t2: ElementType) -> Geometry {
+        let dims = CacheDims { max_t: 1024, num_layer, num_heads, inner: 128 };
+        let scale_dims = CacheDims { inner: 1, ..dims };
+        let quant = QuantBit::of_element(t2).map(|bits| Quant {
+            bits,
+            group: 128,
+            t3: Float16,
+            scale_len: layout.shape(scale_dims).iter().product(),
+            scale: layout.strides(scale_dims).unwrap(),
+        });
+        Geometry {
+            batch: 1,
+            num_heads,
+            head_dim: 128,
+            layer_idx: 0,
+            t1: Float16,
+            t2,
+            quant,
+            cache_len: layout.shape(dims).iter().product(),
+            cache: layout.strides(dims).unwrap(),
+        }
     }
 
     fn parts(tiling: Tiling, len: usize) -> Vec<Part> {
@@ -367,7 +363,8 @@ mod tests {
     #[test]
     fn machines_differ_in_head_major_loads_alone_of_orders() {
         for layout in CacheLayout::ALL {
-            let of = |tuning, whole_lines| shape(layout, 2, 8, Kind::Copied).streamed_load(1, whole_lines, tuning);
+            let copied = geometry(layout, 2, 8, Float16);
+            let of = |tuning, whole_lines| Tiling::streamed_load(&copied, 1, whole_lines, tuning);
             for tiling in [of(Tuning::INTEL, true), of(Tuning::INTEL, false), of(Tuning::AMD, false)] {
                 assert_eq!(tiling.order, Order::TokensOuter, "{layout:?}");
             }
@@ -379,26 +376,25 @@ mod tests {
 
     #[test]
     fn only_copies_of_neighbors_are_one_row() {
-        let one_row =
-            |layout, num_layer, kind| shape(layout, num_layer, 8, kind).streamed_load(1, true, Tuning::INTEL).one_row;
-        assert!(one_row(CacheLayout::KvMajor, 4, Kind::Copied));
-        assert!(!one_row(CacheLayout::KvMajor, 4, Kind::Quantized));
-        assert!(!one_row(CacheLayout::LayerMajor, 4, Kind::Copied));
-        assert!(!shape(CacheLayout::KvMajor, 4, 8, Kind::Copied).streamed_load(4, true, Tuning::INTEL).one_row);
+        let one_row = |layout, num_heads, num_repeat, t2| {
+            Tiling::streamed_load(&geometry(layout, 4, num_heads, t2), num_repeat, true, Tuning::INTEL).one_row
+        };
+        assert!(one_row(CacheLayout::KvMajor, 8, 1, Float16));
+        assert!(!one_row(CacheLayout::KvMajor, 8, 1, Int8));
+        assert!(!one_row(CacheLayout::LayerMajor, 8, 1, Float16));
+        assert!(!one_row(CacheLayout::KvMajor, 8, 4, Float16));
         // One head: its tokens are contiguous.
-        assert!(shape(CacheLayout::HeadMajor, 4, 1, Kind::Copied).streamed_load(1, true, Tuning::INTEL).one_row);
+        assert!(one_row(CacheLayout::HeadMajor, 1, 1, Float16));
     }
 
     #[test]
     fn a_tile_has_a_token_at_least() {
-        let wide = Shape {
-            head_bytes: 1 << 30,
-            cache_head_bytes: 1 << 30,
-            ..shape(CacheLayout::HeadMajor, 1, 8, Kind::Copied)
-        };
+        let mut wide = geometry(CacheLayout::HeadMajor, 1, 8, Float16);
+        (wide.head_dim, wide.cache.token) = (1 << 30, 1 << 30);
         for tuning in [Tuning::INTEL, Tuning::AMD] {
-            assert_eq!(wide.streamed_load(1, true, tuning).tokens, 1);
+            assert_eq!(Tiling::streamed_load(&wide, 1, true, tuning).tokens, 1);
         }
-        assert_eq!((wide.plain_load(1, 1 << 30).tokens, wide.store(true, true).tokens), (1, 1));
+        let (load, store) = (Tiling::plain_load(&wide, 1, 1 << 30), Tiling::store(&wide, true, true));
+        assert_eq!((load.tokens, store.tokens), (1, 1));
     }
 }

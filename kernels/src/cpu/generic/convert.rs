@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 
 use kvcache_simd::{Float, Function, Simd};
 
-use super::super::block::Rows;
+use super::super::block::{Operand, Rows};
 use super::super::portable;
-use super::codes::{last_inside, prefetch_bytes};
+use super::quant_simd::{last_inside, prefetch_bytes};
 
 /// Stores values V in a cache of C; with `STREAM` rows are whole registers and written to whole lines.
 pub(crate) struct StoreConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
@@ -20,9 +20,8 @@ impl<S: Simd, V: Float, C: Float, const STREAM: bool> Function<S> for StoreConve
 
     #[inline(always)]
     unsafe fn run(rows: &Rows) {
-        let [from, to] = [(rows.values, rows.values_step), (rows.cache, rows.cache_step)];
         // SAFETY: every row is valid for its types: RowsFunction's condition.
-        unsafe { convert_rows::<S, V, C, STREAM>(rows, from, to) }
+        unsafe { convert_rows::<S, V, C, STREAM>(rows, rows.values, rows.cache) }
     }
 }
 
@@ -32,21 +31,16 @@ impl<S: Simd, V: Float, C: Float, const STREAM: bool> Function<S> for LoadConver
 
     #[inline(always)]
     unsafe fn run(rows: &Rows) {
-        let [from, to] = [(rows.cache, rows.cache_step), (rows.values, rows.values_step)];
         // SAFETY: every row is valid for its types: RowsFunction's condition.
-        unsafe { convert_rows::<S, C, V, STREAM>(rows, from, to) }
+        unsafe { convert_rows::<S, C, V, STREAM>(rows, rows.cache, rows.values) }
     }
 }
 
-/// Converts rows, which begin at these addresses, each so many bytes behind the one before it.
+/// Converts rows from one operand to the other.
 #[inline(always)]
-unsafe fn convert_rows<S: Simd, A: Float, B: Float, const STREAM: bool>(
-    rows: &Rows,
-    (from, from_step): (*mut u8, usize),
-    (to, to_step): (*mut u8, usize),
-) {
+unsafe fn convert_rows<S: Simd, A: Float, B: Float, const STREAM: bool>(rows: &Rows, from: Operand, to: Operand) {
     for r in 0..rows.count {
-        let (from, to) = (from.wrapping_add(r * from_step), to.wrapping_add(r * to_step));
+        let (from, to) = (from.row(r), to.row(r));
         if let Some(prefetch) = rows.prefetch {
             prefetch_bytes::<S>(from.wrapping_offset(prefetch.row), rows.row.len * size_of::<A>());
         }

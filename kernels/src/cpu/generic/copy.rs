@@ -2,8 +2,8 @@
 
 use kvcache_simd::{Float, Function, LINE, Simd};
 
-use super::super::block::Copies;
-use super::codes::prefetch_bytes;
+use super::super::block::StridedCopy;
+use super::quant_simd::prefetch_bytes;
 
 /// Bytes from which on one plain copy is left to the C library, which knows the processor's own instruction for it.
 const LIBRARY_BYTES: usize = 16 << 10;
@@ -26,11 +26,11 @@ pub(crate) struct StreamRows;
 pub(crate) struct StreamAny;
 
 impl<S: Simd> Function<S> for CopyRows {
-    type Arguments<'a> = Copies;
+    type Arguments<'a> = StridedCopy;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(all: &Copies) {
+    unsafe fn run(all: &StridedCopy) {
         // One copy, the common case, is known to the compiler.
         // SAFETY: the rows and their copies are valid: CopyFunction's condition.
         unsafe { if all.copies == 1 { copy_rows::<S>(all, 1) } else { copy_rows::<S>(all, all.copies) } }
@@ -38,11 +38,11 @@ impl<S: Simd> Function<S> for CopyRows {
 }
 
 impl<S: Simd> Function<S> for StreamRows {
-    type Arguments<'a> = Copies;
+    type Arguments<'a> = StridedCopy;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(all: &Copies) {
+    unsafe fn run(all: &StridedCopy) {
         // One copy, the common case, is known to the compiler.
         // SAFETY: the rows and their copies, whole lines, are valid: CopyFunction's condition.
         unsafe { if all.copies == 1 { stream_rows::<S>(all, 1) } else { stream_rows::<S>(all, all.copies) } }
@@ -50,11 +50,11 @@ impl<S: Simd> Function<S> for StreamRows {
 }
 
 impl<S: Simd> Function<S> for StreamAny {
-    type Arguments<'a> = Copies;
+    type Arguments<'a> = StridedCopy;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(all: &Copies) {
+    unsafe fn run(all: &StridedCopy) {
         let len = all.len;
         for r in 0..all.rows {
             // SAFETY: r < rows, so this is one of the caller's rows, of head + whole + tail = len bytes.
@@ -80,7 +80,7 @@ impl<S: Simd> Function<S> for StreamAny {
 }
 
 #[inline(always)]
-unsafe fn copy_rows<S: Simd>(all: &Copies, copies: usize) {
+unsafe fn copy_rows<S: Simd>(all: &StridedCopy, copies: usize) {
     for r in 0..all.rows {
         // SAFETY: r < rows, so this is one of the caller's rows.
         unsafe {
@@ -91,7 +91,7 @@ unsafe fn copy_rows<S: Simd>(all: &Copies, copies: usize) {
 }
 
 #[inline(always)]
-unsafe fn stream_rows<S: Simd>(all: &Copies, copies: usize) {
+unsafe fn stream_rows<S: Simd>(all: &StridedCopy, copies: usize) {
     for r in 0..all.rows {
         // SAFETY: r < rows, so this is one of the caller's rows, and its copies are whole aligned lines.
         unsafe {

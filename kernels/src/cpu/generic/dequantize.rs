@@ -7,16 +7,17 @@ use kvcache_schema::QuantBit;
 use kvcache_simd::{Float, Function, MOST_LANES};
 
 use super::super::block::{Row, Rows};
+use super::super::code_type::CodeType;
 use super::super::portable;
-use super::codes::{Codes, LONG, ODD, prefetch_bytes};
-use super::group::{CodeLanes, decode, decode_group};
+use super::group::{decode, decode_group};
 use super::lane_tables::{groups_in_register, registers_per_scales};
+use super::quant_simd::{LONG, ODD, QuantSimd, prefetch_bytes};
 
 /// Loads values V from codes Q with scales T, in groups of `GROUP`; with `STREAM` rows are whole registers and written
 /// to whole lines.
 pub(crate) struct LoadQuantized<Q, V, T, const GROUP: usize, const STREAM: bool>(PhantomData<(Q, V, T)>);
 
-impl<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool> Function<S>
+impl<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize, const STREAM: bool> Function<S>
     for LoadQuantized<Q, V, T, GROUP, STREAM>
 {
     type Arguments<'a> = Rows;
@@ -29,9 +30,9 @@ impl<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREA
             return unsafe { portable::load_quantized::<Q, V, T>(rows) };
         }
         for r in 0..rows.count {
-            let values = rows.values.wrapping_add(r * rows.values_step).cast();
-            let cache = rows.cache.wrapping_add(r * rows.cache_step).cast_const();
-            let scales: *const T = rows.scale.wrapping_add(r * rows.scale_step).cast();
+            let values = rows.values.row(r).cast();
+            let cache = rows.cache.row(r).cast_const();
+            let scales: *const T = rows.scale.row(r).cast();
             if let Some(prefetch) = rows.prefetch {
                 prefetch_bytes::<S>(cache.wrapping_offset(prefetch.row), Q::bytes(rows.row.len));
                 let len = rows.row.groups * size_of::<T>();
@@ -45,7 +46,7 @@ impl<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREA
 
 /// Dequantizes a row of a register or more.
 #[inline(always)]
-unsafe fn dequantize_row<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
+unsafe fn dequantize_row<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
@@ -69,7 +70,7 @@ const GROUPS: usize = 256;
 
 /// Dequantizes groups of a register or more: the scale of each is read from memory into every lane.
 #[inline(always)]
-unsafe fn long_groups<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
+unsafe fn long_groups<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
@@ -96,7 +97,7 @@ unsafe fn long_groups<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: u
 
 /// Dequantizes `len >= LANES` values in groups of 8 or fewer: a register of scales is broadcast to those of values.
 #[inline(always)]
-unsafe fn short_groups<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
+unsafe fn short_groups<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,
@@ -129,7 +130,7 @@ unsafe fn short_groups<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: 
 
 /// Dequantizes registers whose scales fill no more than one.
 #[inline(always)]
-unsafe fn decode_registers<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
+unsafe fn decode_registers<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize, const STREAM: bool>(
     cache: *const u8,
     scales: *const T,
     values: *mut V,

@@ -1,65 +1,71 @@
 //! Groups of values that share a scale, over vector registers: their maxima, their scales, their codes.
 
+use kvcache_schema::QuantBit;
 use kvcache_simd::{Float, MOST_LANES, Simd};
 
-use super::super::code_type::{CodeType, Float8, Int4, Int8};
-use super::codes::{Codes, last_inside};
+use super::super::code_type::CodeType;
 use super::lane_tables::registers_per_scales;
+use super::quant_simd::{QuantSimd, last_inside};
 
-/// Codes in registers.
+/// Reads a register of codes.
 ///
 /// # Safety
 /// The conditions are those of [`Simd`].
-pub(crate) trait CodeLanes: CodeType {
-    /// Reads a register of codes.
-    unsafe fn read<S: Codes>(from: *const u8) -> S::F32;
-    /// The codes of quotients, those of the values `x`.
-    #[inline(always)]
-    unsafe fn codes<S: Codes>(quotient: S::F32, _x: S::F32) -> S::Code {
-        // SAFETY: the instruction set is enabled.
-        unsafe { S::codes(quotient) }
-    }
-    /// Writes a register of codes.
-    unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code);
-    /// Writes two registers of codes.
-    unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]);
-}
-
-/// Codes of an instruction set's functions: to read and to write them, and to make them if not by `codes`.
-macro_rules! code_lanes {
-    ($($codes:ty: $read:ident, $write:ident, $write_two:ident $(, $from_quotient:ident)?;)*) => { $(
-        // SAFETY of all that is unsafe here: the function's own conditions are those of the one that it calls.
-        #[expect(unsafe_op_in_unsafe_fn, reason = "one reason for all, above")]
-        impl CodeLanes for $codes {
-            #[inline(always)]
-            unsafe fn read<S: Codes>(from: *const u8) -> S::F32 {
-                S::$read(from)
-            }
-
-            $(
-                #[inline(always)]
-                unsafe fn codes<S: Codes>(quotient: S::F32, x: S::F32) -> S::Code {
-                    S::$from_quotient(quotient, x)
-                }
-            )?
-
-            #[inline(always)]
-            unsafe fn write<S: Codes>(to: *mut u8, codes: S::Code) {
-                S::$write(to, codes)
-            }
-
-            #[inline(always)]
-            unsafe fn write_two<S: Codes>(to: *mut u8, codes: [S::Code; 2]) {
-                S::$write_two(to, codes)
-            }
+#[inline(always)]
+unsafe fn read_codes<S: QuantSimd, Q: CodeType>(from: *const u8) -> S::F32 {
+    // SAFETY: a register of codes can be read: this function's condition.
+    unsafe {
+        match Q::BITS {
+            QuantBit::Eight => S::read_i8(from),
+            QuantBit::Four => S::read_i4(from),
+            QuantBit::Float8 => S::read_e4m3(from),
         }
-    )* };
+    }
 }
 
-code_lanes! {
-    Int8: read_i8, write_i8, write_two_i8;
-    Float8: read_e4m3, write_i8, write_two_i8, e4m3_codes;
-    Int4: read_i4, write_i4, write_two_i4;
+/// The codes of quotients of the values `x`.
+///
+/// # Safety
+/// The instruction set is enabled.
+#[inline(always)]
+pub(crate) unsafe fn codes<S: QuantSimd, Q: CodeType>(quotient: S::F32, x: S::F32) -> S::Code {
+    // SAFETY: the instruction set is enabled.
+    unsafe {
+        match Q::BITS {
+            QuantBit::Eight | QuantBit::Four => S::codes(quotient),
+            QuantBit::Float8 => S::e4m3_codes(quotient, x),
+        }
+    }
+}
+
+/// Writes a register of codes.
+///
+/// # Safety
+/// The conditions are those of [`Simd`].
+#[inline(always)]
+pub(crate) unsafe fn write_codes<S: QuantSimd, Q: CodeType>(to: *mut u8, codes: S::Code) {
+    // SAFETY: a register of codes can be written: this function's condition.
+    unsafe {
+        match Q::BITS {
+            QuantBit::Eight | QuantBit::Float8 => S::write_i8(to, codes),
+            QuantBit::Four => S::write_i4(to, codes),
+        }
+    }
+}
+
+/// Writes two registers of codes.
+///
+/// # Safety
+/// The conditions are those of [`Simd`].
+#[inline(always)]
+pub(crate) unsafe fn write_two_codes<S: QuantSimd, Q: CodeType>(to: *mut u8, codes: [S::Code; 2]) {
+    // SAFETY: two registers of codes can be written: this function's condition.
+    unsafe {
+        match Q::BITS {
+            QuantBit::Eight | QuantBit::Float8 => S::write_two_i8(to, codes),
+            QuantBit::Four => S::write_two_i4(to, codes),
+        }
+    }
 }
 
 /// Dequantizes a group of `len >= LANES`, where `s` is its scale in every lane.
@@ -67,7 +73,7 @@ code_lanes! {
 /// # Safety
 /// The conditions are those of [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn decode_group<S: Codes, Q: CodeLanes, V: Float, T: Float, const STREAM: bool>(
+pub(crate) unsafe fn decode_group<S: QuantSimd, Q: CodeType, V: Float, T: Float, const STREAM: bool>(
     cache: *const u8,
     values: *mut V,
     s: S::F32,
@@ -95,13 +101,13 @@ pub(crate) unsafe fn decode_group<S: Codes, Q: CodeLanes, V: Float, T: Float, co
 /// # Safety
 /// The conditions are those of [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn decode<S: Codes, Q: CodeLanes, V: Float, T: Float, const STREAM: bool>(
+pub(crate) unsafe fn decode<S: QuantSimd, Q: CodeType, V: Float, T: Float, const STREAM: bool>(
     cache: *const u8,
     values: *mut V,
     s: S::F32,
 ) {
     // SAFETY: a register of codes can be read, and of values be written: this function's condition.
-    unsafe { V::write::<S, STREAM>(values, product::<S, V, T>(Q::read::<S>(cache), s)) }
+    unsafe { V::write::<S, STREAM>(values, product::<S, V, T>(read_codes::<S, Q>(cache), s)) }
 }
 
 /// `code * s`, rounded to T, unless writing it as V rounds it to the same type.
@@ -124,7 +130,7 @@ pub(crate) unsafe fn product<S: Simd, V: Float, T: Float>(code: S::F32, s: S::F3
 /// # Safety
 /// The instruction set is enabled; `count` units can be read.
 #[inline(always)]
-pub(crate) unsafe fn maxima_in_registers<S: Codes, V: Float, const GROUP: usize>(
+pub(crate) unsafe fn maxima_in_registers<S: QuantSimd, V: Float, const GROUP: usize>(
     values: *const V,
     count: usize,
     unit: usize,
@@ -161,7 +167,7 @@ pub(crate) unsafe fn maxima_in_registers<S: Codes, V: Float, const GROUP: usize>
 /// # Safety
 /// The conditions are those of [`maxima_in_registers`].
 #[inline(always)]
-pub(crate) unsafe fn maxima<S: Codes, V: Float, const GROUP: usize>(
+pub(crate) unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize>(
     values: *const V,
     count: usize,
     unit: usize,
@@ -187,7 +193,7 @@ pub(crate) unsafe fn maxima<S: Codes, V: Float, const GROUP: usize>(
 /// # Safety
 /// The conditions are those of [`Simd`].
 #[inline(always)]
-unsafe fn divide<S: Codes>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
+unsafe fn divide<S: QuantSimd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
     // SAFETY: the instruction set is enabled.
     unsafe {
         let quotient = S::mul(x, reciprocal);
@@ -205,7 +211,7 @@ unsafe fn divide<S: Codes>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
 /// # Safety
 /// The conditions are those of [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn scale<S: Codes, Q: CodeType, V: Float>(amax: S::F32) -> S::F32 {
+pub(crate) unsafe fn scale<S: QuantSimd, Q: CodeType, V: Float>(amax: S::F32) -> S::F32 {
     let qmax = f32::from(Q::BITS.qmax());
     // SAFETY: the instruction set is enabled.
     unsafe {
@@ -225,7 +231,7 @@ pub(crate) unsafe fn scale<S: Codes, Q: CodeType, V: Float>(amax: S::F32) -> S::
 /// # Safety
 /// The conditions are those of [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn factors<S: Codes, V: Float>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
+pub(crate) unsafe fn factors<S: QuantSimd, V: Float>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
     // SAFETY: the instruction set is enabled.
     unsafe {
         if V::IS_F16 { [reciprocal, S::mul(reciprocal, S::splat((1 << 13 | 1) as f32))] } else { [s, reciprocal] }
@@ -244,7 +250,7 @@ pub(crate) unsafe fn factors<S: Codes, V: Float>(s: S::F32, reciprocal: S::F32) 
 /// # Safety
 /// The conditions are those of [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn quotient<S: Codes, Q: CodeType, V: Float>(x: S::F32, [a, b]: [S::F32; 2]) -> S::F32 {
+pub(crate) unsafe fn quotient<S: QuantSimd, Q: CodeType, V: Float>(x: S::F32, [a, b]: [S::F32; 2]) -> S::F32 {
     // SAFETY: the instruction set is enabled.
     unsafe {
         if V::IS_F16 {

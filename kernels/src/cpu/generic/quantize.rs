@@ -10,10 +10,11 @@ use kvcache_schema::SCALE_FLOOR;
 use kvcache_simd::{Float, Function, MOST_LANES};
 
 use super::super::block::{Row, Rows};
+use super::super::code_type::CodeType;
 use super::super::portable;
-use super::codes::{Codes, LONG, MOST_GROUPS, NATIVE_LANES, ODD, last_inside, prefetch_bytes};
-use super::group::{self, CodeLanes};
+use super::group;
 use super::lane_tables::{groups_in_register, registers_per_scales};
+use super::quant_simd::{LONG, MOST_GROUPS, NATIVE_LANES, ODD, QuantSimd, last_inside, prefetch_bytes};
 
 /// Groups that are quantized together.
 const GROUPS: usize = MOST_GROUPS;
@@ -27,7 +28,7 @@ type Numbers = [MaybeUninit<f32>; GROUPS + MOST_LANES];
 /// Stores values V as codes Q with scales T, in groups of `GROUP`.
 pub(crate) struct StoreQuantized<Q, V, T, const GROUP: usize>(PhantomData<(Q, V, T)>);
 
-impl<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize> Function<S> for StoreQuantized<Q, V, T, GROUP> {
+impl<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize> Function<S> for StoreQuantized<Q, V, T, GROUP> {
     type Arguments<'a> = Rows;
     type Output = ();
 
@@ -38,9 +39,9 @@ impl<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize> Function<S>
             return unsafe { portable::store_quantized::<Q, V, T>(rows) };
         }
         for r in 0..rows.count {
-            let values: *const V = rows.values.wrapping_add(r * rows.values_step).cast();
-            let cache = rows.cache.wrapping_add(r * rows.cache_step);
-            let scales = rows.scale.wrapping_add(r * rows.scale_step).cast();
+            let values: *const V = rows.values.row(r).cast();
+            let cache = rows.cache.row(r);
+            let scales = rows.scale.row(r).cast();
             let ahead = rows.prefetch.map(|prefetch| values.wrapping_byte_offset(prefetch.row));
             // SAFETY: r < count, so this is one of the caller's rows; it has a register of values or more.
             unsafe { quantize_row::<S, Q, V, T, GROUP>(values, cache, scales, rows.row, ahead) }
@@ -50,7 +51,7 @@ impl<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize> Function<S>
 
 /// Quantizes a row of a register or more.
 #[inline(always)]
-unsafe fn quantize_row<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: usize>(
+unsafe fn quantize_row<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize>(
     values: *const V,
     cache: *mut u8,
     scales: *mut T,
@@ -92,7 +93,7 @@ unsafe fn quantize_row<S: Codes, Q: CodeLanes, V: Float, T: Float, const GROUP: 
 
 /// Writes the largest magnitude of each group, and zeros behind them, at least to the end of a register.
 #[inline(always)]
-unsafe fn maxima<S: Codes, V: Float, const GROUP: usize>(
+unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize>(
     values: *const V,
     maxima: *mut f32,
     group: usize,
@@ -128,7 +129,7 @@ unsafe fn maxima<S: Codes, V: Float, const GROUP: usize>(
 /// their quotients, with the second ones in `second`. Without `second` the scales themselves take the magnitudes'
 /// place.
 #[inline(always)]
-unsafe fn make_scales<S: Codes, Q: CodeLanes, V: Float, T: Float>(
+unsafe fn make_scales<S: QuantSimd, Q: CodeType, V: Float, T: Float>(
     maxima: *mut f32,
     second: Option<*mut f32>,
     scales: *mut T,
@@ -156,7 +157,7 @@ unsafe fn make_scales<S: Codes, Q: CodeLanes, V: Float, T: Float>(
 
 /// Writes the codes of groups with these factors. Prefetches as many values at `ahead`.
 #[inline(always)]
-unsafe fn encode<S: Codes, Q: CodeLanes, V: Float, const GROUP: usize>(
+unsafe fn encode<S: QuantSimd, Q: CodeType, V: Float, const GROUP: usize>(
     values: *const V,
     [first, second]: [*mut f32; 2],
     cache: *mut u8,
@@ -200,7 +201,7 @@ unsafe fn encode<S: Codes, Q: CodeLanes, V: Float, const GROUP: usize>(
 
 /// The factors of each lane of the register from value `at` on.
 #[inline(always)]
-unsafe fn factors_at<S: Codes, const GROUP: usize>([first, second]: [*mut f32; 2], at: usize) -> [S::F32; 2] {
+unsafe fn factors_at<S: QuantSimd, const GROUP: usize>([first, second]: [*mut f32; 2], at: usize) -> [S::F32; 2] {
     // SAFETY: `at` is one of the values whose groups have these factors.
     unsafe {
         [S::broadcast_numbers::<GROUP>(first.add(at / GROUP)), S::broadcast_numbers::<GROUP>(second.add(at / GROUP))]
@@ -209,7 +210,7 @@ unsafe fn factors_at<S: Codes, const GROUP: usize>([first, second]: [*mut f32; 2
 
 /// Writes the codes of two registers, from value `at` on, and prefetches as many at `ahead`.
 #[inline(always)]
-unsafe fn encode_two<S: Codes, Q: CodeLanes, V: Float>(
+unsafe fn encode_two<S: QuantSimd, Q: CodeType, V: Float>(
     values: *const V,
     factors: [[S::F32; 2]; 2],
     cache: *mut u8,
@@ -223,28 +224,28 @@ unsafe fn encode_two<S: Codes, Q: CodeLanes, V: Float>(
         }
         let codes =
             [codes::<S, Q, V>(values.add(at), factors[0]), codes::<S, Q, V>(values.add(at + S::LANES), factors[1])];
-        Q::write_two::<S>(cache.add(Q::bytes(at)), codes);
+        group::write_two_codes::<S, Q>(cache.add(Q::bytes(at)), codes);
     }
 }
 
 /// Writes the codes of a register, from value `at` on.
 #[inline(always)]
-unsafe fn encode_one<S: Codes, Q: CodeLanes, V: Float>(
+unsafe fn encode_one<S: QuantSimd, Q: CodeType, V: Float>(
     values: *const V,
     factors: [S::F32; 2],
     cache: *mut u8,
     at: usize,
 ) {
     // SAFETY: a register of values, and its codes, are there from `at` on.
-    unsafe { Q::write::<S>(cache.add(Q::bytes(at)), codes::<S, Q, V>(values.add(at), factors)) }
+    unsafe { group::write_codes::<S, Q>(cache.add(Q::bytes(at)), codes::<S, Q, V>(values.add(at), factors)) }
 }
 
 /// The codes of a register of values.
 #[inline(always)]
-unsafe fn codes<S: Codes, Q: CodeLanes, V: Float>(values: *const V, factors: [S::F32; 2]) -> S::Code {
+unsafe fn codes<S: QuantSimd, Q: CodeType, V: Float>(values: *const V, factors: [S::F32; 2]) -> S::Code {
     // SAFETY: a register of values is there: this function's condition.
     unsafe {
         let x = V::read::<S>(values);
-        Q::codes::<S>(group::quotient::<S, Q, V>(x, factors), x)
+        group::codes::<S, Q>(group::quotient::<S, Q, V>(x, factors), x)
     }
 }

@@ -7,8 +7,8 @@ use std::arch::x86_64::*;
 
 use kvcache_simd::{Avx2, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Simd};
 
-use super::super::generic::codes::Codes;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
+use super::super::generic::quant_simd::QuantSimd;
 
 /// Sixteen codes, one a byte. That of NaN is the smallest int32, whose low byte is 0.
 #[inline(always)]
@@ -27,7 +27,7 @@ unsafe fn nibbles(bytes: __m128i) -> __m128i {
     _mm_packus_epi16(pairs, pairs)
 }
 
-impl Codes for Avx2 {
+impl QuantSimd for Avx2 {
     type Code = __m256i;
 
     #[inline(always)]

@@ -9,9 +9,9 @@ use half::f16;
 use kvcache_simd::{Avx512, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Float, Simd, VALUE_OF_NIBBLE, nibbles};
 
 use super::super::code_type::CodeType;
-use super::super::generic::codes::{Codes, last_inside};
 use super::super::generic::group::product;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
+use super::super::generic::quant_simd::{QuantSimd, last_inside};
 use super::{f16_maxima, native_f16};
 
 /// Rounds to nearest, ties to even, without exceptions.
@@ -31,7 +31,7 @@ const LOW_HALVES: [i16; 32] = {
     halves
 };
 
-impl<const NATIVE_F16: bool> Codes for Avx512<NATIVE_F16> {
+impl<const NATIVE_F16: bool> QuantSimd for Avx512<NATIVE_F16> {
     const NATIVE_F16: bool = NATIVE_F16;
     type Code = __m512i;
 

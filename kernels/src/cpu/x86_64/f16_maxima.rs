@@ -59,7 +59,7 @@ unsafe fn sixteen(halves: *const f16) -> __m256i {
 }
 
 /// The larger of each pair of neighboring fours of 32 bits, half by half, in the order of
-/// [`Codes::max_fours`](super::super::generic::codes::Codes::max_fours).
+/// [`QuantSimd::max_fours`](super::super::generic::quant_simd::QuantSimd::max_fours).
 #[inline(always)]
 unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
     let (firsts, seconds) = (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b));

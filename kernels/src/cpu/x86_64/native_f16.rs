@@ -11,7 +11,7 @@ use kvcache_schema::QuantBit;
 use kvcache_simd::{Avx512, Float, prefetch_l2};
 
 use super::super::code_type::CodeType;
-use super::super::generic::codes::{LONG, MOST_GROUPS, NATIVE_LANES};
+use super::super::generic::quant_simd::{LONG, MOST_GROUPS, NATIVE_LANES};
 
 /// Values in a register.
 const LANES: usize = NATIVE_LANES;
@@ -43,7 +43,7 @@ const fn group_of_lane(group: usize) -> [u16; LANES] {
     groups
 }
 
-/// Dequantizes a row, as [`Codes::dequantize_native`](super::super::generic::codes::Codes::dequantize_native) says.
+/// Dequantizes a row, as [`QuantSimd::dequantize_native`](super::super::generic::quant_simd::QuantSimd::dequantize_native) says.
 ///
 /// # Safety
 /// AVX-512 F, BW, VL and FP16 are enabled; `len` codes and the scales of their groups can be read, and as many values
@@ -160,7 +160,7 @@ const L2_PREFETCH_DISTANCE: usize = 32 << 10;
 /// What quotients by the scales of some groups are made of, in whole registers.
 type Factors = [MaybeUninit<f16>; MOST_GROUPS + LANES];
 
-/// Writes the codes of groups, as [`Codes::encode_native`](super::super::generic::codes::Codes::encode_native) says.
+/// Writes the codes of groups, as [`QuantSimd::encode_native`](super::super::generic::quant_simd::QuantSimd::encode_native) says.
 ///
 /// A quotient is `x * r` for the rounded reciprocal `r`, corrected by its remainder (Markstein's theorem). Values and
 /// scale are brought to scales near 1 first, by a power of two: the remainder is then exact wherever the quotient is

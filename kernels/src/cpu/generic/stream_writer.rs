@@ -1,26 +1,36 @@
-//! Small memory that rows pass through on their way to non-temporal stores.
+//! Staging buffers, and the writer that joins rows to whole lines for non-temporal stores.
+//!
+//! ```text
+//! reserve(to, len): if `to` does not follow the last byte, write what is held; room in the staging buffer
+//! (the caller fills the room)
+//! commit(len):      held bytes + room = bytes of consecutive addresses
+//!                   plain stores up to the first line, if nothing was held
+//!                   non-temporal stores of all whole lines
+//!                   what is left, less than a line, is held
+//! finish():         plain stores of what is held
+//! ```
 //!
 //! Non-temporal stores write whole, aligned lines, or else take several times as long. Rows rarely are such: ONNX
 //! Runtime's own outputs begin with a line, numpy's large arrays 16 bytes past one, and a head of 40 elements is no
-//! whole line anywhere. A [`LineWriter`] joins rows that follow each other in memory to the lines that they share.
+//! whole line anywhere. A [`StreamWriter`] joins rows that follow each other in memory to the lines that they share.
 
 use std::mem::MaybeUninit;
 use std::ptr;
 
 use kvcache_simd::LINE;
 
-use super::super::block::Copies;
+use super::super::block::StridedCopy;
 use super::super::functions::CopyFunction;
 
-/// Bytes of a stage: a small part of the first-level cache.
+/// Bytes of a staging buffer: a small part of the first-level cache.
 pub(crate) const STAGE_BYTES: usize = 8 << 10;
 
 /// [`STAGE_BYTES`] and a line on the stack, aligned to lines. It is used where it is declared: to move it would copy
 /// it.
 #[repr(align(64))]
-pub(crate) struct Stage([MaybeUninit<u8>; STAGE_BYTES + LINE]);
+pub(crate) struct StagingBuffer([MaybeUninit<u8>; STAGE_BYTES + LINE]);
 
-impl Stage {
+impl StagingBuffer {
     /// Memory that holds nothing.
     pub(crate) const fn new() -> Self {
         Self([MaybeUninit::uninit(); STAGE_BYTES + LINE])
@@ -34,22 +44,22 @@ impl Stage {
 
 /// Writes bytes of consecutive addresses as whole lines, by non-temporal stores. Lines of which it gets a part only, at
 /// either end, it writes by plain stores.
-pub(crate) struct LineWriter<'s> {
+pub(crate) struct StreamWriter<'s> {
     /// Its first line ends with the bytes that are held back; what is reserved follows, at the second line.
-    stage: &'s mut Stage,
+    stage: &'s mut StagingBuffer,
     /// The address after the last byte that was committed.
     to: *mut u8,
     /// Bytes that are held back, less than a line: the beginning of one.
     held: usize,
 }
 
-impl<'s> LineWriter<'s> {
+impl<'s> StreamWriter<'s> {
     /// A writer that holds nothing.
-    pub(crate) fn new(stage: &'s mut Stage) -> Self {
+    pub(crate) fn new(stage: &'s mut StagingBuffer) -> Self {
         Self { stage, to: ptr::null_mut(), held: 0 }
     }
 
-    /// Room in the stage, at a line, for `len <= STAGE_BYTES` bytes that go to `to`; to be filled before the next call,
+    /// Room in the staging buffer, at a line, for `len <= STAGE_BYTES` bytes that go to `to`; to be filled before the next call,
     /// which is [`commit`](Self::commit). If they do not follow the ones before, what is left of those is written.
     ///
     /// # Safety
@@ -82,7 +92,7 @@ impl<'s> LineWriter<'s> {
             (from, to, left) = (from.add(head), to.add(head), left - head);
             let whole = left / LINE * LINE;
             if whole > 0 {
-                stream(&Copies::one(from, to, whole));
+                stream(&StridedCopy::one(from, to, whole));
             }
             self.held = left - whole;
             stage.add(LINE - self.held).copy_from(from.add(whole), self.held);
@@ -90,7 +100,7 @@ impl<'s> LineWriter<'s> {
         self.to = self.to.wrapping_add(len);
     }
 
-    /// Copies `len` bytes to `to`, those that are whole lines there without the stage; while it reads, it prefetches at
+    /// Copies `len` bytes to `to`, those that are whole lines there without the staging buffer; while it reads, it prefetches at
     /// the distance `prefetch`.
     ///
     /// # Safety
@@ -114,8 +124,8 @@ impl<'s> LineWriter<'s> {
                 self.commit(head, stream);
             }
             if whole > 0 {
-                let lines = Copies::one(from.add(head), to.add(head), whole);
-                stream(&Copies { prefetch, ..lines });
+                let lines = StridedCopy::one(from.add(head), to.add(head), whole);
+                stream(&StridedCopy { prefetch, ..lines });
             }
             if tail > 0 {
                 self.reserve(to.add(head + whole), tail).copy_from_nonoverlapping(from.add(head + whole), tail);
@@ -143,7 +153,7 @@ mod tests {
     use super::*;
 
     /// Copies whole lines, and nothing else.
-    unsafe fn stream(lines: &Copies) {
+    unsafe fn stream(lines: &StridedCopy) {
         assert!(lines.to.addr().is_multiple_of(LINE) && lines.len.is_multiple_of(LINE) && lines.len > 0);
         // SAFETY: the writer's own conditions.
         unsafe { lines.to.copy_from_nonoverlapping(lines.from, lines.len) }
@@ -154,8 +164,8 @@ mod tests {
         for past_line in [0, 1, 16, 63] {
             for lens in [&[1][..], &[64, 64], &[256; 5], &[80, 40, 3, 200], &[STAGE_BYTES, 7, STAGE_BYTES], &[5, 30]] {
                 let total: usize = lens.iter().sum();
-                let mut stage = Stage::new();
-                let (mut memory, mut writer) = (vec![0u8; total + 4 * LINE], LineWriter::new(&mut stage));
+                let mut stage = StagingBuffer::new();
+                let (mut memory, mut writer) = (vec![0u8; total + 4 * LINE], StreamWriter::new(&mut stage));
                 let start = memory.as_ptr().align_offset(LINE) + LINE + past_line;
                 let mut at = start;
                 let value = |i: usize| (i % 251 + 1) as u8;
@@ -185,8 +195,8 @@ mod tests {
 
     #[test]
     fn bytes_elsewhere_begin_anew() {
-        let mut stage = Stage::new();
-        let (mut memory, mut writer) = (vec![0u8; 6 * LINE], LineWriter::new(&mut stage));
+        let mut stage = StagingBuffer::new();
+        let (mut memory, mut writer) = (vec![0u8; 6 * LINE], StreamWriter::new(&mut stage));
         let first = memory.as_ptr().align_offset(LINE) + 10;
         let second = first + 3 * LINE;
         // SAFETY: both ranges are inside the vector.

@@ -1,30 +1,40 @@
-//! A thread's way through its tokens: sequences, runs of slots, tiles.
+//! A thread's way through its tokens, from a checked call to blocks.
+//!
+//! ```text
+//! for each sequence of the thread's packed tokens
+//!     for each run of its tokens in neighboring slots            (addressing)
+//!         for each part of the run: keys or values of a tile      (tiling)
+//!             block = addresses and strides of the part's rows
+//!             store or load the block                             (store_block, load_block)
+//! with non-temporal stores: write what the stream writers hold, and fence
+//! ```
 
 use std::ops::Range;
 
 use kvcache_schema::ElementType;
 use kvcache_simd::{InstructionSet, LINE};
 
-use super::block::{Block, Operand, Prefetch, Row};
-use super::block_kernels::{BlockKernel, ElementBits, Writers};
+use super::block::{Block, Operand, PerOperand, Prefetch, Row, Rows};
+use super::block_kernel::{BlockKernel, Writers};
 use super::dispatch;
-use super::functions::{Conversion, RowFunctions};
-use super::generic::stage::{LineWriter, Stage};
-use super::tiling::{Kind, Order, Part, Shape, Tiling};
+use super::functions::RowFunctions;
+use super::generic::stream_writer::{StagingBuffer, StreamWriter};
+use super::tiling::{Order, Part, Tiling};
 use crate::addressing::Run;
 use crate::cache_bytes::{CacheBytes, TensorBytes};
 use crate::problem::{Geometry, Indices, Outputs, Pointers, Stores};
 
 /// The prefetch distance of a store with non-temporal stores, in bytes of values.
-const STORE_PREFETCH_DISTANCE: usize = 4096;
+const STORE_PREFETCH: Prefetch = Prefetch { row: 4096, scale: 0 };
 
 /// A call in the form that the threads share.
-pub(crate) struct Walk<'a> {
+pub(crate) struct CallPlan<'a> {
     geometry: Geometry,
     indices: Indices<'a>,
     pointers: Pointers,
     functions: RowFunctions,
-    bits: ElementBits,
+    /// The bits of an element.
+    bits: PerOperand,
     /// The elements of a head.
     head: Row,
     cache: Layer,
@@ -34,7 +44,7 @@ pub(crate) struct Walk<'a> {
 // SAFETY: threads read the current tokens, and write disjoint ranges of tokens: in the store phase to slots of which no
 // two tokens share one, in the load phase to the outputs while the cache is only read. `Stores::assume_checked` keeps
 // others away.
-unsafe impl Sync for Walk<'_> {}
+unsafe impl Sync for CallPlan<'_> {}
 
 /// A call's layer of `cache` or of `scale`.
 #[derive(Clone, Copy)]
@@ -50,7 +60,7 @@ impl Layer {
     }
 }
 
-impl<'a> Walk<'a> {
+impl<'a> CallPlan<'a> {
     /// The call with the row functions of an instruction set that this machine has.
     pub(crate) fn new(stores: &Stores<'a>, instructions: InstructionSet) -> Self {
         let geometry = *stores.geometry();
@@ -68,7 +78,7 @@ impl<'a> Walk<'a> {
         let (cache, scale) = bytes.head(0, 0, 0);
         Self {
             functions,
-            bits: ElementBits { value: t1.bits(), cache: t2.bits(), scale: t3.map_or(0, ElementType::bits) },
+            bits: PerOperand { values: t1.bits(), cache: t2.bits(), scale: t3.map_or(0, ElementType::bits) },
             head: Row::new(geometry.head_dim, group),
             cache: Layer { data: pointers.cache.wrapping_add(cache), strides: bytes.cache },
             scale: Layer { data: pointers.scale.wrapping_add(scale), strides: bytes.scale },
@@ -95,30 +105,13 @@ impl<'a> Walk<'a> {
         self.functions.streams
     }
 
-    fn shape(&self) -> Shape {
-        let Geometry { num_heads, head_dim, t1, t2, cache, .. } = self.geometry;
-        Shape {
-            num_heads,
-            head_dim,
-            strides: cache,
-            head_bytes: t1.byte_len(head_dim),
-            cache_head_bytes: t2.byte_len(head_dim),
-            kind: match self.functions.conversion {
-                Conversion::None => Kind::Copied,
-                Conversion::Float { .. } => Kind::Converted,
-                Conversion::Quantized { .. } => Kind::Quantized,
-                Conversion::StaticScales { .. } => Kind::StaticScales,
-            },
-        }
-    }
-
     /// Stores a range of rows of `current_key` and `current_value`.
     pub(crate) fn store(&self, tokens: Range<usize>, stream: bool) {
         let whole_lines = self.cache.data.addr().is_multiple_of(LINE)
             && self.cache.strides.head.is_multiple_of(LINE)
             && self.geometry.t2.byte_len(self.geometry.head_dim).is_multiple_of(LINE);
-        let tiling = self.shape().store(stream, whole_lines);
-        self.with_writers(stream, |walk, writers| walk.store_runs(tokens, tiling, writers));
+        let tiling = Tiling::store(&self.geometry, stream, whole_lines);
+        self.with_writers(stream, |plan, writers| plan.store_runs(tokens, tiling, writers));
     }
 
     fn store_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
@@ -128,14 +121,11 @@ impl<'a> Walk<'a> {
             let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
             for run in self.indices.addressing.runs(b, positions) {
                 let token = sequence.current.start + run.token - sequence.start_pos;
-                let values = self
-                    .pointers
-                    .current
-                    .map(|current| current.cast_mut().wrapping_add(token * self.value_bytes() / 2));
+                let at = token * self.value_bytes() / 2;
+                let values = self.pointers.current.map(|current| current.cast_mut().wrapping_add(at));
                 tiling.for_each_part(run.len, |part| {
                     let mut block = self.block(tiling, &part, run, values, 1);
-                    block.prefetch =
-                        writers.is_some().then_some(Prefetch { row: STORE_PREFETCH_DISTANCE as isize, scale: 0 });
+                    block.rows.prefetch = writers.is_some().then_some(STORE_PREFETCH);
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
                     // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; `Cpu` is made for
                     // supported instruction sets alone.
@@ -151,12 +141,12 @@ impl<'a> Walk<'a> {
         let whole_lines = outputs.pointers.iter().all(|output| output.addr().is_multiple_of(LINE))
             && self.geometry.t1.byte_len(self.geometry.head_dim).is_multiple_of(LINE);
         let tiling = if stream {
-            self.shape().streamed_load(num_repeat, whole_lines, dispatch::tuning())
+            Tiling::streamed_load(&self.geometry, num_repeat, whole_lines, dispatch::tuning())
         } else {
             let total = self.indices.kvstarts[self.geometry.batch] as usize;
-            self.shape().plain_load(num_repeat, total * self.value_bytes() * num_repeat)
+            Tiling::plain_load(&self.geometry, num_repeat, total * self.value_bytes() * num_repeat)
         };
-        self.with_writers(stream, |walk, writers| walk.load_runs(outputs, tokens, tiling, writers));
+        self.with_writers(stream, |plan, writers| plan.load_runs(outputs, tokens, tiling, writers));
     }
 
     fn load_runs(
@@ -177,7 +167,7 @@ impl<'a> Walk<'a> {
                 let next = runs.peek().map(|next| next.slot);
                 tiling.for_each_part(run.len, |part| {
                     let mut block = self.block(tiling, &part, run, values, num_repeat);
-                    block.prefetch = self.prefetch(&part, run, next);
+                    block.rows.prefetch = self.prefetch(&part, run, next);
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
                     // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; its copies are the next
                     // num_repeat - 1 heads of the output.
@@ -193,8 +183,8 @@ impl<'a> Walk<'a> {
         let slot = if target.token < run.len { run.slot + target.token } else { next? + target.token - run.len };
         let from = (run.slot + part.tokens.start, part.kv, part.rows.start);
         let distance = |layer: &Layer| {
-            layer.row(slot, target.kv, target.row).addr().wrapping_sub(layer.row(from.0, from.1, from.2).addr())
-                as isize
+            let (to, from) = (layer.row(slot, target.kv, target.row), layer.row(from.0, from.1, from.2));
+            to.addr().wrapping_sub(from.addr()) as isize
         };
         Some(Prefetch { row: distance(&self.cache), scale: distance(&self.scale) })
     }
@@ -206,55 +196,42 @@ impl<'a> Walk<'a> {
         let row = self.head.times(heads);
         let row_bytes = t1.byte_len(row.len) * copies;
         let token_bytes = row_bytes * tiling.rows;
+        let (cache, scale) = (&self.cache.strides, &self.scale.strides);
+        let by_token = PerOperand { values: token_bytes, cache: cache.token, scale: scale.token };
+        let by_head = PerOperand { values: row_bytes, cache: cache.head, scale: scale.head };
         let (tokens, rows) = (part.tokens.len(), part.rows.len());
-        let values = values[part.kv].wrapping_add(part.tokens.start * token_bytes + part.rows.start * row_bytes);
-        let slot = run.slot + part.tokens.start;
-        let operand = |layer: &Layer, (outer, inner): (usize, usize)| Operand {
-            data: layer.row(slot, part.kv, part.rows.start),
-            outer,
-            inner,
+        let adjacent = || [cache, scale].iter().all(|strides| strides.token == rows * strides.head);
+        let (outer, outer_step, count, step, row) = match tiling.order {
+            Order::HeadsOuter => (rows, by_head, tokens, by_token, row),
+            Order::TokensOuter if tiling.one_row => (1, PerOperand::ZERO, 1, PerOperand::ZERO, row.times(tokens)),
+            Order::TokensOuter if tiling.rows == 1 => (1, PerOperand::ZERO, tokens, by_token, row),
+            Order::TokensOuter if adjacent() => (1, PerOperand::ZERO, tokens * rows, by_head, row),
+            Order::TokensOuter => (tokens, by_token, rows, by_head, row),
         };
-        let (cache, scale) = (&self.cache, &self.scale);
-        let block = |outer, inner, row, values_steps: (usize, usize), steps: fn(&Layer) -> (usize, usize)| Block {
-            outer,
-            inner,
+        let slot = run.slot + part.tokens.start;
+        let values = values[part.kv].wrapping_add(part.tokens.start * token_bytes + part.rows.start * row_bytes);
+        let rows = Rows {
+            count,
             row,
-            values: Operand { data: values, outer: values_steps.0, inner: values_steps.1 },
-            copies,
-            cache: operand(cache, steps(cache)),
-            scale: operand(scale, steps(scale)),
+            values: Operand { data: values, step: step.values },
+            cache: Operand { data: self.cache.row(slot, part.kv, part.rows.start), step: step.cache },
+            scale: Operand { data: self.scale.row(slot, part.kv, part.rows.start), step: step.scale },
             prefetch: None,
         };
-        match tiling.order {
-            Order::HeadsOuter => {
-                block(rows, tokens, row, (row_bytes, token_bytes), |layer| (layer.strides.head, layer.strides.token))
-            }
-            Order::TokensOuter if tiling.one_row => block(1, 1, row.times(tokens), (0, 0), |_| (0, 0)),
-            Order::TokensOuter if tiling.rows == 1 => {
-                block(1, tokens, row, (0, token_bytes), |layer| (0, layer.strides.token))
-            }
-            Order::TokensOuter
-                if [cache, scale].iter().all(|layer| layer.strides.token == rows * layer.strides.head) =>
-            {
-                block(1, tokens * rows, row, (0, row_bytes), |layer| (0, layer.strides.head))
-            }
-            Order::TokensOuter => {
-                block(tokens, rows, row, (token_bytes, row_bytes), |layer| (layer.strides.token, layer.strides.head))
-            }
-        }
+        Block { outer, outer_step, rows, copies }
     }
 
     /// Calls `work` with writers for keys and for values if it is to stream, and writes what is left in them after it.
     fn with_writers(&self, stream: bool, work: impl FnOnce(&Self, Option<&mut [Writers<'_>; 2]>)) {
-        if stream { self.with_new_writers(|walk, writers| work(walk, Some(writers))) } else { work(self, None) }
+        if stream { self.with_new_writers(|plan, writers| work(plan, Some(writers))) } else { work(self, None) }
     }
 
-    /// Calls `work` with writers, and writes what is left in them: a function of its own, since the stages make a large
-    /// frame.
+    /// Calls `work` with writers, and writes what is left in them: a function of its own, since the staging buffers make
+    /// a large frame.
     #[inline(never)]
     fn with_new_writers(&self, work: impl FnOnce(&Self, &mut [Writers<'_>; 2])) {
-        let mut stages = [const { Stage::new() }; 4];
-        let [a, b, c, d] = stages.each_mut().map(LineWriter::new);
+        let mut stages = [const { StagingBuffer::new() }; 4];
+        let [a, b, c, d] = stages.each_mut().map(StreamWriter::new);
         let mut writers = [[a, b], [c, d]];
         work(self, &mut writers);
         for writer in writers.as_flattened_mut() {

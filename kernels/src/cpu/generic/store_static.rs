@@ -6,7 +6,7 @@ use kvcache_simd::{E4M3_MAX, Float, Function};
 
 use super::super::block::Rows;
 use super::super::portable;
-use super::codes::{Codes, last_inside, prefetch_bytes};
+use super::quant_simd::{QuantSimd, last_inside, prefetch_bytes};
 
 /// Stores values V as float8, each row by its static scale T.
 pub(crate) struct StoreStatic<V, T>(PhantomData<(V, T)>);
@@ -14,7 +14,7 @@ pub(crate) struct StoreStatic<V, T>(PhantomData<(V, T)>);
 /// The number whose float8 would be the code of NaN, if it were a number.
 const NAN_CODE: f32 = 480.0;
 
-impl<S: Codes, V: Float, T: Float> Function<S> for StoreStatic<V, T> {
+impl<S: QuantSimd, V: Float, T: Float> Function<S> for StoreStatic<V, T> {
     type Arguments<'a> = Rows;
     type Output = ();
 
@@ -26,8 +26,8 @@ impl<S: Codes, V: Float, T: Float> Function<S> for StoreStatic<V, T> {
             return unsafe { portable::store_static::<V, T>(rows) };
         }
         for r in 0..rows.count {
-            let values: *const V = rows.values.wrapping_add(r * rows.values_step).cast();
-            let cache = rows.cache.wrapping_add(r * rows.cache_step);
+            let values: *const V = rows.values.row(r).cast();
+            let cache = rows.cache.row(r);
             if let Some(prefetch) = rows.prefetch {
                 let ahead = values.cast::<u8>().wrapping_offset(prefetch.row);
                 prefetch_bytes::<S>(ahead, len * size_of::<V>());
@@ -35,7 +35,7 @@ impl<S: Codes, V: Float, T: Float> Function<S> for StoreStatic<V, T> {
             // SAFETY: r < count, so this is one of the caller's rows, of a register of values or more and one scale;
             // last_inside keeps the last register inside the row.
             unsafe {
-                let scale = rows.scale.wrapping_add(r * rows.scale_step).cast::<T>().read().to_f32();
+                let scale = rows.scale.row(r).cast::<T>().read().to_f32();
                 for i in (0..len).step_by(S::LANES) {
                     let at = last_inside::<S>(i, len);
                     S::write_i8(cache.add(at), codes::<S>(V::read::<S>(values.add(at)), S::splat(scale)));
@@ -53,7 +53,7 @@ impl<S: Codes, V: Float, T: Float> Function<S> for StoreStatic<V, T> {
 /// # Safety
 /// The instruction set is enabled.
 #[inline(always)]
-unsafe fn codes<S: Codes>(x: S::F32, scale: S::F32) -> S::Code {
+unsafe fn codes<S: QuantSimd>(x: S::F32, scale: S::F32) -> S::Code {
     // SAFETY: the instruction set is enabled.
     unsafe {
         let quotient = S::abs(S::div(x, scale));

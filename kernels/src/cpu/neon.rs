@@ -7,8 +7,8 @@ use std::arch::aarch64::*;
 
 use kvcache_simd::{E4M3_LEAST_NORMAL, E4M3_ROUNDER, Neon, Simd};
 
-use super::super::generic::codes::Codes;
-use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes};
+use super::generic::lane_tables::{all_scale_lanes, maximum_lanes};
+use super::generic::quant_simd::QuantSimd;
 
 /// Float32 values in two registers.
 const LANES: usize = 8;
@@ -62,7 +62,7 @@ unsafe fn nibbles(bytes: uint8x16_t) -> uint8x8_t {
     vmovn_u16(vorrq_u16(firsts, seconds))
 }
 
-/// Four codes of [`Codes::e4m3_codes`].
+/// Four codes of [`QuantSimd::e4m3_codes`].
 #[inline(always)]
 unsafe fn nearest_e4m3(number: float32x4_t, x: float32x4_t) -> int32x4_t {
     let magnitude = vabsq_f32(number);
@@ -88,7 +88,7 @@ unsafe fn larger_neighbors(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     vreinterpretq_f32_s32(vpmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b)))
 }
 
-impl Codes for Neon {
+impl QuantSimd for Neon {
     type Code = [int32x4_t; 2];
 
     #[inline(always)]

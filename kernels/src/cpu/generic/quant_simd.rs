@@ -30,7 +30,7 @@ pub(crate) fn last_inside<S: Simd>(i: usize, len: usize) -> usize {
 ///
 /// # Safety
 /// The conditions are those of [`Simd`].
-pub(crate) trait Codes: Simd {
+pub(crate) trait QuantSimd: Simd {
     /// Whether the instruction set has native float16 arithmetic.
     const NATIVE_F16: bool = false;
 

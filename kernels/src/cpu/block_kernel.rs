@@ -1,0 +1,51 @@
+//! What loads and stores of a block have in common.
+
+use kvcache_simd::LINE;
+
+use super::block::{Operand, PerOperand, Row};
+use super::functions::RowFunctions;
+use super::generic::stream_writer::StreamWriter;
+
+/// Bytes that pass through a staging buffer together: long enough to hide where a row begins, short enough that
+/// prefetches come in small portions.
+pub(super) const AT_ONCE_BYTES: usize = 4096;
+
+/// Bytes of a row from which on its whole lines are copied without a staging buffer, wherever they begin.
+pub(super) const DIRECT_BYTES: usize = 1024;
+
+/// The writers of a thread, for keys or for values: of the outputs, or of the cache and of its scales.
+pub(crate) type Writers<'s> = [StreamWriter<'s>; 2];
+
+/// Stores and loads the blocks of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockKernel<'a> {
+    pub(super) functions: &'a RowFunctions,
+    /// The bits of an element.
+    pub(super) bits: PerOperand,
+}
+
+impl<'a> BlockKernel<'a> {
+    /// A kernel of these functions, for elements of so many bits.
+    pub(crate) fn new(functions: &'a RowFunctions, bits: PerOperand) -> Self {
+        Self { functions, bits }
+    }
+
+    /// The bytes of a row in each operand.
+    pub(super) fn bytes(self, row: Row) -> PerOperand {
+        PerOperand {
+            values: row.len * self.bits.values / 8,
+            cache: row.len * self.bits.cache / 8,
+            scale: row.groups * self.bits.scale / 8,
+        }
+    }
+}
+
+/// Whether bytes at this address are whole lines.
+pub(super) fn is_lines(data: *const u8, len: usize) -> bool {
+    data.addr().is_multiple_of(LINE) && len.is_multiple_of(LINE)
+}
+
+/// Whether all rows of `len` bytes of an operand are whole lines, in every outer step.
+pub(super) fn is_lines_each(operand: &Operand, outer_step: usize, len: usize) -> bool {
+    is_lines(operand.data, len) && outer_step.is_multiple_of(LINE) && operand.step.is_multiple_of(LINE)
+}
