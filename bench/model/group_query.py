@@ -16,6 +16,7 @@ from kvcache_ops.models._checkpoint import open_checkpoint
 from kvcache_ops.models._decoder import Decoder
 from kvcache_ops.models._graph import MICROSOFT, Graph
 from onnx import TensorProto
+
 from ours import Chunked
 
 

@@ -8,6 +8,7 @@ from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int8, c_int3
 from pathlib import Path
 
 import numpy as np
+
 from ours import Chunked
 
 LIBRARIES = Path(os.environ.get("LLAMA_CPP") or "nowhere")
@@ -17,30 +18,20 @@ FLASH_ATTENTION = 1
 
 
 class ModelParams(Structure):
-    """struct llama_model_params."""
+    """struct llama_model_params, of which nothing is set."""
 
-    _fields_ = [
-        ("devices", c_void_p),
-        ("tensor_buft_overrides", c_void_p),
-        ("n_gpu_layers", c_int32),
-        ("modes", c_int32 * 3),
-        ("main_gpu", c_int32),
-        ("pointers", c_void_p * 4),
-        ("switches", c_bool * 6),
-    ]
+    _fields_ = [("pointers", c_void_p * 2), ("numbers", c_int32 * 5), ("more", c_void_p * 4), ("switches", c_bool * 6)]
 
 
 class ContextParams(Structure):
-    """struct llama_context_params."""
+    """struct llama_context_params; what is not set or read goes by its type."""
 
     _fields_ = [
         ("n_ctx", c_uint32),
         ("n_batch", c_uint32),
         ("n_ubatch", c_uint32),
         ("n_seq_max", c_uint32),
-        ("n_rs_seq", c_uint32),
-        ("n_outputs_max", c_uint32),
-        ("n_outputs_max_per_seq", c_uint32),
+        ("sizes", c_uint32 * 3),
         ("n_threads", c_int32),
         ("n_threads_batch", c_int32),
         ("types", c_int32 * 4),
@@ -52,11 +43,7 @@ class ContextParams(Structure):
         ("type_k", c_int32),
         ("type_v", c_int32),
         ("abort_callback", c_void_p * 2),
-        ("embeddings", c_bool),
-        ("offload_kqv", c_bool),
-        ("no_perf", c_bool),
-        ("op_offload", c_bool),
-        ("swa_full", c_bool),
+        ("switches", c_bool * 5),
         ("kv_unified", c_bool),
         ("samplers", c_void_p),
         ("n_samplers", c_size_t),

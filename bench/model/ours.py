@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import onnxruntime
 from kvcache_ops.engine import Engine
 from kvcache_ops.manager import Append, HostMemory
-from kvcache_ops.models import Model, build, load
+from kvcache_ops.models import build, load
 
 CHUNK = 512  # tokens of a prompt in a step, as the engine's budget
 
@@ -88,42 +87,19 @@ class Ours(Chunked):
                 by_slot[slots] = by_slot[rows]
 
 
-class Timed:
-    """A session that knows how long it has run."""
-
-    def __init__(self, session: onnxruntime.InferenceSession) -> None:
-        self._session = session
-        self.seconds = 0.0
-        self.get_inputs, self.io_binding = session.get_inputs, session.io_binding
-
-    def run_with_iobinding(self, binding: Any) -> None:
-        """As the session's own."""
-        begin = time.perf_counter()
-        self._session.run_with_iobinding(binding)
-        self.seconds += time.perf_counter() - begin
-
-
-@dataclass(frozen=True)
-class TimedModel(Model):
-    """A model whose sessions are timed."""
-
-    def session(self, options: Any = None) -> Timed:
-        """As Model's."""
-        timed = Timed(super().session(options))
-        sessions.append(timed)
-        return timed
-
-
-sessions: list[Timed] = []
-
-
 class OurEngine:
-    """`kvcache_ops.engine.Engine` over a model that is built already."""
+    """`kvcache_ops.engine.Engine` over a model that is built already, in a process whose sessions are timed."""
 
     def __init__(self, folder: str, threads: int) -> None:
-        model = load(folder)
-        self._model = TimedModel(**{field.name: getattr(model, field.name) for field in fields(model)})
-        self._threads = threads
+        self._model, self._threads, self._ran = load(folder), threads, 0.0
+        run = onnxruntime.InferenceSession.run_with_iobinding
+
+        def timed(session: onnxruntime.InferenceSession, *arguments: Any) -> None:
+            begin = time.perf_counter()
+            run(session, *arguments)
+            self._ran += time.perf_counter() - begin
+
+        onnxruntime.InferenceSession.run_with_iobinding = timed
 
     def own_share(self, tokens: list[int], batch: int, depth: int, steps: int) -> float:
         """The part of a decode step of `batch` answers that is not ONNX Runtime's run, drawing the next tokens too."""
@@ -132,11 +108,11 @@ class OurEngine:
         requests = [engine.submit(prompt, max_new_tokens=steps + 8) for prompt in prompts]
         while any(len(request.answer) < 2 for request in requests):
             engine.step()
-        ran, begin = sessions[-1].seconds, time.perf_counter()
+        ran, begin = self._ran, time.perf_counter()
         for _ in range(steps):
             engine.step()
         whole = time.perf_counter() - begin
-        return 1 - (sessions[-1].seconds - ran) / whole
+        return 1 - (self._ran - ran) / whole
 
     def first_tokens(self, prefix: list[int], new: list[int]) -> tuple[float, float]:
         """Seconds to the first token of a prompt, and of another one of the same prefix, which is then cached."""

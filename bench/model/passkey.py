@@ -15,13 +15,24 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from kvcache_ops.models import build
 
-from figures import ROOT, markdown, write
+from harness import ROOT, markdown, write
 from long_context import ASKED, FILLER, SAID, Reader
+
+TRAINED = 8192  # tokens that the model was trained for
+MOST_FOR_ALL_ROWS = 2  # times these
+INIT, LOCAL, BLOCK, TOPK, CHUNK = 32, 1024, 16, 64, 512
+SIZES = {"init": INIT, "local": LOCAL, "block": BLOCK, "positions": "far_fixed", "n_ctx": 4096}
+WAYS = {
+    "window": SIZES | {"score": "none", "topk": 0},
+    "Quest": SIZES | {"score": "page_bounds", "topk": TOPK, "max_cached": 2 * TOPK},
+    "InfLLM": SIZES | {"score": "representatives", "topk": TOPK, "max_cached": 2 * TOPK},
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Read:
         return [self.way, str(self.tokens), right, *(f"{number:.1f}".removesuffix(".0") for number in numbers)]
 
 
-def passkey(reader: Reader, way: str, length: int, chunk: int, prompts: int) -> Read:
+def passkey(reader: Reader, way: str, length: int, prompts: int) -> Read:
     """Reads texts of about this many tokens, each with a key, and asks for it."""
     encode, random, right = reader.model.tokenizer.encode, np.random.default_rng(7), []
     filler, asked = encode(FILLER).ids, encode(ASKED).ids
@@ -55,7 +66,7 @@ def passkey(reader: Reader, way: str, length: int, chunk: int, prompts: int) -> 
         before = int(times * (i + random.random()) / prompts)
         text = filler * before + said + filler * (times - before)
         s, begin = reader.infllm.create(), time.perf_counter()
-        reader.read(s, text, chunk)
+        reader.read(s, text, CHUNK)
         slots = max(slots, reader.infllm.num_pages(s) * reader.cache.spec.page_size)
         middle, reader.loads = time.perf_counter(), []
         right.append(reader.answer(s, asked, len(key)) == key)
@@ -70,51 +81,30 @@ def main() -> int:
     """Reads all texts in all ways, and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="a GGUF file")
-    parser.add_argument("--trained", type=int, default=8192, help="the tokens that the model was trained for")
-    parser.add_argument("--times", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="lengths, times --trained")
+    parser.add_argument("--times", type=int, nargs="+", default=[1, 2, 4, 8, 16], help=f"lengths, times {TRAINED}")
     parser.add_argument("--ways", nargs="+", default=["all rows", "window", "Quest", "InfLLM"])
-    parser.add_argument("--most", type=int, default=2, help="the longest text for all rows, times --trained")
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--local", type=int, default=1024)
-    parser.add_argument("--n-ctx", type=int, default=4096, help="positions that are used, not above --trained")
-    parser.add_argument("--init", type=int, default=32)
-    parser.add_argument("--block", type=int, default=16, help="tokens of a block and of a page")
-    parser.add_argument("--topk", type=int, default=64)
-    parser.add_argument("--chunk", type=int, default=512)
+    parser.add_argument("--prompts", type=int, default=4, help="texts of each length")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--folder", type=Path, default=ROOT / "target/bench/passkey", help="where the model is built")
-    parser.add_argument("--out", type=Path, default=ROOT / "target/bench", help="folder of the report")
+    parser.add_argument("--out", type=Path, default=ROOT / "target/bench", help="folder of the report and the model")
     given, begin = parser.parse_args(), time.monotonic()
-    if not (given.folder / "model.onnx").exists():
-        build(given.source, given.folder, cache="float16", page_size=given.block)
-    block = given.block
-    sizes = {"init": given.init, "local": given.local, "block": block}
-    far = {"positions": "far_fixed", "n_ctx": given.n_ctx}
-    blocks = {"topk": given.topk, "max_cached": 2 * given.topk} | far
-    ways = {
-        "window": sizes | {"score": "none", "topk": 0} | far,
-        "Quest": sizes | {"score": "page_bounds"} | blocks,
-        "InfLLM": sizes | {"score": "representatives"} | blocks,
-    }
+    folder = given.out / "passkey"
+    if not (folder / "model.onnx").exists():
+        build(given.source, folder, cache="float16", page_size=BLOCK)
     header = ["attention", "tokens", "pass keys", "slots", "loads a step", "tokens/s of the text", "of the answer"]
     found: list[Read] = []
-    for times in given.times:
-        length = times * given.trained
-        for way in given.ways:
-            config = ways.get(way)
-            if config is None:
-                if times > given.most:
-                    continue
-                rows = -(-length // block) * block
-                config = {"init": 0, "local": rows, "block": block, "score": "none", "topk": 0}
-                slots = rows + 2 * block
-            else:
-                slots = given.init + given.local + block * (3 + 2 * given.topk) + given.chunk
-            reader = Reader(given.folder, slots, given.threads, **config)
-            found.append(passkey(reader, way, length, given.chunk, given.prompts))
-            print(" | ".join(found[-1].cells()), flush=True)
-            table = markdown(header, [read.cells() for read in found])
-            write(given.out, "passkey", time.monotonic() - begin, {"reads": [asdict(read) for read in found]}, table)
+    for times, way in product(given.times, given.ways):
+        length = times * TRAINED
+        if way == "all rows" and times > MOST_FOR_ALL_ROWS:
+            continue
+        if way == "all rows":
+            rows = -(-length // BLOCK) * BLOCK
+            config, slots = {"init": 0, "local": rows, "block": BLOCK, "score": "none", "topk": 0}, rows + 2 * BLOCK
+        else:
+            config, slots = WAYS[way], INIT + LOCAL + BLOCK * (3 + 2 * TOPK) + CHUNK
+        found.append(passkey(Reader(folder, slots, given.threads, **config), way, length, given.prompts))
+        print(" | ".join(found[-1].cells()), flush=True)
+        table = markdown(header, [read.cells() for read in found])
+        write(given.out, "passkey", time.monotonic() - begin, {"reads": [asdict(read) for read in found]}, table)
     return 0
 
 

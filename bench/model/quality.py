@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 from kvcache_ops.models._perplexity import losses_of
-from ours import Ours
 
-from figures import ROOT, markdown, write
+from harness import ROOT, markdown, write
+from ours import Ours
 
 FORMATS = [("float32", 32), ("float16", 32), ("int8", 8), ("int8", 32), *(("int4", group) for group in (8, 16, 32, 64))]
 WINDOW = 512

@@ -1,16 +1,13 @@
-//! What the benchmark measures without Python in the way: an extension module, and in the same file a library of
-//! operators that do nothing.
+//! What the benchmark measures without Python in the way: an extension module, and in the same file a library of an
+//! operator that does nothing.
 //!
-//! A call of an operator is made once, in memory of Python's, so that every contender works on the same pages. It is
-//! measured phase by phase on a [`Team`](team::Team) of threads whose share of the processors is watched, beside the
-//! loops that it is held against. The manager's steps need no tensors but their own.
+//! Python holds all clocks and all memory. What it measures is a method here that runs once, or a stated number of times.
 
-mod direct;
+mod blocks;
+mod calls;
 mod empty;
-mod limit;
-mod manager;
-mod team;
-mod tiers;
+mod roofline;
+mod steps;
 
 use std::fmt::Display;
 
@@ -23,15 +20,13 @@ pub use empty::RegisterCustomOps;
 #[pymodule]
 mod kvcache_bench {
     #[pymodule_export]
-    use super::direct::{AttentionCall, CacheCall};
+    use super::blocks::Blocks;
     #[pymodule_export]
-    use super::limit::limit;
+    use super::calls::Call;
     #[pymodule_export]
-    use super::manager::Steps;
+    use super::roofline::Roofline;
     #[pymodule_export]
-    use super::team::Team;
-    #[pymodule_export]
-    use super::tiers::{Blocks, Swaps};
+    use super::steps::Steps;
 }
 
 /// Python's exception for whatever cannot be done.

@@ -1,20 +1,22 @@
-"""llama.cpp's attention, ggml_flash_attn_ext, by the C interface of the libraries that node-llama-cpp ships."""
+"""Attention by llama.cpp and by torch, over the same keys and values in the arrangement that suits them.
+
+llama.cpp's ggml_flash_attn_ext is called by the C interface of the libraries that node-llama-cpp ships.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from attention_tensors import AttentionTensors
 from cases import INT4, INT8
-from figures import Contender
-from native import WrongAnswer
-from runtime import timed
+from harness import Contender
+from kvcache import NUMPY_TYPES
+from tensors import Tensors
 
 LIBRARIES = Path(os.environ.get("LLAMA_CPP") or "nowhere")
 F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8  # enum ggml_type
@@ -31,7 +33,7 @@ class InitParams(Structure):
     _fields_ = [("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool)]
 
 
-# What functions take, and give where it is not a pointer.
+# What functions take; they give pointers, but for two of them.
 SIGNATURES = {
     "ggml_init": [InitParams],
     "ggml_new_tensor_4d": [c_void_p, c_int, c_int64, c_int64, c_int64, c_int64],
@@ -45,6 +47,7 @@ SIGNATURES = {
     "ggml_backend_graph_compute": [c_void_p, c_void_p],
     "ggml_backend_dev_backend_reg": [c_void_p],
     "ggml_backend_reg_get_proc_address": [c_void_p, c_char_p],
+    "ggml_backend_dev_init": [c_void_p, c_char_p],
 }
 
 
@@ -56,25 +59,23 @@ def library() -> tuple[ctypes.CDLL, c_void_p, c_void_p]:
     devices = ctypes.CDLL(str(path))
     for name, argtypes in SIGNATURES.items():
         getattr(base, name).argtypes, getattr(base, name).restype = argtypes, c_void_p
-    base.ggml_backend_graph_compute.restype = c_int
-    base.ggml_quantize_chunk.restype = c_size_t
+    base.ggml_backend_graph_compute.restype, base.ggml_quantize_chunk.restype = c_int, c_size_t
     devices.ggml_backend_load_all_from_path.argtypes = [c_char_p]
     devices.ggml_backend_load_all_from_path(str(LIBRARIES.resolve()).encode())
-    devices.ggml_backend_dev_by_type.restype = base.ggml_backend_dev_init.restype = c_void_p
+    devices.ggml_backend_dev_by_type.restype = c_void_p
     device = c_void_p(devices.ggml_backend_dev_by_type(CPU_DEVICE))
-    base.ggml_backend_dev_init.argtypes = [c_void_p, c_char_p]
     return base, device, c_void_p(base.ggml_backend_dev_init(device, None))
 
 
-def flash_attention(tensors: AttentionTensors, threads: int) -> Contender:
-    """Decoding over contiguous caches (B, Hk, kvlen, Dh) of the format that has as many bytes as the case's."""
+def flash_attention(tensors: Tensors, threads: int) -> Contender:
+    """llama.cpp decoding over contiguous caches (B, Hk, kvlen, Dh) of the format that has as many bytes as the case's;
+    its answer is checked."""
     base, device, backend = library()
     case, heads = tensors.case, tensors.case.heads
     kind = {INT8: Q8_0, INT4: Q4_0}.get(case.format.t2, F16)
     batch, (kvlen,) = len(case.lengths.kvlens), set(case.lengths.kvlens)
-    set_threads = base.ggml_backend_reg_get_proc_address(
-        base.ggml_backend_dev_backend_reg(device), b"ggml_backend_set_n_threads"
-    )
+    registry = base.ggml_backend_dev_backend_reg(device)
+    set_threads = base.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
     ctypes.CFUNCTYPE(None, c_void_p, c_int)(set_threads)(backend, threads)
     context = c_void_p(base.ggml_init(InitParams(64 << 20, None, True)))
 
@@ -84,8 +85,8 @@ def flash_attention(tensors: AttentionTensors, threads: int) -> Contender:
     query = tensor(F32, heads.dim, 1, heads.query, batch)
     held = [[tensor(kind, heads.dim, kvlen, heads.key, batch) for _ in range(2)] for _ in tensors.layers]
     outputs, graphs = [], []
-    for key, value in held:
-        out = base.ggml_flash_attn_ext(context, query, key, value, None, heads.dim**-0.5, 0.0, 0.0)
+    for layer in held:
+        out = base.ggml_flash_attn_ext(context, query, *layer, None, heads.dim**-0.5, 0.0, 0.0)
         outputs.append(c_void_p(out))
         graphs.append(c_void_p(base.ggml_new_graph(context)))
         base.ggml_build_forward_expand(graphs[-1], outputs[-1])
@@ -108,22 +109,14 @@ def flash_attention(tensors: AttentionTensors, threads: int) -> Contender:
             raise RuntimeError("ggml computes no attention")
 
     output = np.empty((batch, heads.query, heads.dim), np.float32)
-
-    def first() -> None:
-        run(graphs[0])
-        base.ggml_backend_tensor_get(outputs[0], output.ctypes.data, 0, output.nbytes)
-
-    first()
+    run(graphs[0])
+    base.ggml_backend_tensor_get(outputs[0], output.ctypes.data, 0, output.nbytes)
     shape = (batch, heads.key, kvlen, heads.dim)
-    stored = [unpack(kind, bytes_).reshape(shape).transpose(0, 2, 1, 3) for bytes_ in packed]
-    for b, (rows, answer) in enumerate(tensors.answers(lambda kv, b: stored[kv][b])):
-        error, largest = np.abs(output[rows] - answer).max(), np.abs(answer).max()
-        if not error <= TOLERANCE * largest:
-            raise WrongAnswer(f"{case.name}: llama.cpp: sequence {b} is off by {error:.3g} of {largest:.3g}")
-    runs = [lambda graph=graph: run(graph) for graph in graphs]
+    stored = [unpack(kind, codes).reshape(shape).transpose(0, 2, 1, 3) for codes in packed]
+    tensors.check_attention("llama.cpp", output, tensors.answers(lambda kv, b: stored[kv][b]), TOLERANCE)
     # Its threads may keep on spinning.
-    name = f"{NAMES[kind]}, ggml_flash_attn_ext"
-    return Contender(name, threads, timed(runs), cold=case.cold, rest_seconds=0.01)
+    runs = [partial(run, graph) for graph in graphs]
+    return Contender(f"{NAMES[kind]}, ggml_flash_attn_ext", runs, threads, case.cold, rest_seconds=0.01)
 
 
 def pack(base: ctypes.CDLL, kind: int, values: np.ndarray) -> np.ndarray:
@@ -145,3 +138,28 @@ def unpack(kind: int, packed: np.ndarray) -> np.ndarray:
     if kind == Q4_0:
         return scale * (np.concatenate([codes & 15, codes >> 4], -1).astype(np.float64) - 8)
     return scale * codes.view(np.int8)
+
+
+def torch_attention(tensors: Tensors, threads: int) -> Contender:
+    """torch's scaled_dot_product_attention on gathered keys and values, (B, Hk, kvlen, Dh), one length for all; its
+    answer is checked."""
+    import torch
+
+    case, heads = tensors.case, tensors.case.heads
+    (tokens,), (kvlen,), batch = set(case.lengths.seqlens), set(case.lengths.kvlens), len(case.lengths.kvlens)
+    query = torch.from_numpy(tensors.inputs["query"]).view(batch, tokens, heads.query, heads.dim).transpose(1, 2)
+
+    def gathered(layer_idx: int, kv: int) -> torch.Tensor:
+        rows = np.stack([tensors.values(layer_idx, kv, b).transpose(1, 0, 2) for b in range(batch)])
+        return torch.from_numpy(np.ascontiguousarray(rows, NUMPY_TYPES[case.format.t1]))
+
+    def attend(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        torch.set_num_threads(threads)
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(query, key, value, is_causal=tokens == kvlen, enable_gqa=True)
+
+    runs = [partial(attend, *(gathered(layer_idx, kv) for kv in range(2))) for layer_idx in tensors.layers]
+    output = runs[0]().transpose(1, 2).reshape(-1, heads.query, heads.dim).numpy()
+    tensors.check_attention(f"torch on {threads} threads", output, tensors.expected)
+    # OpenMP's threads keep on spinning for a while.
+    return Contender(f"{case.format.name}, torch", runs, threads, case.cold, rest_seconds=0.01)
