@@ -79,21 +79,30 @@ impl Block {
         Ok(Self { header, rows })
     }
 
+    /// The bytes that a block begins with, before its rows.
+    pub const HEADER: usize = HEADER;
+
+    /// The length that a block has by its [header](Self::HEADER), so that a store can tell before it reads the rest;
+    /// none if the header is cut, or says what no length can be.
+    pub fn len_of(header: &[u8]) -> Option<u64> {
+        let header: &[u8; HEADER] = header.first_chunk()?;
+        let rows = number(&header[48..56]).checked_mul(number(&header[56..]))?;
+        rows.checked_add((HEADER + CHECKSUM) as u64)
+    }
+
     /// The block of a key, if these bytes, which a store has kept, are it. They are not copied.
     ///
     /// # Errors
     /// [`BlockError`], but for [`BlockError::Geometry`]: that is for who asked to check.
     pub fn verify(key: &BlockKey, bytes: Bytes) -> Result<Self, BlockError> {
-        let (Some(header), Some(end)) = (bytes.first_chunk(), bytes.len().checked_sub(CHECKSUM)) else {
-            return Err(BlockError::Length);
-        };
+        let Some(header) = bytes.first_chunk() else { return Err(BlockError::Length) };
         if header[..8] != MAGIC || number(&header[8..16]) > 1 {
             return Err(BlockError::Format);
         }
-        let (num_rows, row_len) = (number(&header[48..56]), number(&header[56..]));
-        if num_rows.checked_mul(row_len) != (end as u64).checked_sub(HEADER as u64) {
+        if Self::len_of(header) != Some(bytes.len() as u64) {
             return Err(BlockError::Length);
         }
+        let end = bytes.len() - CHECKSUM;
         if checksum(header, &bytes[HEADER..end]) != bytes[end..] {
             return Err(BlockError::Checksum);
         }

@@ -71,7 +71,7 @@ pub use spec_builder::CacheSpecBuilder;
 pub use states::{StateCache, StateSplit, StateStep};
 pub use stats::Stats;
 pub use step::{Planned, Step};
-pub use store::{BlockKey, BlockStore, NoBlockKey, StoreError, Usage};
+pub use store::{BlockKey, BlockStore, NoBlockKey, StoreError, Usage, up_to_missing};
 
 /// The page for the manager's users, so that its examples run.
 #[cfg(doctest)]

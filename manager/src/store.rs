@@ -160,15 +160,7 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     /// The blocks of a chain, each of which is of no use without those before it: up to the first that is not there.
     /// A store that evicts lets go of the last first. Gives what it has with the error that ended it.
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
-        let mut blocks = Vec::new();
-        for key in keys {
-            match self.get(key) {
-                Ok(Some(block)) => blocks.push(block),
-                Ok(None) => break,
-                Err(error) => return (blocks, Some(error)),
-            }
-        }
-        (blocks, None)
+        up_to_missing(keys.iter().map(|key| self.get(key)))
     }
 
     /// Says that blocks will be asked for soon: a store that has them far away may bring them nearer meanwhile. Does
@@ -179,6 +171,21 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     fn usage(&self) -> Usage {
         Usage::default()
     }
+}
+
+/// The blocks of a chain, as [`BlockStore::get_chain`] gives them: those that were found, up to the first that was not.
+pub fn up_to_missing(
+    found: impl IntoIterator<Item = Result<Option<Block>, StoreError>>,
+) -> (Vec<Block>, Option<StoreError>) {
+    let mut blocks = Vec::new();
+    for block in found {
+        match block {
+            Ok(Some(block)) => blocks.push(block),
+            Ok(None) => break,
+            Err(error) => return (blocks, Some(error)),
+        }
+    }
+    (blocks, None)
 }
 
 #[cfg(test)]

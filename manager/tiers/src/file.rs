@@ -3,20 +3,23 @@
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, Usage};
+use kvcache_manager::{Block, BlockError, BlockKey, BlockStore, StoreError, Usage, up_to_missing};
 
-use crate::index::{Entry, Index};
+use crate::held::Held;
 
 /// What a file that is being written is called, around some random letters.
 const PREFIX: &str = ".kvblock-";
 const SUFFIX: &str = ".tmp";
 /// The folder is scanned anew when this part of the capacity was put.
 const SCAN: u64 = 16;
+/// Uses of one process are so far apart at least, so that their order can be read from the files' times.
+const STEP: Duration = Duration::from_micros(1);
+/// A file whose time is so far ahead was used while a clock was wrong.
+const AHEAD: Duration = Duration::from_secs(3600);
 
 /// Blocks in a folder, one file each, of so many bytes in all; the least recently used ones are evicted.
 ///
@@ -31,11 +34,18 @@ const SCAN: u64 = 16;
 #[derive(Debug)]
 pub struct FileTier {
     folder: PathBuf,
-    capacity: u64,
-    index: Mutex<Index>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// By block, as far as this process knows: the time of its last use.
+    held: Held<SystemTime>,
+    /// The latest time that a use was given.
+    last: SystemTime,
     /// Bytes put since the last scan.
-    unscanned: AtomicU64,
-    evicted: AtomicU64,
+    unscanned: u64,
+    evicted: u64,
 }
 
 /// None if there is no such file.
@@ -53,27 +63,28 @@ impl FileTier {
     /// # Errors
     /// What the system says of the folder.
     pub fn open(folder: impl AsRef<Path>, nbytes: u64) -> io::Result<Self> {
-        let folder = folder.as_ref().to_owned();
-        fs::create_dir_all(&folder)?;
-        let tier = Self {
-            folder,
-            capacity: nbytes,
-            index: Mutex::default(),
-            unscanned: AtomicU64::new(0),
-            evicted: AtomicU64::new(0),
-        };
+        let state = State { held: Held::new(nbytes), last: SystemTime::UNIX_EPOCH, unscanned: 0, evicted: 0 };
+        let tier = Self { folder: folder.as_ref().to_owned(), state: Mutex::new(state) };
         tier.scan()?;
         // What cannot be removed, as in a folder that is only readable, can be read.
         let _ = tier.evict();
         Ok(tier)
     }
 
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now(&self) -> SystemTime {
-        self.index().now(1).next().unwrap_or_else(SystemTime::now)
+    /// The times of as many uses now, the latest first; all are later than those that were given before.
+    fn now(&self, uses: usize) -> Vec<SystemTime> {
+        let State { last, .. } = &mut *self.state();
+        let times = (0..uses).map(|_| {
+            *last = SystemTime::now().max(*last + STEP);
+            *last
+        });
+        let mut times: Vec<_> = times.collect();
+        times.reverse();
+        times
     }
 
     fn path(&self, key: &BlockKey) -> PathBuf {
@@ -81,9 +92,10 @@ impl FileTier {
         self.folder.join(&name[..2]).join(name)
     }
 
-    /// Counts what is in the folder, and removes what was left half written.
+    /// Counts what is in the folder, which is made if it is not there, and removes what was left half written.
     fn scan(&self) -> io::Result<()> {
-        self.unscanned.store(0, Ordering::Relaxed);
+        fs::create_dir_all(&self.folder)?;
+        self.state().unscanned = 0;
         let since = SystemTime::now();
         let mut found = Vec::new();
         for subfolder in fs::read_dir(&self.folder)? {
@@ -96,40 +108,50 @@ impl FileTier {
             for file in fs::read_dir(subfolder.path())? {
                 let file = file?;
                 let name = file.file_name();
-                let Some(name) = name.to_str() else { continue };
+                let Some(name) = name.to_str().filter(|_| file.file_type().is_ok_and(|kind| kind.is_file())) else {
+                    continue;
+                };
                 if name.starts_with(PREFIX) && name.ends_with(SUFFIX) {
                     remove_abandoned(&file.path());
                 } else if let (true, Ok(key)) = (name.starts_with(digits), name.parse())
                     && let Some(metadata) = existing(file.metadata())?
-                    && metadata.is_file()
                 {
-                    found.push((key, Entry { used: metadata.modified()?, len: metadata.len() }));
+                    let mut used = metadata.modified()?;
+                    if used > since + AHEAD {
+                        used = since;
+                        // If it is not possible, the next scan tries again.
+                        let _ = File::open(file.path()).and_then(|file| file.set_modified(used));
+                    }
+                    found.push((key, used, metadata.len()));
                 }
             }
         }
-        self.index().replace(found, since);
+        found.sort_unstable_by_key(|&(_, used, _)| used);
+        let State { held, .. } = &mut *self.state();
+        let newer = held.drain().into_iter().filter(|&(_, used, _)| used >= since);
+        found.into_iter().chain(newer).for_each(|(key, used, len)| held.insert(key, used, len));
         Ok(())
     }
 
     /// Removes the least recently used blocks until the others are within the capacity.
     fn evict(&self) -> io::Result<()> {
         loop {
-            let Some((key, entry)) = self.index().pop_above(self.capacity) else { return Ok(()) };
+            let Some((key, used, len)) = self.state().held.pop_above() else { return Ok(()) };
             let path = self.path(&key);
             let Some(metadata) = existing(fs::metadata(&path))? else { continue };
-            let used = metadata.modified()?;
-            if used > entry.used {
+            let modified = metadata.modified()?;
+            if modified > used {
                 // Another process has used it since.
-                self.index().insert(key, Entry { used, ..entry });
+                self.state().held.insert(key, modified, len);
                 continue;
             }
             match existing(fs::remove_file(&path)) {
-                Ok(removed) => self.evicted.fetch_add(removed.is_some().into(), Ordering::Relaxed),
+                Ok(removed) => self.state().evicted += u64::from(removed.is_some()),
                 Err(error) => {
-                    self.index().insert(key, entry);
+                    self.state().held.insert(key, used, len);
                     return Err(error);
                 }
-            };
+            }
         }
     }
 
@@ -137,33 +159,39 @@ impl FileTier {
     fn touch(&self, key: &BlockKey, file: &File, used: SystemTime, len: u64) {
         // A file that another user owns keeps its time, and is evicted the sooner.
         let _ = file.set_modified(used);
-        self.index().insert(*key, Entry { used, len });
+        self.state().held.insert(*key, used, len);
     }
 
     fn read(&self, key: &BlockKey, used: SystemTime) -> Result<Option<Block>, StoreError> {
-        let Some(mut file) = existing(File::open(self.path(key)))? else {
-            self.index().remove(key);
+        let path = self.path(key);
+        // What is no file, as a pipe, might never be opened.
+        let Some(metadata) = existing(fs::metadata(&path))?.filter(fs::Metadata::is_file) else {
+            self.state().held.remove(key);
             return Ok(None);
         };
-        let mut block = Vec::with_capacity(usize::try_from(file.metadata()?.len()).unwrap_or(0));
+        let Some(mut file) = existing(File::open(&path))? else { return Ok(None) };
+        let mut block = Vec::new();
+        Read::by_ref(&mut file).take(Block::HEADER as u64).read_to_end(&mut block)?;
+        // Before there is memory for it: a file may have any length.
+        if Block::len_of(&block) != Some(metadata.len()) {
+            return Err(BlockError::Length.into());
+        }
+        block.reserve_exact(usize::try_from(metadata.len()).unwrap_or(0).saturating_sub(block.len()));
         file.read_to_end(&mut block)?;
-        self.touch(key, &file, used, block.len() as u64);
+        self.touch(key, &file, used, metadata.len());
         Ok(Some(Block::verify(key, Bytes::from(block))?))
     }
 
     fn write(&self, key: &BlockKey, block: &Block) -> io::Result<()> {
-        let (path, len, used) = (self.path(key), block.nbytes(), self.now());
-        if let Some(file) = existing(File::open(&path))?
-            && file.metadata()?.len() == len
+        let (path, len, used) = (self.path(key), block.nbytes(), self.now(1)[0]);
+        if existing(fs::metadata(&path))?.is_some_and(|metadata| metadata.is_file() && metadata.len() == len)
+            && let Some(file) = existing(File::open(&path))?
         {
             self.touch(key, &file, used, len);
             return Ok(());
         }
         let subfolder = path.parent().unwrap_or(&self.folder);
-        match fs::create_dir(subfolder) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
+        fs::create_dir_all(subfolder)?;
         let mut file = loop {
             let file = tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).tempfile_in(subfolder)?;
             // Where a file system has no locks, nobody removes it while it is written or ever.
@@ -176,7 +204,7 @@ impl FileTier {
         block.parts().iter().try_for_each(|part| file.write_all(part))?;
         self.touch(key, file.as_file(), used, len);
         if let Err(error) = file.persist(&path) {
-            self.index().remove(key);
+            self.state().held.remove(key);
             return Err(error.error);
         }
         Ok(())
@@ -195,15 +223,18 @@ fn remove_abandoned(path: &Path) {
 
 impl BlockStore for FileTier {
     fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
-        self.read(key, self.now())
+        self.read(key, self.now(1)[0])
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
         let len = block.nbytes();
-        if len > self.capacity {
-            return Err(StoreError::Capacity { len, capacity: self.capacity });
-        }
-        if self.unscanned.fetch_add(len, Ordering::Relaxed) > self.capacity / SCAN {
+        let is_due = {
+            let State { held, unscanned, .. } = &mut *self.state();
+            held.check(len)?;
+            *unscanned += len;
+            *unscanned - len > held.capacity / SCAN
+        };
+        if is_due {
             self.scan()?;
         }
         self.write(key, &block)?;
@@ -215,30 +246,18 @@ impl BlockStore for FileTier {
     }
 
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
-        self.index().remove(key);
+        self.state().held.remove(key);
         existing(fs::remove_file(self.path(key)))?;
         Ok(())
     }
 
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
-        let uses = self.index().now(keys.len());
-        let mut blocks = Vec::new();
-        for (key, used) in keys.iter().zip(uses) {
-            match self.read(key, used) {
-                Ok(Some(block)) => blocks.push(block),
-                Ok(None) => break,
-                Err(error) => return (blocks, Some(error)),
-            }
-        }
-        (blocks, None)
+        let uses = self.now(keys.len());
+        up_to_missing(keys.iter().zip(uses).map(|(key, used)| self.read(key, used)))
     }
 
     fn usage(&self) -> Usage {
-        let index = self.index();
-        Usage {
-            blocks: Some(index.len() as u64),
-            nbytes: Some(index.nbytes()),
-            evicted: self.evicted.load(Ordering::Relaxed),
-        }
+        let State { held, evicted, .. } = &*self.state();
+        held.usage(*evicted)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
-use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, up_to_missing};
 use object_store::aws::AmazonS3ConfigKey;
 use object_store::azure::AzureConfigKey;
 use object_store::gcp::GoogleConfigKey;
@@ -85,8 +85,8 @@ impl ObjectTier {
         Ok(Self { store: store.into(), prefix, timeout: TIMEOUT })
     }
 
-    /// How long a call takes at most, all its attempts included: a chunk of 16 blocks of a chain, or a put. It is 2
-    /// seconds unless this is called, as a [`Tier`](crate::Tier)'s deadline is.
+    /// How long a call takes at most, all its attempts included: for each block of a chain, 16 of which are read at once.
+    /// It is 2 seconds unless this is called, as a [`Tier`](crate::Tier)'s deadline is.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -98,23 +98,37 @@ impl ObjectTier {
     }
 
     /// Runs a call on the runtime, and waits for it. That is possible on every thread, even on one of a runtime.
+    fn run<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> Result<T, StoreError> {
+        let runtime = RUNTIME.as_ref().map_err(|error| failed(error.to_string()))?;
+        let (sender, receiver) = sync_channel(1);
+        runtime.spawn(async move {
+            // The one who waits is there until this is sent.
+            let _ = sender.send(call.await);
+        });
+        receiver.recv().map_err(|_| failed("the call has panicked"))
+    }
+
+    /// Runs a call that is late after the timeout.
     fn call<T: Send + 'static>(
         &self,
         call: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let runtime = RUNTIME.as_ref().map_err(|error| failed(error.to_string()))?;
-        let (sender, receiver) = sync_channel(1);
-        let limit = self.timeout;
-        runtime.spawn(async move {
-            // The one who waits is there until this is sent.
-            let _ = sender.send(timeout(limit, call).await);
-        });
-        match receiver.recv() {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(StoreError::Late(limit)),
-            Err(_) => Err(failed("the call has panicked")),
-        }
+        self.run(in_time(self.timeout, call))?
     }
+
+    /// Reads the block of a key.
+    fn read(&self, key: &BlockKey) -> impl Future<Output = Result<Option<Block>, StoreError>> + Send + use<> {
+        let (store, path, key) = (self.store.clone(), self.path(key), *key);
+        in_time(self.timeout, async move {
+            let Some(found) = existing(store.get(&path).await)? else { return Ok(None) };
+            Ok(Some(Block::verify(&key, found.bytes().await.map_err(failed)?)?))
+        })
+    }
+}
+
+/// What a call gives, unless that takes longer than `limit`.
+async fn in_time<T>(limit: Duration, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    timeout(limit, call).await.unwrap_or(Err(StoreError::Late(limit)))
 }
 
 /// None if there is no such object.
@@ -126,14 +140,9 @@ fn existing<T>(result: Result<T, Error>) -> Result<Option<T>, StoreError> {
     }
 }
 
-async fn read(store: Arc<dyn ObjectStore>, path: Path, key: BlockKey) -> Result<Option<Block>, StoreError> {
-    let Some(found) = existing(store.get(&path).await)? else { return Ok(None) };
-    Ok(Some(Block::verify(&key, found.bytes().await.map_err(failed)?)?))
-}
-
 impl BlockStore for ObjectTier {
     fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
-        self.call(read(self.store.clone(), self.path(key), *key))
+        self.run(self.read(key))?
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
@@ -158,35 +167,18 @@ impl BlockStore for ObjectTier {
     }
 
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
-        let mut blocks = Vec::new();
-        for keys in keys.chunks(CONCURRENT) {
-            let reads: Vec<_> = keys.iter().map(|key| read(self.store.clone(), self.path(key), *key)).collect();
-            let found = self.call(async move {
-                let (mut found, mut failure) = (Vec::new(), None);
-                let mut reads = stream::iter(reads).buffered(CONCURRENT);
-                while let Some(block) = reads.next().await {
-                    match block {
-                        Ok(Some(block)) => found.push(block),
-                        Ok(None) => break,
-                        Err(error) => {
-                            failure = Some(error);
-                            break;
-                        }
-                    }
+        let reads: Vec<_> = keys.iter().map(|key| self.read(key)).collect();
+        let found = self.run(async move {
+            let (mut found, mut reads) = (Vec::new(), stream::iter(reads).buffered(CONCURRENT));
+            while let Some(block) = reads.next().await {
+                let is_last = !matches!(block, Ok(Some(_)));
+                found.push(block);
+                if is_last {
+                    break;
                 }
-                Ok((found, failure))
-            });
-            match found {
-                Ok((found, failure)) => {
-                    let ended = found.len() < keys.len();
-                    blocks.extend(found);
-                    if ended {
-                        return (blocks, failure);
-                    }
-                }
-                Err(error) => return (blocks, Some(error)),
             }
-        }
-        (blocks, None)
+            found
+        });
+        found.map_or_else(|error| (Vec::new(), Some(error)), up_to_missing)
     }
 }

@@ -5,11 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, up_to_missing};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, cmd};
 
-/// So many blocks of a chain are asked for at once.
-const CHUNK: usize = 16;
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Blocks in a Redis server, or in one that speaks its protocol, as Valkey. A block is a string named `kvcache:` and its
@@ -95,10 +93,13 @@ fn name(key: &BlockKey) -> String {
     format!("kvcache:{key}")
 }
 
+fn verified(key: &BlockKey, bytes: Option<Bytes>) -> Result<Option<Block>, StoreError> {
+    Ok(bytes.map(|bytes| Block::verify(key, bytes)).transpose()?)
+}
+
 impl BlockStore for RedisTier {
     fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
-        let bytes: Option<Bytes> = self.call(cmd("GET").arg(name(key)))?;
-        Ok(bytes.map(|bytes| Block::verify(key, bytes)).transpose()?)
+        verified(key, self.call(cmd("GET").arg(name(key)))?)
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
@@ -120,21 +121,13 @@ impl BlockStore for RedisTier {
     }
 
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
-        let mut blocks = Vec::new();
-        for keys in keys.chunks(CHUNK) {
-            let names: Vec<_> = keys.iter().map(name).collect();
-            let found: Vec<Option<Bytes>> = match self.call(cmd("MGET").arg(names)) {
-                Ok(found) => found,
-                Err(error) => return (blocks, Some(error)),
-            };
-            for (key, bytes) in keys.iter().zip(found) {
-                match bytes.map(|bytes| Block::verify(key, bytes)) {
-                    Some(Ok(block)) => blocks.push(block),
-                    Some(Err(error)) => return (blocks, Some(error.into())),
-                    None => return (blocks, None),
-                }
-            }
+        if keys.is_empty() {
+            return (Vec::new(), None);
         }
-        (blocks, None)
+        let names: Vec<_> = keys.iter().map(name).collect();
+        match self.call::<Vec<Option<Bytes>>>(cmd("MGET").arg(names)) {
+            Ok(found) => up_to_missing(keys.iter().zip(found).map(|(key, bytes)| verified(key, bytes))),
+            Err(error) => (Vec::new(), Some(error)),
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! What a tier counts.
 
-use kvcache_manager::{BlockError, StoreError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvcache_manager::{Block, BlockError, StoreError, Usage};
 
 /// What a tier has done since it was made.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -52,6 +54,33 @@ pub struct Misses {
     pub checksum: u64,
     /// It gave another key's block, and was told to delete it.
     pub key: u64,
+}
+
+/// The statistics of a tier, which its threads count in.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stats(Arc<Mutex<TierStats>>);
+
+impl Stats {
+    pub(crate) fn new(name: &str) -> Self {
+        Self(Arc::new(Mutex::new(TierStats { name: name.to_owned(), ..TierStats::default() })))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, TierStats> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of them, with what the tier holds.
+    pub(crate) fn with(&self, Usage { blocks, nbytes, evicted }: Usage) -> TierStats {
+        TierStats { blocks, nbytes, evicted, ..self.lock().clone() }
+    }
+}
+
+impl TierStats {
+    /// Counts blocks that the tier gave.
+    pub(crate) fn gave(&mut self, blocks: &[Block]) {
+        self.hits += blocks.len() as u64;
+        self.bytes_read += blocks.iter().map(Block::nbytes).sum::<u64>();
+    }
 }
 
 impl Misses {

@@ -2,16 +2,16 @@
 
 use std::io;
 use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError};
 
-use crate::far::{Far, LONGEST, Tier};
 use crate::host::HostTier;
-use crate::stats::TierStats;
+use crate::remote_tier::{Answer, LONGEST, RemoteTier, Tier};
+use crate::stats::{Stats, TierStats};
 use crate::writes::Queued;
 
 /// So many blocks of a chain are asked for at once.
@@ -35,9 +35,6 @@ const FINISH: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Tiers(Arc<Shared>);
 
-/// What a chain, or a chunk of it, has given.
-type Answer = (Vec<Block>, Option<StoreError>);
-
 /// What is known of a tier while it is asked for the blocks of a chain.
 struct Asked {
     /// Of its deadline.
@@ -49,8 +46,8 @@ struct Asked {
 #[derive(Debug)]
 struct Shared {
     host: HostTier,
-    host_stats: Mutex<TierStats>,
-    far: Vec<Arc<Far>>,
+    host_stats: Stats,
+    far: Vec<Arc<RemoteTier>>,
     /// The bits of a float: bytes of rows that computing gives in a second; 0 if nobody has said so.
     compute_rate: AtomicU64,
 }
@@ -61,10 +58,9 @@ impl Tiers {
     /// # Errors
     /// What the system says if it starts no thread.
     pub fn new(host: HostTier, far: impl IntoIterator<Item = Tier>) -> io::Result<Self> {
-        let far = far.into_iter().map(|tier| Far::spawn(tier).map(Arc::new)).collect::<io::Result<_>>()?;
-        let host_stats = TierStats { name: "host".into(), ..TierStats::default() };
+        let far = far.into_iter().map(|tier| RemoteTier::spawn(tier).map(Arc::new)).collect::<io::Result<_>>()?;
         let compute_rate = AtomicU64::new(0f64.to_bits());
-        Ok(Self(Arc::new(Shared { host, host_stats: Mutex::new(host_stats), far, compute_rate })))
+        Ok(Self(Arc::new(Shared { host, host_stats: Stats::new("host"), far, compute_rate })))
     }
 
     /// Says how many bytes of rows computing gives in a second. From then on a tier whose measured rate is lower is not
@@ -81,9 +77,7 @@ impl Tiers {
 
     /// What each tier has done, the nearest first; the host tier's name is `host`.
     pub fn stats(&self) -> Vec<TierStats> {
-        let usage = self.0.host.usage();
-        let host = self.0.host_stats().clone();
-        let host = TierStats { evicted: usage.evicted, blocks: usage.blocks, nbytes: usage.nbytes, ..host };
+        let host = self.0.host_stats.with(self.0.host.usage());
         [host].into_iter().chain(self.0.far.iter().map(|far| far.stats())).collect()
     }
 }
@@ -97,10 +91,6 @@ impl Drop for Tiers {
 }
 
 impl Shared {
-    fn host_stats(&self) -> MutexGuard<'_, TierStats> {
-        self.host_stats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn compute_rate(&self) -> f64 {
         f64::from_bits(self.compute_rate.load(Ordering::Relaxed))
     }
@@ -117,28 +107,25 @@ impl Shared {
 
     /// Queues a block for the tier behind the host tier.
     fn pass_on(&self, key: BlockKey, block: Block) -> bool {
-        self.far.first().is_some_and(|far| far.writes.push(key, Some(block)))
+        self.far.first().is_some_and(|far| far.writes.push(key, Queued::Put(block)))
     }
 
     /// The first blocks of a chain from a far tier, while its deadline lasts.
-    fn ask(self: &Arc<Self>, far: &Arc<Far>, keys: &[BlockKey], asked: &mut Asked) -> Answer {
+    fn ask(self: &Arc<Self>, far: &Arc<RemoteTier>, keys: &[BlockKey], asked: &mut Asked) -> Answer {
         let blocks = far.queued_chain(keys);
-        if !blocks.is_empty() || matches!(keys, [key, ..] if matches!(far.writes.queued(key), Some(Queued::Delete))) {
+        if !blocks.is_empty() || keys.first().is_some_and(|key| far.is_deleted(key)) {
             return (blocks, None);
         }
         if asked.left.is_zero() {
             return (Vec::new(), Some(StoreError::Late(far.deadline)));
         }
         // Before it is asked: what the host tier evicts meanwhile comes to it.
-        let puts = far.writes.counts().puts;
+        let puts = far.stats.lock().puts;
         if asked.absent.is_some_and(|(key, before)| keys.first() == Some(&key) && before == puts) {
             return (Vec::new(), None);
         }
-        if far.is_paused() {
-            return (Vec::new(), Some(StoreError::Busy));
-        }
-        if far.is_slower(self.compute_rate()) {
-            return (Vec::new(), None);
+        if let Some(answer) = far.avoided(self.compute_rate()) {
+            return answer;
         }
         let began = Instant::now();
         let (blocks, error) = self.wait(far, keys, began + asked.left);
@@ -147,15 +134,14 @@ impl Shared {
         (blocks, error)
     }
 
-    fn wait(self: &Arc<Self>, far: &Arc<Far>, keys: &[BlockKey], end: Instant) -> Answer {
+    fn wait(self: &Arc<Self>, far: &Arc<RemoteTier>, keys: &[BlockKey], end: Instant) -> Answer {
         let (sender, receiver) = channel();
         let (shared, of_job) = (self.clone(), far.clone());
-        let is_kept = |key: &&BlockKey| !matches!(far.writes.queued(key), Some(Queued::Delete));
-        let keys: Vec<_> = keys.iter().take_while(is_kept).copied().collect();
+        let keys: Vec<_> = keys.iter().take_while(|key| !far.is_deleted(key)).copied().collect();
         let asked = keys.len();
         let job = move || shared.read_chain(&of_job, &keys, end, &sender);
         if !far.reads.submit(Box::new(job), end, far.deadline) {
-            far.miss(|misses| misses.busy += 1);
+            far.stats.lock().misses.busy += 1;
             return (Vec::new(), Some(StoreError::Busy));
         }
         let mut blocks = Vec::new();
@@ -170,7 +156,7 @@ impl Shared {
                 }
                 Err(RecvTimeoutError::Disconnected) if Instant::now() < end => return (blocks, None),
                 Err(_) => {
-                    far.miss(|misses| misses.late += 1);
+                    far.stats.lock().misses.late += 1;
                     return (blocks, Some(StoreError::Late(far.deadline)));
                 }
             }
@@ -179,7 +165,7 @@ impl Shared {
     }
 
     /// Sends the blocks of a chain, chunk by chunk, as long as somebody waits for them.
-    fn read_chain(&self, far: &Far, keys: &[BlockKey], end: Instant, answers: &Sender<Answer>) {
+    fn read_chain(&self, far: &RemoteTier, keys: &[BlockKey], end: Instant, answers: &Sender<Answer>) {
         for keys in keys.chunks(CHUNK) {
             // An earlier read may have brought them meanwhile.
             let (mut blocks, _) = self.host.get_chain(keys);
@@ -199,7 +185,7 @@ impl Shared {
     }
 
     /// Reads from a far tier and keeps what it gives.
-    fn fetch(&self, far: &Far, keys: &[BlockKey]) -> Answer {
+    fn fetch(&self, far: &RemoteTier, keys: &[BlockKey]) -> Answer {
         let (blocks, error) = far.fetch(keys);
         for (key, block) in keys.iter().zip(&blocks) {
             // One that the host tier has no room for is given all the same.
@@ -222,13 +208,13 @@ impl Shared {
     }
 
     /// Gives the keys that were not there.
-    fn prefetch_now(&self, far: &Far, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
+    fn prefetch_now(&self, far: &RemoteTier, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
         keys.retain(|key| match far.writes.queued(key) {
             Some(Queued::Put(block)) => self.keep(*key, block).is_err(),
             Some(Queued::Delete) => false,
             None => !self.host.has(key),
         });
-        if far.is_paused() || far.is_slower(self.compute_rate()) {
+        if far.avoided(self.compute_rate()).is_some() {
             return keys;
         }
         let (mut absent, mut rest) = (Vec::new(), &keys[..]);
@@ -262,12 +248,14 @@ impl BlockStore for Tiers {
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
         let kept = self.0.keep(*key, block.clone());
         if kept.is_ok() {
-            let mut stats = self.0.host_stats();
+            let mut stats = self.0.host_stats.lock();
             stats.puts += 1;
             stats.bytes_written += block.nbytes();
         }
         let queued = match block.kind() {
-            BlockKind::Prefix => self.0.far.iter().filter(|far| far.writes.push(*key, Some(block.clone()))).count() > 0,
+            BlockKind::Prefix => {
+                self.0.far.iter().filter(|far| far.writes.push(*key, Queued::Put(block.clone()))).count() > 0
+            }
             BlockKind::Private => kept.is_err() && self.0.pass_on(*key, block),
         };
         if queued { Ok(()) } else { kept }
@@ -295,7 +283,7 @@ impl BlockStore for Tiers {
 
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
         self.0.host.delete(key)?;
-        let queued = self.0.far.iter().filter(|far| far.writes.push(*key, None)).count();
+        let queued = self.0.far.iter().filter(|far| far.writes.push(*key, Queued::Delete)).count();
         if queued == self.0.far.len() { Ok(()) } else { Err(StoreError::Busy) }
     }
 
@@ -308,9 +296,8 @@ impl BlockStore for Tiers {
         while blocks.len() < keys.len() {
             let rest = &keys[blocks.len()..];
             let (near, _) = self.0.host.get_chain(rest);
-            let mut stats = self.0.host_stats();
-            stats.hits += near.len() as u64;
-            stats.bytes_read += near.iter().map(Block::nbytes).sum::<u64>();
+            let mut stats = self.0.host_stats.lock();
+            stats.gave(&near);
             stats.misses.absent += u64::from(near.len() < rest.len());
             drop(stats);
             if !near.is_empty() {

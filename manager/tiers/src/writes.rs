@@ -3,12 +3,13 @@
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use kvcache_manager::{Block, BlockKey, BlockStore};
-use lru::LruCache;
+use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore};
 
 use crate::breaker::Breaker;
+use crate::held::Held;
+use crate::stats::Stats;
 
 /// What a queued write counts beside its block, in bytes.
 const OVERHEAD: u64 = 256;
@@ -20,7 +21,9 @@ pub(crate) struct Writes(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     store: Arc<dyn BlockStore>,
-    max_queued: u64,
+    stats: Stats,
+    /// For so long the only copy of a block waits for room.
+    patience: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -28,60 +31,47 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     /// The oldest is that which is being done; it stays until it is.
-    queue: LruCache<BlockKey, Write>,
-    nbytes: u64,
+    queue: Held<Write>,
     next_id: u64,
     breaker: Breaker,
     /// A store that fails is not waited for any more.
     finishing: bool,
     closed: bool,
-    counts: Counts,
 }
 
-/// None: a delete.
 #[derive(Debug, Clone)]
 struct Write {
     id: u64,
-    block: Option<Block>,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Counts {
-    pub(crate) puts: u64,
-    pub(crate) bytes: u64,
-    pub(crate) dropped: u64,
+    what: Queued,
 }
 
 /// What is queued for a key.
+#[derive(Debug, Clone)]
 pub(crate) enum Queued {
     Put(Block),
     Delete,
 }
 
-impl Write {
+impl Queued {
     fn len(&self) -> u64 {
-        OVERHEAD + self.block.as_ref().map_or(0, Block::nbytes)
-    }
-}
-
-impl State {
-    fn remove(&mut self, key: &BlockKey) {
-        if let Some(write) = self.queue.pop(key) {
-            self.nbytes -= write.len();
-        }
-    }
-
-    fn close(&mut self) {
-        self.closed = true;
-        self.counts.dropped += self.queue.len() as u64;
-        self.queue.clear();
-        self.nbytes = 0;
+        OVERHEAD + if let Self::Put(block) = self { block.nbytes() } else { 0 }
     }
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change, for at most so long.
+    fn wait<'a>(&self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn close(&self, state: &mut State) {
+        state.closed = true;
+        self.stats.lock().writes_dropped += state.queue.drain().len() as u64;
+        self.changed.notify_all();
     }
 
     /// The next write, once the store may be asked; none when the queue is closed.
@@ -93,39 +83,34 @@ impl Shared {
             }
             let pause = state.breaker.pause(Instant::now());
             if state.finishing && pause.is_some() {
-                state.close();
-                self.changed.notify_all();
+                self.close(&mut state);
                 return None;
             }
-            state = match (state.queue.peek_lru(), pause) {
+            state = match (state.queue.oldest(), pause) {
                 (Some((key, write)), None) => return Some((*key, write.clone())),
-                (Some(_), Some(pause)) => {
-                    self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0
-                }
+                (Some(_), Some(pause)) => self.wait(state, pause),
                 (None, _) => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
         }
     }
 
     fn run(&self) {
-        while let Some((key, write)) = self.next() {
-            let len = write.block.as_ref().map(Block::nbytes);
-            let result = match write.block {
-                Some(block) => self.store.put(&key, block),
-                None => self.store.delete(&key),
+        while let Some((key, Write { id, what })) = self.next() {
+            let len = if let Queued::Put(block) = &what { block.nbytes() } else { 0 };
+            let result = match what {
+                Queued::Put(block) => self.store.put(&key, block),
+                Queued::Delete => self.store.delete(&key),
             };
+            let mut stats = self.stats.lock();
+            stats.writes_dropped += u64::from(result.is_err());
+            if result.is_ok() && len > 0 {
+                (stats.puts, stats.bytes_written) = (stats.puts + 1, stats.bytes_written + len);
+            }
+            drop(stats);
             let mut state = self.state();
             state.breaker.record(result.is_ok(), Instant::now());
-            match (result, len) {
-                (Ok(()), Some(len)) => {
-                    state.counts.puts += 1;
-                    state.counts.bytes += len;
-                }
-                (Ok(()), None) => {}
-                (Err(_), _) => state.counts.dropped += 1,
-            }
-            if state.queue.peek(&key).is_some_and(|newest| newest.id == write.id) {
-                state.remove(&key);
+            if state.queue.peek(&key).is_some_and(|newest| newest.id == id) {
+                state.queue.remove(&key);
             }
             drop(state);
             self.changed.notify_all();
@@ -134,57 +119,64 @@ impl Shared {
 }
 
 impl Writes {
-    pub(crate) fn spawn(name: String, store: Arc<dyn BlockStore>, max_queued: u64) -> io::Result<Self> {
-        let state = State {
-            queue: LruCache::unbounded(),
-            nbytes: 0,
-            next_id: 0,
-            breaker: Breaker::default(),
-            finishing: false,
-            closed: false,
-            counts: Counts::default(),
-        };
-        let shared = Arc::new(Shared { store, max_queued, state: Mutex::new(state), changed: Condvar::new() });
+    /// Starts the thread. Writes that are queued have `max_queued` bytes at most.
+    pub(crate) fn spawn(
+        name: String,
+        store: Arc<dyn BlockStore>,
+        stats: Stats,
+        max_queued: u64,
+        patience: Duration,
+    ) -> io::Result<Self> {
+        let (breaker, queue) = (Breaker::default(), Held::new(max_queued));
+        let state = Mutex::new(State { queue, next_id: 0, breaker, finishing: false, closed: false });
+        let shared = Arc::new(Shared { store, stats, patience, state, changed: Condvar::new() });
         let of_thread = shared.clone();
         thread::Builder::new().name(name).spawn(move || of_thread.run())?;
         Ok(Self(shared))
     }
 
-    /// Queues a put, or, without a block, a delete, in the place of what is queued for this key. Whether there was room.
-    pub(crate) fn push(&self, key: BlockKey, block: Option<Block>) -> bool {
+    /// Queues a write, in the place of what is queued for this key. Whether there was room: for a block that is nowhere
+    /// else, a private one, it waits.
+    pub(crate) fn push(&self, key: BlockKey, what: Queued) -> bool {
+        let is_only_copy = matches!(&what, Queued::Put(block) if block.kind() == BlockKind::Private);
+        let end = Instant::now() + if is_only_copy { self.0.patience } else { Duration::ZERO };
         let mut state = self.0.state();
-        let write = Write { id: state.next_id, block };
-        let queued = state.queue.peek(&key);
-        if queued.is_some_and(|queued| queued.block.is_some() == write.block.is_some()) {
-            return true;
+        loop {
+            let queued = state.queue.peek(&key).map(|write| &write.what);
+            if queued.is_some_and(|queued| std::mem::discriminant(queued) == std::mem::discriminant(&what)) {
+                return true;
+            }
+            let replaced = queued.map_or(0, Queued::len);
+            if !state.closed && state.queue.nbytes() - replaced + what.len() <= state.queue.capacity {
+                break;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if state.closed || left.is_zero() || what.len() > state.queue.capacity {
+                self.0.stats.lock().writes_dropped += 1;
+                return false;
+            }
+            state = self.0.wait(state, left);
         }
-        let replaced = queued.map_or(0, Write::len);
-        let room = !state.closed && state.nbytes - replaced + write.len() <= self.0.max_queued;
-        if !room {
-            state.counts.dropped += 1;
-            return false;
-        }
-        state.remove(&key);
+        let (id, len) = (state.next_id, what.len());
         state.next_id += 1;
-        state.nbytes += write.len();
-        state.queue.push(key, write);
+        state.queue.insert(key, Write { id, what }, len);
         self.0.changed.notify_all();
         true
     }
 
     pub(crate) fn queued(&self, key: &BlockKey) -> Option<Queued> {
-        let state = self.0.state();
-        state.queue.peek(key).map(|write| write.block.clone().map_or(Queued::Delete, Queued::Put))
+        self.0.state().queue.peek(key).map(|write| write.what.clone())
     }
 
     /// Waits until nothing is queued. Whether that was before `end`.
     pub(crate) fn flush(&self, end: Instant) -> bool {
         let mut state = self.0.state();
-        while !state.queue.is_empty() {
-            let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
+        while state.queue.oldest().is_some() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 return false;
-            };
-            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            state = self.0.wait(state, left);
         }
         true
     }
@@ -197,11 +189,6 @@ impl Writes {
 
     /// Drops what is queued. The thread ends with the write that it does.
     pub(crate) fn close(&self) {
-        self.0.state().close();
-        self.0.changed.notify_all();
-    }
-
-    pub(crate) fn counts(&self) -> Counts {
-        self.0.state().counts
+        self.0.close(&mut self.0.state());
     }
 }

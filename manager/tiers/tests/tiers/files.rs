@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore};
+use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError};
 use kvcache_tiers::FileTier;
 
 use crate::{NEVER, key, prefix};
@@ -185,6 +185,34 @@ fn two_tiers_on_one_folder_agree() {
     // What others have put counts from the next scan on, which a sixteenth of the capacity calls for.
     alike[41..].iter().for_each(|&i| put(&b, i));
     assert_eq!(files(folder.path()).len(), 40);
+}
+
+/// Files that are no blocks where blocks are looked for: of other lengths, however long, of a time to come, pipes; and a
+/// folder that somebody has removed.
+#[cfg(unix)]
+#[test]
+fn what_is_no_block_harms_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || FileTier::open(folder.path(), 8 * prefix(0).nbytes()).unwrap();
+    let path = |i| folder.path().join(&key(i).to_string()[..2]).join(key(i).to_string());
+    let tier = open();
+    (0..3).for_each(|i| tier.put(&key(5 * i), prefix(5 * i)).unwrap());
+    fs::File::options().write(true).open(path(0)).unwrap().set_len(8 << 40).unwrap();
+    assert!(matches!(tier.get(&key(0)), Err(StoreError::Bad(BlockError::Length))));
+    tier.delete(&key(0)).unwrap();
+    let pipe = |path: &Path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    pipe(&path(0));
+    pipe(&path(0).with_file_name(".kvblock-a.tmp"));
+    assert_eq!(tier.get(&key(0)).unwrap(), None);
+    // What was used last is kept, although another file is of a year to come.
+    let year = Duration::from_secs(365 * 24 * 3600);
+    fs::File::open(path(5)).unwrap().set_modified(SystemTime::now() + year).unwrap();
+    let tier = open();
+    (10..20).for_each(|i| tier.put(&key(5 * i), prefix(5 * i)).unwrap());
+    assert!(tier.get(&key(95)).unwrap().is_some() && tier.get(&key(5)).unwrap().is_none());
+    fs::remove_dir_all(folder.path()).unwrap();
+    tier.put(&key(1), prefix(1)).unwrap();
+    assert_eq!(tier.get(&key(1)).unwrap(), Some(prefix(1)));
 }
 
 #[test]

@@ -133,6 +133,27 @@ fn queued_blocks_are_found_and_their_bytes_are_bounded() {
     assert_eq!((far.puts, far.bytes_written, store.blocks.lock().unwrap().len()), (3, 3 * 96, 3));
 }
 
+/// A private block has no other copy: where the queue is full it waits for room, as long as the tier has for an answer.
+#[test]
+fn private_blocks_wait_for_room_in_the_queue() {
+    let store = Faulty::new(&[Fault::Slow(2)]);
+    let private = |i| block_of(BlockKind::Private, 5 * i);
+    let tiers = |deadline| {
+        let tier = Tier::new("far", store.clone()).max_queued(256 + 96).deadline(deadline);
+        Tiers::new(HostTier::new(0), [tier]).unwrap()
+    };
+    let patient = tiers(NEVER);
+    (0..20).for_each(|i| patient.put(&key(5 * i), private(i)).unwrap());
+    assert!(patient.flush(NEVER));
+    assert_eq!((stats(&patient, 1).puts, stats(&patient, 1).writes_dropped), (20, 0));
+    store.set(&[Fault::Hang]);
+    let hasty = tiers(Duration::from_millis(20));
+    hasty.put(&key(105), private(21)).unwrap();
+    assert!(hasty.put(&key(110), private(22)).is_err());
+    assert_eq!(stats(&hasty, 1).writes_dropped, 1);
+    store.gate.open();
+}
+
 #[test]
 fn a_tier_that_hangs_is_late_once_and_then_busy() {
     let store = Faulty::new(&[Fault::Hang]);

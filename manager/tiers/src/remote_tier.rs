@@ -5,11 +5,11 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, up_to_missing};
 
 use crate::breaker::Breaker;
 use crate::rate::Rate;
-use crate::stats::{Misses, TierStats};
+use crate::stats::{Stats, TierStats};
 use crate::worker::Worker;
 use crate::writes::{Queued, Writes};
 
@@ -47,109 +47,102 @@ impl Tier {
     }
 }
 
+/// What a chain, or a chunk of it, has given.
+pub(crate) type Answer = (Vec<Block>, Option<StoreError>);
+
 /// A tier with its threads.
 #[derive(Debug)]
-pub(crate) struct Far {
-    name: String,
+pub(crate) struct RemoteTier {
     store: Arc<dyn BlockStore>,
     pub(crate) deadline: Duration,
     pub(crate) reads: Worker,
     pub(crate) writes: Writes,
-    state: Mutex<State>,
+    pub(crate) stats: Stats,
+    /// Of its reads.
+    health: Mutex<(Breaker, Rate)>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    breaker: Breaker,
-    rate: Rate,
-    hits: u64,
-    misses: Misses,
-    bytes_read: u64,
-}
-
-impl Far {
+impl RemoteTier {
     pub(crate) fn spawn(tier: Tier) -> io::Result<Self> {
         let Tier { name, store, deadline, max_queued } = tier;
+        let stats = Stats::new(&name);
         let reads = Worker::spawn(format!("{name} reads"))?;
-        let writes = Writes::spawn(format!("{name} writes"), store.clone(), max_queued)?;
-        Ok(Self { name, store, deadline, reads, writes, state: Mutex::default() })
+        let writes = Writes::spawn(format!("{name} writes"), store.clone(), stats.clone(), max_queued, deadline)?;
+        Ok(Self { store, deadline, reads, writes, stats, health: Mutex::default() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts a miss.
-    pub(crate) fn miss(&self, count: impl FnOnce(&mut Misses)) {
-        count(&mut self.state().misses);
+    fn health(&self) -> MutexGuard<'_, (Breaker, Rate)> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first blocks of a chain that are queued to be written.
     pub(crate) fn queued_chain(&self, keys: &[BlockKey]) -> Vec<Block> {
         let put = |key| if let Some(Queued::Put(block)) = self.writes.queued(key) { Some(block) } else { None };
         let blocks: Vec<_> = keys.iter().map_while(put).collect();
-        self.state().hits += blocks.len() as u64;
+        self.stats.lock().hits += blocks.len() as u64;
         blocks
     }
 
-    /// Whether the store is not to be read at present, since reads have failed. Counts the miss.
-    pub(crate) fn is_paused(&self) -> bool {
-        let mut state = self.state();
-        let paused = state.breaker.pause(Instant::now()).is_some();
-        state.misses.busy += u64::from(paused);
-        paused
+    /// Whether a block is queued to be deleted.
+    pub(crate) fn is_deleted(&self, key: &BlockKey) -> bool {
+        matches!(self.writes.queued(key), Some(Queued::Delete))
     }
 
-    /// Whether the store is not to be read, since computing gives so many bytes of rows in a second. Counts the miss.
-    pub(crate) fn is_slower(&self, compute_rate: f64) -> bool {
-        let mut state = self.state();
-        let slower = state.rate.is_slower(compute_rate);
-        state.misses.slower += u64::from(slower);
-        slower
+    fn is_paused(&self) -> bool {
+        self.health().0.pause(Instant::now()).is_some()
+    }
+
+    /// The answer to who may not ask the store at present: reads have failed, or computing is faster, which gives so many
+    /// bytes of rows in a second. Counts the miss.
+    pub(crate) fn avoided(&self, compute_rate: f64) -> Option<Answer> {
+        if self.is_paused() {
+            self.stats.lock().misses.busy += 1;
+            return Some((Vec::new(), Some(StoreError::Busy)));
+        }
+        let slower = self.health().1.is_slower(compute_rate);
+        self.stats.lock().misses.slower += u64::from(slower);
+        slower.then(Answer::default)
     }
 
     /// The first blocks of a chain from the store; a bad one is deleted there. On the thread of reads.
-    pub(crate) fn fetch(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
+    pub(crate) fn fetch(&self, keys: &[BlockKey]) -> Answer {
         let began = Instant::now();
         let (mut blocks, error) = match keys {
-            [key] => match self.store.get(key) {
-                Ok(block) => (block.into_iter().collect(), None),
-                Err(error) => (Vec::new(), Some(error)),
-            },
+            [key] => up_to_missing([self.store.get(key)]),
             _ => self.store.get_chain(keys),
         };
         let elapsed = began.elapsed();
         blocks.truncate(keys.len());
-        let nbytes = blocks.iter().map(Block::nbytes).sum();
         // A bad block is no failure of the store: it answers.
         let is_bad = matches!(error, Some(StoreError::Bad(_)));
         if let (true, Some(&key)) = (is_bad, keys.get(blocks.len())) {
-            self.writes.push(key, None);
+            self.writes.push(key, Queued::Delete);
         }
-        let mut state = self.state();
-        state.breaker.record((error.is_none() || is_bad) && elapsed <= self.deadline, Instant::now());
-        state.hits += blocks.len() as u64;
-        state.bytes_read += nbytes;
-        if nbytes > 0 {
-            state.rate.record(nbytes, elapsed);
+        let (breaker, rate) = &mut *self.health();
+        breaker.record((error.is_none() || is_bad) && elapsed <= self.deadline, Instant::now());
+        let mut stats = self.stats.lock();
+        stats.gave(&blocks);
+        if !blocks.is_empty() {
+            rate.record(blocks.iter().map(Block::nbytes).sum(), elapsed);
+            stats.read_rate = rate.get();
         }
         match &error {
-            Some(error) => state.misses.error(error),
-            None => state.misses.absent += u64::from(blocks.len() < keys.len()),
+            Some(error) => stats.misses.error(error),
+            None => stats.misses.absent += u64::from(blocks.len() < keys.len()),
         }
         (blocks, error.filter(|_| !is_bad))
     }
 
     /// Whether the store has a block. Waits for at most the deadline.
     pub(crate) fn contains(self: &Arc<Self>, key: BlockKey) -> Result<bool, StoreError> {
-        if self.state().breaker.pause(Instant::now()).is_some() {
+        if self.is_paused() {
             return Err(StoreError::Busy);
         }
         let (sender, receiver) = sync_channel(1);
-        let far = self.clone();
+        let tier = self.clone();
         let job = move || {
-            let answer = far.store.contains(&key);
-            far.state().breaker.record(answer.is_ok(), Instant::now());
+            let answer = tier.store.contains(&key);
+            tier.health().0.record(answer.is_ok(), Instant::now());
             // Nobody waits any more if this fails.
             let _ = sender.send(answer);
         };
@@ -163,21 +156,7 @@ impl Far {
     }
 
     pub(crate) fn stats(&self) -> TierStats {
-        let (usage, writes) = (self.store.usage(), self.writes.counts());
-        let state = self.state();
-        TierStats {
-            name: self.name.clone(),
-            hits: state.hits,
-            misses: state.misses,
-            bytes_read: state.bytes_read,
-            bytes_written: writes.bytes,
-            puts: writes.puts,
-            writes_dropped: writes.dropped,
-            evicted: usage.evicted,
-            blocks: usage.blocks,
-            nbytes: usage.nbytes,
-            read_rate: state.rate.get(),
-        }
+        self.stats.with(self.store.usage())
     }
 
     pub(crate) fn close(&self) {
@@ -186,7 +165,7 @@ impl Far {
     }
 }
 
-impl Drop for Far {
+impl Drop for RemoteTier {
     fn drop(&mut self) {
         self.close();
     }

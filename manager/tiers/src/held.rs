@@ -1,0 +1,77 @@
+//! What a tier holds, by key and in the order of use.
+
+use kvcache_manager::{BlockKey, StoreError, Usage};
+use lru::LruCache;
+
+/// Values by key, of so many bytes in all at most; the least recently used go first.
+#[derive(Debug)]
+pub(crate) struct Held<V> {
+    pub(crate) capacity: u64,
+    values: LruCache<BlockKey, (V, u64)>,
+    nbytes: u64,
+}
+
+impl<V> Held<V> {
+    pub(crate) fn new(capacity: u64) -> Self {
+        Self { capacity, values: LruCache::unbounded(), nbytes: 0 }
+    }
+
+    /// Whether a block of so many bytes has room, once all others have gone.
+    ///
+    /// # Errors
+    /// [`StoreError::Capacity`].
+    pub(crate) fn check(&self, len: u64) -> Result<(), StoreError> {
+        let capacity = self.capacity;
+        if len <= capacity { Ok(()) } else { Err(StoreError::Capacity { len, capacity }) }
+    }
+
+    /// Adds a value of `len` bytes, the most recently used from now on, in the place of what has the key.
+    pub(crate) fn insert(&mut self, key: BlockKey, value: V, len: u64) {
+        self.remove(&key);
+        self.values.push(key, (value, len));
+        self.nbytes += len;
+    }
+
+    pub(crate) fn remove(&mut self, key: &BlockKey) {
+        if let Some((_, len)) = self.values.pop(key) {
+            self.nbytes -= len;
+        }
+    }
+
+    /// Takes the least recently used value, with its key and length, if there are more bytes than the capacity.
+    pub(crate) fn pop_above(&mut self) -> Option<(BlockKey, V, u64)> {
+        let (key, (value, len)) = if self.nbytes > self.capacity { self.values.pop_lru()? } else { return None };
+        self.nbytes -= len;
+        Some((key, value, len))
+    }
+
+    /// The value of a key, which is not used by that.
+    pub(crate) fn peek(&self, key: &BlockKey) -> Option<&V> {
+        self.values.peek(key).map(|(value, _)| value)
+    }
+
+    /// Makes the value of a key the most recently used.
+    pub(crate) fn touch(&mut self, key: &BlockKey) {
+        self.values.promote(key);
+    }
+
+    /// Takes all values, the least recently used first.
+    pub(crate) fn drain(&mut self) -> Vec<(BlockKey, V, u64)> {
+        self.nbytes = 0;
+        std::iter::from_fn(|| self.values.pop_lru()).map(|(key, (value, len))| (key, value, len)).collect()
+    }
+
+    /// The least recently used.
+    pub(crate) fn oldest(&self) -> Option<(&BlockKey, &V)> {
+        self.values.peek_lru().map(|(key, (value, _))| (key, value))
+    }
+
+    pub(crate) fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// What is held, when so many blocks have been evicted.
+    pub(crate) fn usage(&self, evicted: u64) -> Usage {
+        Usage { blocks: Some(self.values.len() as u64), nbytes: Some(self.nbytes), evicted }
+    }
+}
