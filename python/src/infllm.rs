@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvcache_manager as core;
 use kvcache_manager::{BlockScore, CacheSpecBuilder, Eviction, FarPositions, InfLlmConfig, Mode};
@@ -13,13 +13,14 @@ use pyo3::types::PyDict;
 
 use crate::append::counts_of;
 use crate::arguments::{self, ShiftLimit};
+use crate::buffers::Pool;
 use crate::id::Id;
 use crate::infllm_step::InfLlmStep;
 use crate::memory::HostMemory;
 use crate::numbers::{choice, count, type_error};
 use crate::refusal::Refusal;
 use crate::rope::Rope;
-use crate::shared::{InfLlmParts, SharedInfLlm};
+use crate::shared::{HeldTiers, InfLlmParts, SharedInfLlm};
 use crate::spec::{self, given};
 use crate::tiers::tiers_of;
 
@@ -142,8 +143,10 @@ impl InfLlm {
         builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
         builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
         let cache = builder.build().map_err(Refusal::from)?;
-        let infllm = core::InfLlm::new(cache, config, tiers_of(tiers)?);
-        let shared = SharedInfLlm::new(infllm.map_err(Refusal::from)?, InfLlmParts::default());
+        let tiers = tiers_of(tiers)?;
+        let infllm = core::InfLlm::new(cache, config, Arc::clone(&tiers) as Arc<dyn core::BlockStore>);
+        let parts = InfLlmParts { tiers: HeldTiers(Some(tiers)), loads: AtomicUsize::new(0), indices: Pool::default() };
+        let shared = SharedInfLlm::new(infllm.map_err(Refusal::from)?, parts);
         Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
     }
 

@@ -22,6 +22,7 @@ mod spec;
 mod states;
 mod stats;
 mod step;
+mod swap;
 mod threads;
 mod tiers;
 

@@ -14,7 +14,7 @@ use crate::id::Id;
 use crate::memory::HostMemory;
 use crate::refusal::Refusal;
 use crate::rope::Rope;
-use crate::shared::{Parts, Pools, SharedManager};
+use crate::shared::{HeldTiers, Parts, Pools, SharedManager};
 use crate::spec::given;
 use crate::step::Step;
 use crate::tiers::tiers_of;
@@ -114,7 +114,7 @@ impl Manager {
             None => core::Manager::new(core_spec),
             Some(tiers) => core::Manager::with_store(core_spec, Arc::clone(tiers) as Arc<dyn core::BlockStore>),
         };
-        let shared = SharedManager::new(manager.map_err(Refusal::from)?, Parts { pools: Pools::default(), tiers });
+        let shared = SharedManager::new(manager.map_err(Refusal::from)?, Parts { pools: Pools::default(), tiers: HeldTiers(tiers) });
         Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
     }
 

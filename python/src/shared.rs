@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use kvcache_manager::{CacheSpec, InfLlm, InfLlmStep, Manager, Step};
 use kvcache_tiers::Tiers;
@@ -70,12 +69,13 @@ pub struct Shared<M, P> {
 #[derive(Debug)]
 pub struct Parts {
     pub pools: Pools,
-    pub tiers: Option<Arc<Tiers>>,
+    pub tiers: HeldTiers,
 }
 
 /// Beside an `InfLlm`: the blocks that were loaded for the last step, and the arrays of steps.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct InfLlmParts {
+    pub tiers: HeldTiers,
     pub loads: AtomicUsize,
     pub indices: Pool,
 }
@@ -157,11 +157,14 @@ impl<M: Managed, P> Shared<M, P> {
     }
 }
 
-/// Waits for what is to be written, without the GIL, which tiers of Python need.
-impl Drop for Parts {
+/// Tiers. Dropped, they wait for what is to be written, without the GIL, which tiers of Python need.
+#[derive(Debug)]
+pub struct HeldTiers(pub Option<Arc<Tiers>>);
+
+impl Drop for HeldTiers {
     fn drop(&mut self) {
-        if let Some(tiers) = self.tiers.take() {
-            let _ = Python::try_attach(|py| py.detach(|| tiers.flush(Duration::from_secs(5))));
+        if let Some(tiers) = self.0.take() {
+            let _ = Python::try_attach(|py| py.detach(|| drop(tiers)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tiers: where rows go when the cache is full, and `Manager`'s methods that move them.
+//! Tiers: where rows go when the cache is full.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,15 +13,11 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyDict;
 
 use crate::arguments;
-use crate::id::Id;
-use crate::manager::Manager;
-use crate::memory::HostMemory;
 use crate::numbers::type_error;
-use crate::refusal::{Refusal, refusal};
-use crate::stats::dict;
+use crate::refusal::refusal;
 
 /// The seconds that a tier has for an answer, unless it is given others.
-const DEADLINE: f64 = 2.0;
+pub(crate) const DEADLINE: f64 = 2.0;
 
 /// Blocks in this process' memory, at most `nbytes` bytes for each manager that is given it: the least recently used ones
 /// go on to the next tier.
@@ -64,9 +60,8 @@ impl FileTier {
 }
 
 /// Blocks in an object store: "s3://bucket/prefix", "gs://...", "az://...", or "file:///folder". Further options are
-/// those of the Rust crate object_store, by their names ("aws_endpoint", "aws_access_key_id", "allow_http" ...); what is not given is
-/// read from the environment. What is there
-/// is bounded by the store's own rules (a lifecycle of the bucket).
+/// those of the Rust crate object_store, by their names ("aws_endpoint", "aws_access_key_id", "allow_http" ...); what is
+/// not given is read from the environment. What is there is bounded by the store's own rules (a lifecycle of the bucket).
 ///
 /// deadline: the seconds after which a call of the tier is given up.
 ///
@@ -92,7 +87,7 @@ impl ObjectTier {
             };
             named.push((name.to_string(), value));
         }
-        far_away::objects(url, named, seconds("deadline", deadline)?).map(Self)
+        remote::objects(url, named, seconds("deadline", deadline)?).map(Self)
     }
 }
 
@@ -110,13 +105,13 @@ impl RedisTier {
     #[new]
     #[pyo3(signature = (url, *, deadline=DEADLINE), text_signature = "(url, *, deadline=2.0)")]
     fn new(url: &str, deadline: f64) -> PyResult<Self> {
-        far_away::redis(url, seconds("deadline", deadline)?).map(Self)
+        remote::redis(url, seconds("deadline", deadline)?).map(Self)
     }
 }
 
 /// Tiers on other machines, which wheels have; builds for tests do without their dependencies.
 #[cfg(feature = "remote")]
-mod far_away {
+mod remote {
     use super::{Arc, Duration, PyResult, Tier, core, unusable};
 
     pub(super) fn objects(url: &str, options: Vec<(String, String)>, deadline: Duration) -> PyResult<Tier> {
@@ -131,7 +126,7 @@ mod far_away {
 }
 
 #[cfg(not(feature = "remote"))]
-mod far_away {
+mod remote {
     use super::{Duration, PyResult, Tier, unusable};
 
     pub(super) fn objects(url: &str, _: Vec<(String, String)>, _: Duration) -> PyResult<Tier> {
@@ -144,7 +139,7 @@ mod far_away {
 }
 
 /// A number of seconds.
-fn seconds(name: &'static str, got: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(name: &'static str, got: f64) -> PyResult<Duration> {
     match Duration::try_from_secs_f64(got) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
         _ => {
@@ -164,6 +159,16 @@ struct PythonStore(Py<PyAny>);
 
 impl PythonStore {
     const METHODS: [&str; 4] = ["get", "put", "contains", "delete"];
+
+    /// The tier that an object is, if it has the methods of one.
+    fn tier(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Tier> {
+        for method in Self::METHODS {
+            if !object.getattr_opt(method)?.is_some_and(|method| method.is_callable()) {
+                return Err(type_error(name, &format!("a tier, with the method {method}"), object));
+            }
+        }
+        Ok(Tier::new(object.get_type().name()?.to_string(), Arc::new(Self(object.clone().unbind()))))
+    }
 
     fn call<T: Send>(&self, used: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T> + Send) -> Result<T, StoreError> {
         let failed = |error: String| StoreError::Failed(error.into());
@@ -208,126 +213,17 @@ pub fn tiers_of(tiers: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Tiers>> {
     let (mut nbytes, mut far) = (0, Vec::new());
     for (i, tier) in tiers.try_iter()?.enumerate() {
         let tier = tier?;
-        if let Ok(tier) = tier.cast::<HostTier>() {
-            if i > 0 {
+        let remote = tier.cast::<FileTier>().map(|tier| &tier.get().0);
+        let remote = remote.or_else(|_| tier.cast::<ObjectTier>().map(|tier| &tier.get().0));
+        let remote = remote.or_else(|_| tier.cast::<RedisTier>().map(|tier| &tier.get().0));
+        match (remote, tier.cast::<HostTier>()) {
+            (Ok(tier), _) => far.push(tier.clone()),
+            (_, Ok(tier)) if i == 0 => nbytes = tier.get().nbytes,
+            (_, Ok(_)) => {
                 return Err(PyTypeError::new_err(format!("tiers[{i}]: expected the HostTier to be the first tier")));
             }
-            nbytes = tier.get().nbytes;
-        } else if let Ok(tier) = tier.cast::<FileTier>() {
-            far.push(tier.get().0.clone());
-        } else if let Ok(tier) = tier.cast::<ObjectTier>() {
-            far.push(tier.get().0.clone());
-        } else if let Ok(tier) = tier.cast::<RedisTier>() {
-            far.push(tier.get().0.clone());
-        } else {
-            for method in PythonStore::METHODS {
-                if !tier.getattr_opt(method)?.is_some_and(|method| method.is_callable()) {
-                    let name = format!("tiers[{i}]");
-                    return Err(type_error(&name, &format!("a tier, with the method {method}"), &tier));
-                }
-            }
-            let name = tier.get_type().name()?.to_string();
-            far.push(Tier::new(name, Arc::new(PythonStore(tier.unbind()))));
+            _ => far.push(PythonStore::tier(&format!("tiers[{i}]"), &tier)?),
         }
     }
     Ok(Arc::new(Tiers::new(core::HostTier::new(nbytes), far).map_err(|error| unusable(error.to_string()))?))
-}
-
-#[pymethods]
-impl Manager {
-    /// Lets `s` leave the cache: its slots are free, and its rows are stored once the next step or `update` begins. It
-    /// keeps its id, positions and tokens; until `swap_in` it can only be freed.
-    ///
-    /// Raises ManagerError: no_tiers, unknown_seq, step_open, lost, swapped.
-    fn swap_out(&self, py: Python<'_>, s: Id) -> PyResult<()> {
-        self.with(py, |manager| manager.swap_out(s.0))
-    }
-
-    /// Brings `s` back into the cache, with every bit; gives how many rows were read from tiers. What is queued is done
-    /// first, as by `update`.
-    ///
-    /// Raises ManagerError: rows_missing (the tiers have not all rows, or not in time; details: missing, rows, reason),
-    /// no_tiers, unknown_seq, step_open, lost, memory_spec, and those of `HostMemory`; CapacityError: out_of_pages,
-    /// no_slot. The sequence stays swapped out then.
-    fn swap_in(&self, py: Python<'_>, s: Id, memory: &Bound<'_, HostMemory>) -> PyResult<usize> {
-        self.shared.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.swap_in(s.0, memory)))
-    }
-
-    /// Says that sequences will be swapped in soon: what is far away is brought nearer meanwhile, also while a step runs.
-    /// With a memory and without an open step, what is queued is done first, as by `update`.
-    ///
-    /// Raises ManagerError: no_tiers, unknown_seq, memory_spec, and those of `HostMemory`.
-    #[pyo3(signature = (seqs, memory=None))]
-    fn prefetch(&self, py: Python<'_>, seqs: Vec<Id>, memory: Option<&Bound<'_, HostMemory>>) -> PyResult<()> {
-        let seqs: Vec<_> = seqs.into_iter().map(|s| s.0).collect();
-        let Some(memory) = memory else {
-            return self.with(py, |manager| py.detach(|| manager.prefetch(&seqs)));
-        };
-        self.shared.with_memory(py, memory, |manager, memory| {
-            let is_open = manager.open_step().map(kvcache_manager::Step::detach).is_some();
-            memory.detached(|memory| {
-                if !is_open {
-                    manager.update(memory)?;
-                }
-                manager.prefetch(&seqs)
-            })
-        })
-    }
-
-    /// Has the next step or `update` store all full pages of known tokens, so that other managers find prompts that begin
-    /// with them. Without it a page is stored when it is evicted.
-    ///
-    /// Raises ManagerError: no_tiers, step_open.
-    fn offload_prefix(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, kvcache_manager::Manager::offload_prefix)
-    }
-
-    /// Waits until what was stored is written, for at most `timeout` seconds. Whether it is.
-    ///
-    /// Raises ManagerError: no_tiers, range.
-    #[pyo3(signature = (timeout=DEADLINE), text_signature = "($self, timeout=2.0)")]
-    fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let timeout = seconds("timeout", timeout)?;
-        let tiers = self.all_tiers()?;
-        Ok(py.detach(|| tiers.flush(timeout)))
-    }
-
-    /// Says how many tokens are computed in a second: from then on rows are not fetched from a tier that is slower, as
-    /// measured, than computing them.
-    ///
-    /// Raises ManagerError: no_tiers, range.
-    fn set_compute_rate(&self, py: Python<'_>, tokens_per_second: f64) -> PyResult<()> {
-        if !(tokens_per_second.is_finite() && tokens_per_second > 0.0) {
-            let message = format!("tokens_per_second is {tokens_per_second}, expected a number above 0");
-            return Err(refusal!("range", message, name = "tokens_per_second", got = tokens_per_second).into());
-        }
-        let row_len = self.with(py, |manager| Ok(manager.spec().bytes_per_token()))?;
-        self.all_tiers()?.set_compute_rate(tokens_per_second * row_len as f64);
-        Ok(())
-    }
-
-    /// What each tier has done, the nearest first, each a dict: name, hits, misses (by reason: absent, late, busy,
-    /// failed, slower, length, format, checksum, key), bytes_read, bytes_written, puts, writes_dropped, evicted, blocks,
-    /// nbytes and read_rate (bytes a second), the last three None where they are not known. Without tiers an empty list.
-    fn tiers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let Some(tiers) = &self.shared.parts.tiers else { return Ok(Vec::new()) };
-        let stats = py.detach(|| tiers.stats());
-        let dict = |tier: core::TierStats| {
-            let misses = PyDict::new(py);
-            for (reason, count) in tier.misses.by_reason() {
-                misses.set_item(reason, count)?;
-            }
-            let dict = dict!(py, tier; name, hits, bytes_read, bytes_written, puts, writes_dropped, evicted, blocks, nbytes,
-                read_rate);
-            dict.set_item("misses", misses)?;
-            Ok(dict)
-        };
-        stats.into_iter().map(dict).collect()
-    }
-}
-
-impl Manager {
-    fn all_tiers(&self) -> PyResult<&Arc<Tiers>> {
-        self.shared.parts.tiers.as_ref().ok_or_else(|| Refusal::from(kvcache_manager::Error::NoTiers).into())
-    }
 }
