@@ -4,15 +4,15 @@ use std::ops::Range;
 
 use kvcache_kernels::LoadedRows;
 
+use super::attention_args::{AttentionArgs, Scales};
 use super::dispatch::PvRowsFunction;
-use super::generic::merge::Sums;
+use super::generic::merge::Accumulator;
 use super::generic::pv_rows::WeightedRows;
-use super::generic::query_row::QueryRow;
 use super::generic::read_rows::Read;
 use super::generic::rows::{BLOCK, Next, Rows};
 use super::generic::scales::Transpose;
-use super::generic::softmax::{HIDDEN, SUMS};
-use super::operands::{Call, Scales};
+use super::generic::softmax::QueryRow;
+use super::generic::softmax::{MASKED, SUMS};
 use super::scratch::LINE;
 use super::source::Offsets;
 
@@ -20,18 +20,18 @@ pub(super) const KEY: usize = 0;
 pub(super) const VALUE: usize = 1;
 
 /// From so many query rows on, packing values is worth it.
-pub(super) const MANY_ROWS: usize = 16;
+pub(super) const PREFILL_ROWS: usize = 16;
 
 /// What query rows have summed over some keys: for each row a maximum, partial sums of weights and sums of values.
 #[derive(Clone, Copy)]
-pub(super) struct State {
+pub(super) struct SoftmaxState {
     pub(super) max: *mut f32,
     pub(super) weights: *mut f32,
     pub(super) values: *mut f32,
     width: usize,
 }
 
-impl State {
+impl SoftmaxState {
     /// The memory that the state of so many rows takes.
     pub(super) fn len(rows: usize, width: usize) -> usize {
         rows.next_multiple_of(LINE) + rows * (SUMS + width)
@@ -68,8 +68,8 @@ impl State {
     }
 
     /// The sums of the first row.
-    pub(super) fn sums(self) -> Sums {
-        Sums { max: self.max, weights: self.weights, values: self.values, width: self.width }
+    pub(super) fn accumulator(self) -> Accumulator {
+        Accumulator { max: self.max, weights: self.weights, values: self.values, width: self.width }
     }
 }
 
@@ -78,8 +78,8 @@ pub(super) struct Queries<'a> {
     pub(super) rows: &'a [QueryRow],
     /// Each row's elements as float32, `width` of them.
     pub(super) query: *const f32,
-    /// What they have summed over the piece's keys before the block.
-    pub(super) state: State,
+    /// What they have summed over the split's keys before the block.
+    pub(super) state: SoftmaxState,
 }
 
 /// Memory for one block of keys.
@@ -102,22 +102,22 @@ pub(super) struct BlockMemory {
 
 impl BlockMemory {
     /// How much it takes for so many query rows at once.
-    pub(super) fn len(call: &Call<'_>, queries: usize) -> usize {
-        let scales = Self::scales_len(call) + Self::group_scales_len(call) + Self::scaled_len(call, queries);
-        2 * BLOCK * call.width + Self::loaded_len(call) + scales + queries * (BLOCK + 2)
+    pub(super) fn len(args: &AttentionArgs<'_>, queries: usize) -> usize {
+        let scales = Self::scales_len(args) + Self::group_scales_len(args) + Self::scaled_len(args, queries);
+        2 * BLOCK * args.width + Self::loaded_len(args) + scales + queries * (BLOCK + 2)
     }
 
     /// The memory in [`len`](Self::len) numbers.
     ///
     /// # Safety
     /// They can be written, and are nobody else's.
-    pub(super) unsafe fn new(memory: *mut f32, call: &Call<'_>, queries: usize) -> Self {
-        let rows = memory.wrapping_add(BLOCK * call.width);
-        let loaded = rows.wrapping_add(BLOCK * call.width);
-        let scales = loaded.wrapping_add(Self::loaded_len(call));
-        let group_scales = scales.wrapping_add(Self::scales_len(call));
-        let scaled = group_scales.wrapping_add(Self::group_scales_len(call));
-        let weights = scaled.wrapping_add(Self::scaled_len(call, queries));
+    pub(super) unsafe fn new(memory: *mut f32, args: &AttentionArgs<'_>, queries: usize) -> Self {
+        let rows = memory.wrapping_add(BLOCK * args.width);
+        let loaded = rows.wrapping_add(BLOCK * args.width);
+        let scales = loaded.wrapping_add(Self::loaded_len(args));
+        let group_scales = scales.wrapping_add(Self::scales_len(args));
+        let scaled = group_scales.wrapping_add(Self::group_scales_len(args));
+        let weights = scaled.wrapping_add(Self::scaled_len(args, queries));
         let rescale = weights.wrapping_add(queries * BLOCK);
         let ones = rescale.wrapping_add(queries);
         // SAFETY: the last `queries` numbers are part of the memory: see `# Safety`.
@@ -125,27 +125,27 @@ impl BlockMemory {
         Self { panel: memory, rows, loaded, scales, group_scales, scaled, weights, rescale, ones }
     }
 
-    fn loaded_len(call: &Call<'_>) -> usize {
-        if call.loader.is_some() { BLOCK * call.width } else { 0 }
+    fn loaded_len(args: &AttentionArgs<'_>) -> usize {
+        if args.loader.is_some() { BLOCK * args.width } else { 0 }
     }
 
     /// Whole registers can be read from each scale on.
-    fn scales_len(call: &Call<'_>) -> usize {
-        call.scales.as_ref().map_or(0, |scales| BLOCK * scales.len * call.heads_at_once() + LINE)
+    fn scales_len(args: &AttentionArgs<'_>) -> usize {
+        args.scales.as_ref().map_or(0, |scales| BLOCK * scales.len * args.heads_at_once() + LINE)
     }
 
     /// Those of keys and of values, of all heads that are read at once.
-    fn group_scales_len(call: &Call<'_>) -> usize {
-        2 * call.heads_at_once() * Self::scales_of_head(call)
+    fn group_scales_len(args: &AttentionArgs<'_>) -> usize {
+        2 * args.heads_at_once() * Self::scales_of_head(args)
     }
 
-    fn scales_of_head(call: &Call<'_>) -> usize {
-        call.integers.map_or(0, |integers| BLOCK * integers.groups)
+    fn scales_of_head(args: &AttentionArgs<'_>) -> usize {
+        args.integers.map_or(0, |integers| BLOCK * integers.groups)
     }
 
-    fn scaled_len(call: &Call<'_>, queries: usize) -> usize {
-        let scales_weights = call.integers.is_some_and(|integers| integers.scales_weights);
-        if scales_weights && queries < MANY_ROWS { queries * Self::scales_of_head(call) } else { 0 }
+    fn scaled_len(args: &AttentionArgs<'_>, queries: usize) -> usize {
+        let scales_weights = args.integers.is_some_and(|integers| integers.scales_weights);
+        if scales_weights && queries < PREFILL_ROWS { queries * Self::scales_of_head(args) } else { 0 }
     }
 }
 
@@ -163,15 +163,21 @@ pub(super) struct BlockRows<'a> {
 impl<'a> BlockRows<'a> {
     /// Rows of some of the tokens, of keys or of values, where they are; what is read in place of them next is
     /// prefetched.
-    pub(super) fn stored<'b>(self, call: &'b Call<'_>, kv: usize, tokens: Range<usize>, next: BlockRows<'b>) -> Rows<'b>
+    pub(super) fn stored<'b>(
+        self,
+        args: &'b AttentionArgs<'_>,
+        kv: usize,
+        tokens: Range<usize>,
+        next: BlockRows<'b>,
+    ) -> Rows<'b>
     where
         'a: 'b,
     {
-        let (from, scale) = call.source.head(kv, self.head);
+        let (from, scale) = args.source.head(kv, self.head);
         let Offsets { cache: offsets, scale: scale_offsets, .. } = self.offsets;
-        let group_bits = call.codes.map_or(0, |codes| codes.group_bits);
-        let len = call.geometry.head_dim;
-        Rows { from, offsets, scale, scale_offsets, len, group_bits, next: self.ahead(call, kv, next) }.some(tokens)
+        let group_bits = args.codes.map_or(0, |codes| codes.group_bits);
+        let len = args.geometry.head_dim;
+        Rows { from, offsets, scale, scale_offsets, len, group_bits, next: self.ahead(args, kv, next) }.some(tokens)
     }
 
     /// The rows with scales of float32: where they are, or read into memory.
@@ -180,7 +186,7 @@ impl<'a> BlockRows<'a> {
     /// The conditions are those of [`floats`](Self::floats).
     pub(super) unsafe fn codes<'b>(
         self,
-        call: &'b Call<'_>,
+        args: &'b AttentionArgs<'_>,
         kv: usize,
         tokens: Range<usize>,
         next: BlockRows<'b>,
@@ -189,8 +195,8 @@ impl<'a> BlockRows<'a> {
     where
         'a: 'b,
     {
-        let rows = self.stored(call, kv, tokens, next);
-        let Some(Scales { read, len, offsets }) = &call.scales else { return rows };
+        let rows = self.stored(args, kv, tokens, next);
+        let Some(Scales { read, len, offsets }) = &args.scales else { return rows };
         let stored = Rows { from: rows.scale, offsets: rows.scale_offsets, len: *len, next: Next::NONE, ..rows };
         // SAFETY: see `# Safety`: the scales are those of slots, and the memory has room for those of a block.
         unsafe { read(&Read { rows: stored, to: memory.scales, to_step: *len }) }
@@ -206,28 +212,28 @@ impl<'a> BlockRows<'a> {
     /// The conditions are those of [`floats`](Self::floats). The heads come in order, with the same tokens and memory.
     pub(super) unsafe fn group_scales(
         self,
-        call: &Call<'_>,
+        args: &AttentionArgs<'_>,
         kv: usize,
         tokens: usize,
         memory: BlockMemory,
     ) -> *const f32 {
-        let Some(integers) = call.integers else { return memory.group_scales };
-        let each = BlockMemory::scales_of_head(call);
+        let Some(integers) = args.integers else { return memory.group_scales };
+        let each = BlockMemory::scales_of_head(args);
         let first = self.head - self.heads.start;
-        let to = memory.group_scales.wrapping_add(kv * call.heads_at_once() * each);
+        let to = memory.group_scales.wrapping_add(kv * args.heads_at_once() * each);
         if kv == KEY {
-            self.prefetch_scales(call);
+            self.prefetch_scales(args);
         }
         if first == 0 {
             let len = integers.groups * self.heads.len();
-            let (from, offsets) = (call.source.head(kv, self.head).1, &self.offsets.scale[..tokens]);
+            let (from, offsets) = (args.source.head(kv, self.head).1, &self.offsets.scale[..tokens]);
             // A sum times an infinite scale could be -inf, which hides a key; a product of 0 and that scale is NaN.
             let nan_for_infinity = kv == KEY;
             // SAFETY: see `# Safety`: the scales are those of slots, heads are adjacent where there are several, and
             // the memory has room for the scales of a block of them.
             unsafe {
                 let transpose = integers.functions.transpose_scales;
-                match &call.scales {
+                match &args.scales {
                     None => transpose(&Transpose { from, offsets, len, nan_for_infinity, to }),
                     Some(Scales { read, .. }) => {
                         let rows = Rows { from, offsets, len, ..Rows::NONE };
@@ -243,16 +249,16 @@ impl<'a> BlockRows<'a> {
     }
 
     /// Prefetches this head's share of the scales of the next block, which its first head reads.
-    fn prefetch_scales(self, call: &Call<'_>) {
+    fn prefetch_scales(self, args: &AttentionArgs<'_>) {
         if std::ptr::eq(self.offsets, self.next_offsets) {
             return;
         }
         let (first, count) = (self.head - self.heads.start, self.heads.len());
         let next = Next {
-            scales: [KEY, VALUE].map(|kv| call.source.head(kv, self.heads.start).1),
+            scales: [KEY, VALUE].map(|kv| args.source.head(kv, self.heads.start).1),
             scale_offsets: &self.next_offsets.scale,
-            scale_len: call.source.head_len()[1] * count,
-            to_l1: call.prefetch_to_l1,
+            scale_len: args.source.head_len()[1] * count,
+            to_l1: args.prefetch_to_l1,
             ..Next::NONE
         };
         next.prefetch_scales(BLOCK * first / count..BLOCK * (first + 1) / count);
@@ -261,30 +267,30 @@ impl<'a> BlockRows<'a> {
     /// What is prefetched while these rows are read: into the first-level cache what is read after them, the values of
     /// these keys or the keys of the next block; into the second, which holds more, the same of the next block. Keys
     /// come with the scales of keys and values of the next block.
-    fn ahead<'b>(self, call: &'b Call<'_>, kv: usize, next: BlockRows<'b>) -> Next<'b>
+    fn ahead<'b>(self, args: &'b AttentionArgs<'_>, kv: usize, next: BlockRows<'b>) -> Next<'b>
     where
         'a: 'b,
     {
         if std::ptr::eq(self.offsets, next.offsets) && self.head == next.head {
             return Next::NONE;
         }
-        let [len, scale_len] = call.source.head_len();
-        let (kv_ahead, ahead) = match (call.prefetch_to_l1, kv) {
+        let [len, scale_len] = args.source.head_len();
+        let (kv_ahead, ahead) = match (args.prefetch_to_l1, kv) {
             (true, KEY) => (VALUE, self),
             (true, _) => (KEY, next),
             (false, kv) => (kv, next),
         };
         // Those of the next head of these tokens may be in the lines that this head's are in. Those of integer codes
         // have prefetches of their own.
-        let line = |head| call.source.head(KEY, head).1.addr() / kvcache_simd::LINE;
+        let line = |head| args.source.head(KEY, head).1.addr() / kvcache_simd::LINE;
         let is_there = std::ptr::eq(self.offsets, next.offsets) && line(self.head) == line(next.head);
-        let with_scales = kv == KEY && scale_len > 0 && !is_there && call.integers.is_none();
+        let with_scales = kv == KEY && scale_len > 0 && !is_there && args.integers.is_none();
         Next {
-            rows: call.source.head(kv_ahead, ahead.head).0,
+            rows: args.source.head(kv_ahead, ahead.head).0,
             offsets: &ahead.offsets.cache,
             len,
-            to_l1: call.prefetch_to_l1,
-            scales: [KEY, VALUE].map(|kv| call.source.head(kv, next.head).1),
+            to_l1: args.prefetch_to_l1,
+            scales: [KEY, VALUE].map(|kv| args.source.head(kv, next.head).1),
             scale_offsets: if with_scales { &next.offsets.scale } else { &[] },
             scale_len,
         }
@@ -297,7 +303,7 @@ impl<'a> BlockRows<'a> {
     /// that have been loaded.
     pub(super) unsafe fn floats<'b>(
         self,
-        call: &'b Call<'_>,
+        args: &'b AttentionArgs<'_>,
         kv: usize,
         tokens: Range<usize>,
         next: BlockRows<'b>,
@@ -307,10 +313,10 @@ impl<'a> BlockRows<'a> {
         'a: 'b,
     {
         // SAFETY: see `# Safety`.
-        let rows = unsafe { self.codes(call, kv, tokens.clone(), next, memory) };
-        let Some(loader) = &call.loader else { return rows };
-        let [cache_step, scale_step] = call.source.steps();
-        let scale_step = call.scales.as_ref().map_or(scale_step, |scales| scales.offsets[1]);
+        let rows = unsafe { self.codes(args, kv, tokens.clone(), next, memory) };
+        let Some(loader) = &args.loader else { return rows };
+        let [cache_step, scale_step] = args.source.steps();
+        let scale_step = args.scales.as_ref().map_or(scale_step, |scales| scales.offsets[1]);
         let to = memory.loaded.cast::<u8>();
         for run in self.offsets.runs() {
             let (first, end) = (run.start.max(tokens.start), run.end.min(tokens.end));
@@ -321,17 +327,17 @@ impl<'a> BlockRows<'a> {
             let scale = rows.scale.wrapping_add(rows.scale_offsets[first - tokens.start]);
             let rows = LoadedRows { count: end - first, cache, cache_step, scale, scale_step };
             // SAFETY: see `# Safety`: the rows are those of slots, and the memory has room for a block of them.
-            unsafe { loader.load(&rows, to.add(call.loaded_offsets[first - tokens.start]), call.loaded_offsets[1]) }
+            unsafe { loader.load(&rows, to.add(args.loaded_offsets[first - tokens.start]), args.loaded_offsets[1]) }
         }
-        let offsets = &call.loaded_offsets[..tokens.len()];
+        let offsets = &args.loaded_offsets[..tokens.len()];
         Rows { from: to, offsets, scale_offsets: offsets, ..rows }
     }
 }
 
-/// Adds PV products, for each query those of the keys that it sees: those whose weight is not [`HIDDEN`].
+/// Adds PV products, for each query those of the keys that it sees: those whose weight is not [`MASKED`].
 ///
 /// # Safety
-/// The conditions are those of [`attend_block`].
+/// The conditions are those of [`attend_decode`].
 pub(super) unsafe fn pv_visible_rows(
     pv: PvRowsFunction,
     values: &WeightedRows<'_>,
@@ -342,13 +348,13 @@ pub(super) unsafe fn pv_visible_rows(
     for r in 0..values.queries {
         // SAFETY: see `# Safety`: each query has a weight for each row.
         unsafe {
-            let is_hidden = |t: usize| (*weights.add(r * BLOCK + t)).to_bits() == HIDDEN.to_bits();
+            let is_masked = |t: usize| (*weights.add(r * BLOCK + t)).to_bits() == MASKED.to_bits();
             let mut rescale = values.rescale.add(r);
             let mut end = 0;
             // Runs of keys that it sees; the first one, which may be empty, rescales.
             while end < keys || rescale != ones {
-                let first = (end..keys).find(|&t| !is_hidden(t)).unwrap_or(keys);
-                end = (first..keys).find(|&t| is_hidden(t)).unwrap_or(keys);
+                let first = (end..keys).find(|&t| !is_masked(t)).unwrap_or(keys);
+                end = (first..keys).find(|&t| is_masked(t)).unwrap_or(keys);
                 pv(&WeightedRows {
                     weights: values.weights.add(r * BLOCK + first),
                     queries: 1,

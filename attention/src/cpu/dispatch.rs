@@ -9,7 +9,7 @@ use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, Portable, Simd};
 
 use super::generic::int_codes::{IntCodes, Word};
-use super::generic::merge::{Finish, Merge, ReadQuery, Result, Row, Sums};
+use super::generic::merge::{Accumulator, Finish, Merge, OutputRow, QueryElements, ReadQuery};
 use super::generic::panel::{Pack, PackCodes, PackKeys};
 use super::generic::pv_panels::{PackRows, PackValues, PvPanels, WeightedPanels};
 use super::generic::pv_rows::{PvRows, WeightedRows};
@@ -18,8 +18,8 @@ use super::generic::qk_panels::{PanelScores, QkPanels};
 use super::generic::qk_rows::{QkRows, RowScores};
 use super::generic::read_rows::{Read, ReadRows, ReadScales};
 use super::generic::scales::{ScaleWeights, Scaled, Transpose, TransposeScales};
-use super::generic::softmax::{Block, Hidden, Softmax};
-use super::generic::softmax_rows::{ManyRows, SoftmaxRows};
+use super::generic::softmax::{Masked, ScoreBlock, Softmax};
+use super::generic::softmax_rows::{ScoreRows, SoftmaxRows};
 use super::generic::tiles::Tiles;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::codes::{Codes, LANES};
@@ -41,22 +41,22 @@ pub(crate) type PvRowsFunction = for<'a> unsafe fn(&WeightedRows<'a>);
 pub(crate) struct Functions {
     /// Float32 values in a register.
     pub(crate) lanes: usize,
-    pub(crate) read_query: unsafe fn(&Row),
+    pub(crate) read_query: unsafe fn(&QueryElements),
     pub(crate) pack_keys: PackFunction,
     pub(crate) read_rows: ReadFunction,
     pub(crate) qk_panels: unsafe fn(&PanelScores),
     /// QK scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which each
     /// element is converted once.
     pub(crate) qk_rows: Option<QkRowsFunction>,
-    pub(crate) softmax: for<'a> unsafe fn(&Block<'a>) -> Hidden,
-    pub(crate) softmax_rows: for<'a> unsafe fn(&ManyRows<'a>) -> bool,
+    pub(crate) softmax: for<'a> unsafe fn(&ScoreBlock<'a>) -> Masked,
+    pub(crate) softmax_rows: for<'a> unsafe fn(&ScoreRows<'a>) -> bool,
     /// PV products over rows of values that are [read](Self::read_rows), and over those that are where they are.
     pub(crate) pv_rows: PvRowsFunction,
     pub(crate) pv_rows_in_place: PvRowsFunction,
     pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
     pub(crate) pv_panels: for<'a> unsafe fn(&WeightedPanels<'a>),
-    pub(crate) merge: unsafe fn(&[Sums; 2]),
-    pub(crate) finish: unsafe fn(&Result) -> f32,
+    pub(crate) merge: unsafe fn(&[Accumulator; 2]),
+    pub(crate) finish: unsafe fn(&OutputRow) -> f32,
 }
 
 /// The functions of an instruction set for a call's T1 and the floats that its rows are read as.

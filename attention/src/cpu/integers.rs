@@ -1,5 +1,6 @@
 //! A block of keys and values that are integer codes, which are multiplied as they are: scales enter the sums.
 
+use super::attention_args::{AttentionArgs, Integers};
 use super::block_rows::{BlockMemory, BlockRows, KEY, Queries, VALUE, pv_visible_rows};
 use super::generic::panel::{PANEL, Pack};
 use super::generic::pv_rows::WeightedRows;
@@ -7,7 +8,6 @@ use super::generic::qk_codes::{CodeScores, Widen};
 use super::generic::rows::{BLOCK, Next, Rows};
 use super::generic::scales::Scaled;
 use super::generic::softmax::SUMS;
-use super::operands::{Call, Integers};
 
 /// From so many queries on, codes become float32 before they are multiplied.
 const WIDENED: usize = 8;
@@ -25,9 +25,9 @@ impl<'a> PackedKeys<'a> {
     /// Packs so many keys of a block, whole registers, for as many queries.
     ///
     /// # Safety
-    /// The conditions are those of [`attend_block`](super::block::attend_block).
+    /// The conditions are those of [`attend_decode`](super::decode::attend_decode).
     pub(super) unsafe fn new(
-        call: &'a Call<'_>,
+        args: &'a AttentionArgs<'_>,
         integers: &Integers,
         keys: usize,
         queries: usize,
@@ -36,11 +36,11 @@ impl<'a> PackedKeys<'a> {
     ) -> Self {
         let words = memory.panel;
         // A word is four codes or more, and takes at most a quarter of as many float32.
-        let panel = (queries >= WIDENED).then_some(words.wrapping_add(BLOCK * call.width / 2));
+        let panel = (queries >= WIDENED).then_some(words.wrapping_add(BLOCK * args.width / 2));
         // SAFETY: see `# Safety`. The rows from `keys` on are as the last.
         unsafe {
-            let scales = here.group_scales(call, KEY, keys, memory);
-            let rows = here.stored(call, KEY, 0..BLOCK, next);
+            let scales = here.group_scales(args, KEY, keys, memory);
+            let rows = here.stored(args, KEY, 0..BLOCK, next);
             let (next, rows) = (rows.next, Rows { next: Next::NONE, ..rows });
             (integers.functions.pack_keys)(&Pack { rows, keys, panel: words });
             Self { words, panel, scales, next }
@@ -50,20 +50,20 @@ impl<'a> PackedKeys<'a> {
     /// QK scores of queries, rows of float32, and so many keys from `first` on, whole registers.
     ///
     /// # Safety
-    /// The conditions are those of [`attend_block`](super::block::attend_block).
+    /// The conditions are those of [`attend_decode`](super::decode::attend_decode).
     pub(super) unsafe fn scores(
         &self,
-        call: &Call<'_>,
+        args: &AttentionArgs<'_>,
         integers: &Integers,
         (query, queries): (*const f32, usize),
         [first, keys]: [usize; 2],
         scores: *mut f32,
     ) {
         let functions = &integers.functions;
-        let head_dim = call.geometry.head_dim;
+        let head_dim = args.geometry.head_dim;
         let products = |at: usize, keys: usize, panel: *const f32| CodeScores {
             query,
-            query_step: call.width,
+            query_step: args.width,
             queries,
             head_dim,
             group: integers.group,
@@ -89,13 +89,13 @@ impl<'a> PackedKeys<'a> {
 /// Adds PV products of few queries and so many values: weights are multiplied with scales, and then with codes.
 ///
 /// # Safety
-/// The conditions are those of [`attend_block`](super::block::attend_block).
+/// The conditions are those of [`attend_decode`](super::decode::attend_decode).
 pub(super) unsafe fn add_integer_values(
-    call: &Call<'_>,
+    args: &AttentionArgs<'_>,
     integers: &Integers,
     &Queries { rows: queries, state, .. }: &Queries<'_>,
     keys: usize,
-    hidden: bool,
+    masked: bool,
     [here, next]: [BlockRows<'_>; 2],
     memory: BlockMemory,
 ) {
@@ -105,20 +105,20 @@ pub(super) unsafe fn add_integer_values(
     let padded = keys.next_multiple_of(SUMS);
     // SAFETY: see `# Safety`. The scales from `keys` on are as the last.
     unsafe {
-        let scales = here.group_scales(call, VALUE, padded, memory);
+        let scales = here.group_scales(args, VALUE, padded, memory);
         (functions.scale_weights)(&Scaled { weights, queries, keys: padded, scales, groups, to: scaled });
         let values = WeightedRows {
             weights: scaled,
             queries,
-            rows: here.stored(call, VALUE, 0..keys, next),
-            width: call.width,
+            rows: here.stored(args, VALUE, 0..keys, next),
+            width: args.width,
             group,
             group_step: queries * BLOCK,
             prefetch: true,
             rescale,
             sums: state.values,
         };
-        match hidden {
+        match masked {
             false => (functions.pv_rows)(&values),
             true => pv_visible_rows(functions.pv_rows, &values, weights, ones),
         }

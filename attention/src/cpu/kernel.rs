@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kvcache_kernels::Workers;
 use kvcache_simd::InstructionSet;
 
+use super::attention_args::AttentionArgs;
 use super::mass::{self, Mass};
-use super::operands::Call;
 use super::schedule::{Schedule, Size};
 use super::scratch;
 use super::task::{self, Shared};
@@ -65,30 +65,30 @@ impl AttentionKernel for AttentionCpu {
             return; // and `num_heads` may be any number
         }
         let mut totals = mass.as_ref().map(|_| vec![[0.0; 2]; problem.total_seqlen() * problem.geometry().num_heads]);
-        let call = Call::new(problem, attn_output, totals.as_deref_mut(), self.instructions);
+        let args = AttentionArgs::new(problem, attn_output, totals.as_deref_mut(), self.instructions);
         let size = Size {
-            num_kv_heads: call.geometry.num_kv_heads,
-            group: call.group(),
-            head_dim: call.geometry.head_dim,
-            heads_are_adjacent: call.source.heads_are_adjacent(),
+            num_kv_heads: args.geometry.num_kv_heads,
+            group: args.group(),
+            head_dim: args.geometry.head_dim,
+            heads_are_adjacent: args.source.heads_are_adjacent(),
             threads: workers.threads(),
             parallel_cost: self.parallel_cost,
         };
         if size.group == 0 || size.head_dim == 0 {
             return;
         }
-        let batch = (0..call.geometry.batch).map(|b| (b, call.indices.sequence(b).queries.len()));
-        let schedule = Schedule::new(size, batch, |b, i| call.visible(b, i));
-        let ended: Vec<_> = (0..schedule.splits).map(|_| AtomicUsize::new(0)).collect();
-        scratch::of_call(schedule.split_rows * task::state_len(&call), |states| {
-            let shared = Shared { units: &schedule.units, ended: &ended, states };
+        let batch = (0..args.geometry.batch).map(|b| (b, args.indices.sequence(b).queries.len()));
+        let schedule = Schedule::new(size, batch, |b, i| args.visible(b, i));
+        let ended: Vec<_> = (0..schedule.reductions).map(|_| AtomicUsize::new(0)).collect();
+        scratch::of_call(schedule.reduction_rows * task::state_len(&args), |states| {
+            let shared = Shared { tiles: &schedule.tiles, ended: &ended, states };
             // SAFETY: the instruction set is supported, checked when the kernel was made; each task is taken once.
-            run_each(&schedule.tasks, schedule.parallel, workers, |task| unsafe { task::run(&call, task, &shared) });
+            run_each(&schedule.tasks, schedule.parallel, workers, |task| unsafe { task::run(&args, task, &shared) });
         });
         if let Some(mass) = mass {
             let mass = Mass { data: mass.as_mut_ptr(), total_kvlen: problem.total_kvlen() };
             // SAFETY: as above, and all tasks that keep totals have ended.
-            run_each(&mass::tasks(&call), schedule.parallel, workers, |task| unsafe { mass::run(&call, task, &mass) });
+            run_each(&mass::tasks(&args), schedule.parallel, workers, |task| unsafe { mass::run(&args, task, &mass) });
         }
     }
 }

@@ -6,14 +6,14 @@
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-use super::block::qk_packed;
-use super::block_rows::{BlockMemory, BlockRows, Queries, State};
-use super::generic::merge::Row;
-use super::generic::query_row::QueryRow;
+use super::attention_args::AttentionArgs;
+use super::block_rows::{BlockMemory, BlockRows, Queries, SoftmaxState};
+use super::decode::qk_packed;
+use super::generic::merge::QueryElements;
 use super::generic::rows::BLOCK;
-use super::generic::softmax::{Block, HIDDEN, SUMS};
-use super::operands::Call;
-use super::schedule::PIECE;
+use super::generic::softmax::QueryRow;
+use super::generic::softmax::{MASKED, SUMS, ScoreBlock};
+use super::schedule::KV_SPLIT;
 use super::scratch;
 use super::source::Offsets;
 use crate::problem::RaggedRows;
@@ -27,63 +27,63 @@ pub(super) struct Mass {
     pub(super) total_kvlen: usize,
 }
 
-// SAFETY: each element is written by the one task that has its key head and its piece of keys.
+// SAFETY: each element is written by the one task that has its key head and its split of keys.
 unsafe impl Sync for Mass {}
 
-/// The mass of a piece of the keys of a sequence, of the query heads of a key head.
+/// The mass of a split of the keys of a sequence, of the query heads of a key head.
 pub(super) struct MassTask {
     b: usize,
     head: usize,
-    piece: usize,
+    split: usize,
 }
 
 /// The tasks of a call.
-pub(super) fn tasks(call: &Call<'_>) -> Vec<MassTask> {
-    let pieces = |b: usize| 0..call.indices.sequence(b).keys.len().div_ceil(PIECE);
-    let heads = (0..call.geometry.batch).flat_map(|b| (0..call.geometry.num_kv_heads).map(move |head| (b, head)));
-    heads.flat_map(|(b, head)| pieces(b).map(move |piece| MassTask { b, head, piece })).collect()
+pub(super) fn tasks(args: &AttentionArgs<'_>) -> Vec<MassTask> {
+    let splits = |b: usize| 0..args.indices.sequence(b).keys.len().div_ceil(KV_SPLIT);
+    let heads = (0..args.geometry.batch).flat_map(|b| (0..args.geometry.num_kv_heads).map(move |head| (b, head)));
+    heads.flat_map(|(b, head)| splits(b).map(move |split| MassTask { b, head, split })).collect()
 }
 
 /// Runs a task.
 ///
 /// # Safety
-/// The instruction set is supported, and the call has all its [totals](Call::total). Each task of the call is run once.
-pub(super) unsafe fn run(call: &Call<'_>, &MassTask { b, head, piece }: &MassTask, mass: &Mass) {
-    let RaggedRows { queries, keys } = call.indices.sequence(b);
-    let (group, width) = (call.group(), call.width);
+/// The instruction set is supported, and the call has all its [totals](AttentionArgs::total). Each task of the call is run once.
+pub(super) unsafe fn run(args: &AttentionArgs<'_>, &MassTask { b, head, split }: &MassTask, mass: &Mass) {
+    let RaggedRows { queries, keys } = args.indices.sequence(b);
+    let (group, width) = (args.group(), args.width);
     let at_once = (MOST_ROWS / group).max(1);
     let most = at_once * group;
-    let piece = piece * PIECE..keys.len().min((piece + 1) * PIECE);
+    let split = split * KV_SPLIT..keys.len().min((split + 1) * KV_SPLIT);
     let of_head = |g: usize| mass.data.wrapping_add((head * group + g) * mass.total_kvlen + keys.start);
     let mut offsets = Offsets::default();
-    scratch::of_thread(State::len(most, 0) + most * width + BlockMemory::len(call, most), |numbers| {
-        let state = State::new(numbers, most, 0);
-        let query = numbers.wrapping_add(State::len(most, 0));
-        // SAFETY: the memory has room for all of these; the rows are those of the problem; the keys of the piece have
+    scratch::of_thread(SoftmaxState::len(most, 0) + most * width + BlockMemory::len(args, most), |numbers| {
+        let state = SoftmaxState::new(numbers, most, 0);
+        let query = numbers.wrapping_add(SoftmaxState::len(most, 0));
+        // SAFETY: the memory has room for all of these; the rows are those of the problem; the keys of the split have
         // elements of the mass in each query head, which are this task's.
         unsafe {
-            let memory = BlockMemory::new(query.wrapping_add(most * width), call, most);
+            let memory = BlockMemory::new(query.wrapping_add(most * width), args, most);
             for first in (0..queries.len()).step_by(at_once) {
                 let some = first..queries.len().min(first + at_once);
                 let rows = some.flat_map(|i| (0..group).map(move |g| (i, head * group + g)));
-                let rows: Vec<QueryRow> = rows.map(|(i, h)| call.query_row(b, i, h)).collect();
+                let rows: Vec<QueryRow> = rows.map(|(i, h)| args.query_row(b, i, h)).collect();
                 for (r, row) in rows.iter().enumerate() {
-                    let (from, to) = (call.query(row), query.add(r * width));
-                    (call.functions.read_query)(&Row { from, len: call.geometry.head_dim, to });
-                    *state.max.add(r) = call.total(row)[0];
+                    let (from, to) = (args.query(row), query.add(r * width));
+                    (args.functions.read_query)(&QueryElements { from, len: args.geometry.head_dim, to });
+                    *state.max.add(r) = args.total(row)[0];
                 }
-                let seen = rows.last().map_or(0, |row| row.visible).min(piece.end);
-                for start in (piece.start..seen).step_by(BLOCK) {
-                    let keys = start..piece.end.min(start + BLOCK);
-                    call.source.offsets(b, keys.clone(), &mut offsets);
+                let seen = rows.last().map_or(0, |row| row.visible).min(split.end);
+                for start in (split.start..seen).step_by(BLOCK) {
+                    let keys = start..split.end.min(start + BLOCK);
+                    args.source.offsets(b, keys.clone(), &mut offsets);
                     let (heads, offsets) = (&(head..head + 1), &offsets);
                     let here = BlockRows { head, heads, offsets, next_offsets: offsets };
                     let queries = Queries { rows: &rows, query, state };
-                    qk_packed(call, &queries, keys.len().next_multiple_of(SUMS), [here, here], memory);
-                    let (scores, rescale, factor) = (memory.weights, memory.rescale, call.factor);
+                    qk_packed(args, &queries, keys.len().next_multiple_of(SUMS), [here, here], memory);
+                    let (scores, rescale, factor) = (memory.weights, memory.rescale, args.factor);
                     let (max, sums) = (state.max, state.weights);
                     // The maximum is final: weights need no rescaling.
-                    (call.functions.softmax)(&Block {
+                    (args.functions.softmax)(&ScoreBlock {
                         rows: &rows,
                         keys: keys.clone(),
                         scores,
@@ -93,17 +93,17 @@ pub(super) unsafe fn run(call: &Call<'_>, &MassTask { b, head, piece }: &MassTas
                         rescale,
                     });
                     for (r, row) in rows.iter().enumerate() {
-                        let total = call.total(row)[1];
+                        let total = args.total(row)[1];
                         let weights = from_raw_parts(scores.add(r * BLOCK), keys.len());
                         let sums = from_raw_parts_mut(of_head(r % group).add(start), keys.len());
                         for (sum, weight) in sums.iter_mut().zip(weights) {
-                            *sum += if weight.to_bits() == HIDDEN.to_bits() { 0.0 } else { weight / total };
+                            *sum += if weight.to_bits() == MASKED.to_bits() { 0.0 } else { weight / total };
                         }
                     }
                 }
             }
             for g in 0..group {
-                let sums = from_raw_parts_mut(of_head(g).add(piece.start), piece.len());
+                let sums = from_raw_parts_mut(of_head(g).add(split.start), split.len());
                 // As in attn_output, what is not a number has one representation.
                 sums.iter_mut().filter(|sum| sum.is_nan()).for_each(|sum| *sum = f32::NAN);
             }

@@ -16,8 +16,8 @@
 //! 3. Weights are added in [`SUMS`](generic::softmax::SUMS) partial sums, that of key t to number `t % SUMS`; weighted
 //!    values by fused multiply-adds, from the first key to the last. Where groups of integer codes are whole times 16,
 //!    the weight is multiplied with the scale of a key's group, and that with its codes.
-//! 4. Blocks are summed by pieces of [`PIECE`](schedule::PIECE) keys, the first of which begins at key 0. Each piece
-//!    has a maximum and sums of its own. They are merged into those of the pieces before them, in order: both are
+//! 4. Blocks are summed by KV splits of [`KV_SPLIT`](schedule::KV_SPLIT) keys, the first of which begins at key 0. Each split
+//!    has a maximum and sums of its own. They are merged into those of the splits before them, in order: both are
 //!    multiplied with `exp(own maximum - larger maximum)` and added.
 //! 5. In the end the partial sums of weights are added by halves, and each sum of weighted values is divided by that. A
 //!    zero is +0, NaN is one NaN.
@@ -26,14 +26,14 @@
 //!
 //! A key that the query does not see enters nothing, whatever its numbers: its score is -inf, its weight is 0 and its
 //! value is not added. So the result depends on the rows that the query sees, in the order of the sequence, and on
-//! nothing else: not on which queries are computed together, nor on who computes which piece. How many lanes a register
+//! nothing else: not on which queries are computed together, nor on who computes which split. How many lanes a register
 //! has decides nothing either, so all instruction sets with fused multiply-adds give the same bits.
 //!
 //! # Three ways to a product
 //! Few queries, as in decoding, are multiplied with floats where they are: the elements of a row are in the lanes of a
 //! register, which are the partial sums, and are added across lanes in the end
 //! ([`qk_rows`](generic::qk_rows)). Nothing is transposed, so less waits for memory. Many queries, as in
-//! prompts, are multiplied with a panel of keys, transposed: keys are in the lanes, and the partial sums come one after
+//! prefill, are multiplied with a panel of keys, transposed: keys are in the lanes, and the partial sums come one after
 //! the other ([`qk_panels`](generic::qk_panels)), which takes fewer instructions once the panel is there. Integer codes
 //! are transposed as words of four or eight codes, which costs little, and become float32 in registers, or for many
 //! queries in the panel ([`qk_codes`](generic::qk_codes)): a scale is used once a group, and not once an element.
@@ -47,24 +47,24 @@
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads); `mass` (of
-//! keys, once weights are final) and `task` (a thread's work: query rows over pieces); `schedule` (queries and pieces
-//! to tasks); `prompt` (many query rows of one key head over one block of keys); `block` (a few rows); `integers` (a
-//! block of integer codes); `block_rows` (a block's rows and memory); `operands` (of a call) and `source` (rows to
-//! addresses); `dispatch` (which functions); `x86_64`, `aarch64` and `portable`; `generic` (the functions over any
-//! vector registers).
+//! keys, once weights are final) and `task` (a thread's work: query rows over KV splits); `schedule` (queries and KV
+//! splits to tasks); `prefill` (many query rows of one key head over one block of keys); `decode` (a few rows);
+//! `integers` (a block of integer codes); `block_rows` (a block's rows and memory); `attention_args` (a call's operands
+//! and functions) and `source` (rows to addresses); `dispatch` (which functions); `x86_64`, `neon` and `portable`;
+//! `generic` (the functions over any vector registers).
 
-#[cfg(target_arch = "aarch64")]
-mod aarch64;
-mod block;
+mod attention_args;
 mod block_rows;
+mod decode;
 mod dispatch;
 mod generic;
 mod integers;
 mod kernel;
 mod mass;
-mod operands;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
-mod prompt;
+mod prefill;
 mod schedule;
 mod scratch;
 mod source;

@@ -1,12 +1,24 @@
-//! Cuts a call into tasks for threads: queries of one sequence, key heads, and pieces of keys.
+//! Cuts a call into tasks for threads: queries of one sequence, key heads, and KV splits.
 //!
-//! How it is cut decides nothing but who computes what: the sums of a query row are those of whole pieces, in order.
+//! ```text
+//! for each sequence
+//!     for some of its queries                            as many as are worth one pass over the keys
+//!         for some key heads                             all, if a token's heads are adjacent; else one
+//!             work tile: these query rows, over the keys that the last of them sees
+//! for each work tile
+//!     KV splits of 1024 keys, the first of which begins at key 0
+//!     task: some of its splits in a row, so many that each thread gets several tasks
+//!     several tasks share a reduction: each split's state is kept, and the last task to end merges them in order
+//! the tasks with most work first
+//! ```
+//!
+//! How a call is cut decides nothing but who computes what: the sums of a query row are those of whole splits, in order.
 
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// Keys in a piece, the first of which is key 0 of a sequence; whole blocks.
-pub(super) const PIECE: usize = 1024;
+/// Keys in a KV split, the first of which is key 0 of a sequence; whole blocks.
+pub(super) const KV_SPLIT: usize = 1024;
 
 /// Query rows of one key head that are computed together, at most, unless one query has more.
 const MOST_ROWS: usize = 512;
@@ -17,10 +29,10 @@ const MOST_ROWS_OF_HEADS: usize = 256;
 /// Tasks for each thread, so that they end at about the same time.
 const TASKS_PER_THREAD: usize = 8;
 
-/// Query rows of a unit from which on states of pieces, kept by themselves, are much memory.
-const MANY_ROWS: usize = 64;
+/// Query rows of a tile from which on the kept states of splits are much memory.
+const LARGE_TILE_ROWS: usize = 64;
 
-/// Tasks of such units for each thread.
+/// Tasks of such tiles for each thread.
 const LARGE_TASKS_PER_THREAD: usize = 4;
 
 /// What reading a key and a value costs, in query rows.
@@ -28,54 +40,54 @@ const READING: usize = 4;
 
 /// Queries of one sequence, for some key heads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Unit {
+pub(super) struct WorkTile {
     /// The sequence.
     pub(super) b: usize,
     /// Its queries, counted in the sequence.
     pub(super) queries: Range<usize>,
     /// The key heads.
     pub(super) heads: Range<usize>,
-    /// So many keys are seen, the first ones.
+    /// The number of keys that are seen, the first ones.
     pub(super) keys: usize,
     /// All queries of the sequence, times its keys.
     pub(super) work: usize,
-    /// If it is several tasks: what they share.
-    pub(super) split: Option<Split>,
+    /// How the results of its tasks are merged, if it is several tasks.
+    pub(super) reduction: Option<Reduction>,
 }
 
-/// What the tasks of a unit share.
+/// The merge of the states that the tasks of a tile leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Split {
-    /// Its number among the split units.
+pub(super) struct Reduction {
+    /// Its number among the reductions of the call.
     pub(super) index: usize,
-    /// How many tasks it is.
+    /// The number of tasks.
     pub(super) tasks: usize,
-    /// Where the states of its pieces begin, in query rows.
+    /// Where the states of the tile's splits begin, in query rows.
     pub(super) first_row: usize,
 }
 
-/// Some pieces of a unit, or all.
+/// Some splits of a tile, or all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Task {
-    pub(super) unit: usize,
-    pub(super) pieces: Range<usize>,
+    pub(super) tile: usize,
+    pub(super) splits: Range<usize>,
 }
 
-/// A call, cut.
+/// A call, cut into tasks.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    pub(super) units: Vec<Unit>,
+    pub(super) tiles: Vec<WorkTile>,
     /// The largest first.
     pub(super) tasks: Vec<Task>,
-    /// How many units are several tasks.
-    pub(super) splits: usize,
-    /// Query rows of which states of pieces are kept.
-    pub(super) split_rows: usize,
+    /// The number of tiles that are several tasks.
+    pub(super) reductions: usize,
+    /// Query rows whose states of splits are kept.
+    pub(super) reduction_rows: usize,
     /// Whether it is worth more than one thread.
     pub(super) parallel: bool,
 }
 
-/// What there is to cut.
+/// The sizes of a call, and the threads that it is cut for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
     pub(super) num_kv_heads: usize,
@@ -90,15 +102,15 @@ pub(super) struct Size {
     pub(super) parallel_cost: usize,
 }
 
-impl Unit {
+impl WorkTile {
     /// Query rows of one key head.
     pub(super) fn rows(&self, group: usize) -> usize {
         self.queries.len() * group
     }
 
-    /// How many pieces its keys are.
-    pub(super) fn pieces(&self) -> usize {
-        self.keys.div_ceil(PIECE)
+    /// How many splits its keys are.
+    pub(super) fn splits(&self) -> usize {
+        self.keys.div_ceil(KV_SPLIT)
     }
 
     fn cost(&self, size: &Size, keys: usize) -> usize {
@@ -127,34 +139,35 @@ impl Schedule {
                 let keys = visible(b, queries.end - 1);
                 for head in (0..num_kv_heads).step_by(heads) {
                     let heads = head..num_kv_heads.min(head + heads);
-                    schedule.units.push(Unit { b, queries: queries.clone(), heads, keys, work, split: None });
+                    schedule.tiles.push(WorkTile { b, queries: queries.clone(), heads, keys, work, reduction: None });
                 }
             }
         }
-        let cost: usize = schedule.units.iter().map(|unit| unit.cost(&size, unit.keys)).sum();
+        let cost: usize = schedule.tiles.iter().map(|tile| tile.cost(&size, tile.keys)).sum();
         schedule.parallel = threads > 1 && cost >= size.parallel_cost;
-        for (i, unit) in schedule.units.iter_mut().enumerate() {
-            let pieces = unit.pieces();
-            let per_thread = if unit.rows(group) < MANY_ROWS { TASKS_PER_THREAD } else { LARGE_TASKS_PER_THREAD };
+        for (i, tile) in schedule.tiles.iter_mut().enumerate() {
+            let splits = tile.splits();
+            let per_thread = if tile.rows(group) < LARGE_TILE_ROWS { TASKS_PER_THREAD } else { LARGE_TASKS_PER_THREAD };
             let most = if schedule.parallel { cost / (threads * per_thread) } else { usize::MAX };
-            let at_once = most.div_ceil(unit.cost(&size, PIECE).max(1)).clamp(1, pieces.max(1));
-            if at_once < pieces {
-                let tasks = pieces.div_ceil(at_once);
-                let rows = pieces * unit.rows(group) * unit.heads.len();
-                unit.split = Some(Split { index: schedule.splits, tasks, first_row: schedule.split_rows });
-                schedule.splits += 1;
-                schedule.split_rows += rows;
+            let at_once = most.div_ceil(tile.cost(&size, KV_SPLIT).max(1)).clamp(1, splits.max(1));
+            if at_once < splits {
+                let tasks = splits.div_ceil(at_once);
+                let rows = splits * tile.rows(group) * tile.heads.len();
+                tile.reduction =
+                    Some(Reduction { index: schedule.reductions, tasks, first_row: schedule.reduction_rows });
+                schedule.reductions += 1;
+                schedule.reduction_rows += rows;
             }
-            let firsts = (0..pieces.max(1)).step_by(at_once);
-            schedule.tasks.extend(firsts.map(|first| Task { unit: i, pieces: first..pieces.min(first + at_once) }));
+            let firsts = (0..splits.max(1)).step_by(at_once);
+            schedule.tasks.extend(firsts.map(|first| Task { tile: i, splits: first..splits.min(first + at_once) }));
         }
         if cost >= size.parallel_cost {
             // Sequences with more work first, so that what is left at the end is little; key head by key head, whose
             // keys and values may then still be in a cache; the queries that see most first.
-            let units = &schedule.units;
+            let tiles = &schedule.tiles;
             schedule.tasks.sort_by_key(|task| {
-                let Unit { b, ref queries, ref heads, work, .. } = units[task.unit];
-                (Reverse(work), b, heads.start, Reverse(queries.start), task.pieces.start)
+                let WorkTile { b, ref queries, ref heads, work, .. } = tiles[task.tile];
+                (Reverse(work), b, heads.start, Reverse(queries.start), task.splits.start)
             });
         }
         schedule

@@ -1,4 +1,4 @@
-//! The online softmax merge: sums over two pieces of a sequence become the sums over both, and those over all pieces
+//! The online softmax merge: sums over two splits of a sequence become the sums over both, and those over all splits
 //! the output.
 
 use std::marker::PhantomData;
@@ -10,7 +10,7 @@ use super::tiles::Tiles;
 
 /// What one query has summed over some keys.
 #[derive(Clone, Copy)]
-pub(crate) struct Sums {
+pub(crate) struct Accumulator {
     /// The largest score.
     pub(crate) max: *mut f32,
     /// [`SUMS`] partial sums of weights.
@@ -20,15 +20,15 @@ pub(crate) struct Sums {
     pub(crate) width: usize,
 }
 
-/// Merges the sums of one query over two pieces, the second into the first.
+/// Merges the sums of one query over two splits, the second into the first.
 pub(crate) struct Merge;
 
 impl<S: Tiles> Function<S> for Merge {
-    type Arguments<'a> = [Sums; 2];
+    type Arguments<'a> = [Accumulator; 2];
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(&[to, from]: &[Sums; 2]) {
+    unsafe fn run(&[to, from]: &[Accumulator; 2]) {
         // SAFETY: both have a maximum, SUMS sums and `width` sums.
         unsafe {
             let maxima = [*to.max, *from.max];
@@ -47,8 +47,8 @@ impl<S: Tiles> Function<S> for Merge {
 }
 
 /// What a query has summed over all keys, and where its output is written.
-pub(crate) struct Result {
-    pub(crate) sums: Sums,
+pub(crate) struct OutputRow {
+    pub(crate) sums: Accumulator,
     /// So many elements of T1.
     pub(crate) output: *mut u8,
     pub(crate) len: usize,
@@ -58,11 +58,11 @@ pub(crate) struct Result {
 pub(crate) struct Finish<T>(PhantomData<T>);
 
 impl<S: Tiles, T: Float> Function<S> for Finish<T> {
-    type Arguments<'a> = Result;
+    type Arguments<'a> = OutputRow;
     type Output = f32;
 
     #[inline(always)]
-    unsafe fn run(&Result { sums, output, len }: &Result) -> f32 {
+    unsafe fn run(&OutputRow { sums, output, len }: &OutputRow) -> f32 {
         // SAFETY: there are SUMS and `width` sums, and `len` elements of the output.
         unsafe {
             let mut weights = *sums.weights.cast::<[f32; SUMS]>();
@@ -91,7 +91,7 @@ impl<S: Tiles, T: Float> Function<S> for Finish<T> {
 }
 
 /// Some elements of a row, and where they are written as float32.
-pub(crate) struct Row {
+pub(crate) struct QueryElements {
     /// So many elements of a float type.
     pub(crate) from: *const u8,
     pub(crate) len: usize,
@@ -103,11 +103,11 @@ pub(crate) struct Row {
 pub(crate) struct ReadQuery<T>(PhantomData<T>);
 
 impl<S: Tiles, T: Float> Function<S> for ReadQuery<T> {
-    type Arguments<'a> = Row;
+    type Arguments<'a> = QueryElements;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(&Row { from, len, to }: &Row) {
+    unsafe fn run(&QueryElements { from, len, to }: &QueryElements) {
         for i in (0..len).step_by(S::LANES) {
             // SAFETY: `len` elements can be read, and whole registers be written.
             unsafe {

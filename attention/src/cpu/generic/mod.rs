@@ -9,7 +9,6 @@ pub(super) mod pv_rows;
 pub(super) mod qk_codes;
 pub(super) mod qk_panels;
 pub(super) mod qk_rows;
-pub(super) mod query_row;
 pub(super) mod read_rows;
 pub(super) mod rows;
 pub(super) mod scales;

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use kvcache_simd::Function;
 
 use super::rows::{BLOCK, Rows};
-use super::softmax::HIDDEN;
+use super::softmax::MASKED;
 use super::stored::Stored;
 use super::tiles::Tiles;
 
@@ -63,8 +63,8 @@ pub(crate) struct WeightedPanels<'a> {
     pub(crate) weights: *const f32,
     /// How many keys, the first ones, each query sees.
     pub(crate) seen: &'a [usize],
-    /// Whether there are other keys that a query does not see, whose weight is [`HIDDEN`].
-    pub(crate) hidden: bool,
+    /// Whether there are other keys that a query does not see, whose weight is [`MASKED`].
+    pub(crate) masked: bool,
     /// What [`PackValues`] makes of so many keys.
     pub(crate) panels: *const f32,
     pub(crate) keys: usize,
@@ -130,7 +130,7 @@ unsafe fn tile<S: Tiles, const Q: usize, const C: usize>(values: &WeightedPanels
     unsafe {
         let seen = &values.seen[query..][..Q];
         let (least, most) = seen.iter().fold((usize::MAX, 0), |(least, most), &n| (least.min(n), most.max(n)));
-        let of_all = if values.hidden { 0 } else { least };
+        let of_all = if values.masked { 0 } else { least };
         let (panel, to) = (values.panels.add(first * values.keys), values.sums.add(query * values.width + first));
         let weights = values.weights.add(query * BLOCK);
         let mut products = MaybeUninit::<[[f32; BLOCK]; Q]>::uninit();
@@ -166,7 +166,7 @@ unsafe fn tile<S: Tiles, const Q: usize, const C: usize>(values: &WeightedPanels
         for t in of_all..most {
             let row = registers::<S, C>(panel.add(t * step));
             for (i, sums) in sums.iter_mut().enumerate() {
-                if t < seen[i] && (*weights.add(i * BLOCK + t)).to_bits() != HIDDEN.to_bits() {
+                if t < seen[i] && (*weights.add(i * BLOCK + t)).to_bits() != MASKED.to_bits() {
                     let weight = S::splat(*scaled.add(i * BLOCK + t));
                     for (c, sum) in sums.iter_mut().enumerate() {
                         *sum = S::mul_add(weight, row[c], *sum);

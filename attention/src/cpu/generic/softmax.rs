@@ -6,7 +6,6 @@ use std::ops::Range;
 use kvcache_simd::{Float, Function, MOST_LANES};
 
 use super::exp::exp;
-use super::query_row::QueryRow;
 use super::rows::BLOCK;
 use super::tiles::Tiles;
 
@@ -14,10 +13,24 @@ use super::tiles::Tiles;
 pub(crate) const SUMS: usize = 16;
 
 /// The weight of a key that the query does not see: -0. A seen key's is +0 where it underflows.
-pub(crate) const HIDDEN: f32 = -0.0;
+pub(crate) const MASKED: f32 = -0.0;
+
+/// A query row, and what it sees of its sequence.
+#[derive(Clone, Copy)]
+pub(crate) struct QueryRow {
+    /// The number of keys that it sees, the first ones, but for the mask.
+    pub(crate) visible: usize,
+    /// Its row of `attn_mask` from the sequence's first column on, with an element for each visible key; or null.
+    pub(crate) mask: *const u8,
+    /// ALiBi's slope, and the key at whose distance the bias is 0; the slope is 0 without.
+    pub(crate) slope: f32,
+    pub(crate) position: i64,
+    /// Its elements of `query` and `attn_output`, in bytes.
+    pub(crate) at: usize,
+}
 
 /// The products of some queries with the keys of a block, and what is known of the keys before.
-pub(crate) struct Block<'a> {
+pub(crate) struct ScoreBlock<'a> {
     pub(crate) rows: &'a [QueryRow],
     /// The block's keys.
     pub(crate) keys: Range<usize>,
@@ -49,47 +62,47 @@ pub(super) const COUNT: [f32; MOST_LANES] = {
     count
 };
 
-/// Which weights are [`HIDDEN`].
+/// Which weights are [`MASKED`].
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Hidden {
+pub(crate) struct Masked {
     /// Some row's weight of some key of the block.
     pub(crate) any: bool,
     /// Some row's weight of a key that the row sees but for the mask: it is masked, or its score is -inf by itself.
     pub(crate) among_visible: bool,
 }
 
-impl Hidden {
+impl Masked {
     fn add(&mut self, Self { any, among_visible }: Self) {
         *self = Self { any: self.any | any, among_visible: self.among_visible | among_visible };
     }
 }
 
 impl<S: Tiles, T: Float> Function<S> for Softmax<T> {
-    type Arguments<'a> = Block<'a>;
-    type Output = Hidden;
+    type Arguments<'a> = ScoreBlock<'a>;
+    type Output = Masked;
 
     #[inline(always)]
-    unsafe fn run(block: &Block<'_>) -> Hidden {
-        let mut hidden = Hidden::default();
+    unsafe fn run(block: &ScoreBlock<'_>) -> Masked {
+        let mut masked = Masked::default();
         let mut first = 0;
         // SAFETY: the block has the rows from `first` on.
         unsafe {
             while block.rows.len() - first >= AT_ONCE {
-                hidden.add(rows::<S, T, AT_ONCE>(block, first));
+                masked.add(rows::<S, T, AT_ONCE>(block, first));
                 first += AT_ONCE;
             }
             for r in first..block.rows.len() {
-                hidden.add(rows::<S, T, 1>(block, r));
+                masked.add(rows::<S, T, 1>(block, r));
             }
         }
-        hidden
+        masked
     }
 }
 
 /// R rows from `first` on.
 #[inline(always)]
-unsafe fn rows<S: Tiles, T: Float, const R: usize>(block: &Block<'_>, first: usize) -> Hidden {
-    let hidden = f32::NEG_INFINITY;
+unsafe fn rows<S: Tiles, T: Float, const R: usize>(block: &ScoreBlock<'_>, first: usize) -> Masked {
+    let masked = f32::NEG_INFINITY;
     let (keys, len) = (block.keys.len(), block.keys.len().next_multiple_of(SUMS));
     let rows = &block.rows[first..][..R];
     let visible: [usize; R] = std::array::from_fn(|r| rows[r].visible.saturating_sub(block.keys.start).min(keys));
@@ -110,15 +123,15 @@ unsafe fn rows<S: Tiles, T: Float, const R: usize>(block: &Block<'_>, first: usi
                 }
                 if visible[r] < at + S::LANES {
                     let seen = S::splat(visible[r].saturating_sub(at) as f32);
-                    score = S::if_less(S::read_f32(COUNT.as_ptr()), seen, score, S::splat(hidden));
+                    score = S::if_less(S::read_f32(COUNT.as_ptr()), seen, score, S::splat(masked));
                 }
-                unseen[r] += S::count_equal(score, S::splat(hidden));
+                unseen[r] += S::count_equal(score, S::splat(masked));
                 largest = S::max(score, largest);
                 S::write_f32(scores.add(at), score);
             }
             let largest = S::max_lane(largest);
             // Nothing seen so far: any number will do, as all weights are 0, or NaN.
-            reference[r] = if largest == hidden { 0.0 } else { largest };
+            reference[r] = if largest == masked { 0.0 } else { largest };
             changes[r] = if largest == before { 0.0 } else { before - reference[r] };
             *block.max.add(first + r) = largest;
         }
@@ -136,7 +149,7 @@ unsafe fn rows<S: Tiles, T: Float, const R: usize>(block: &Block<'_>, first: usi
                     let to = scores.add(r * BLOCK + at);
                     let score = S::read_f32(to);
                     let weight = exp::<S>(S::sub(score, S::splat(reference[r])));
-                    let weight = S::if_equal(score, S::splat(hidden), S::splat(HIDDEN), weight);
+                    let weight = S::if_equal(score, S::splat(masked), S::splat(MASKED), weight);
                     S::write_f32(to, weight);
                     *sum = S::add(*sum, weight);
                 }
@@ -145,11 +158,11 @@ unsafe fn rows<S: Tiles, T: Float, const R: usize>(block: &Block<'_>, first: usi
                 S::write_f32(sums.add(r * SUMS + i), *sum);
             }
         }
-        let mut hidden = Hidden::default();
+        let mut masked = Masked::default();
         for r in 0..R {
-            hidden.add(Hidden { any: unseen[r] > len - keys, among_visible: unseen[r] > len - visible[r] });
+            masked.add(Masked { any: unseen[r] > len - keys, among_visible: unseen[r] > len - visible[r] });
         }
-        hidden
+        masked
     }
 }
 
@@ -157,7 +170,7 @@ unsafe fn rows<S: Tiles, T: Float, const R: usize>(block: &Block<'_>, first: usi
 /// `visible` on have any.
 #[inline(always)]
 unsafe fn biased_score<S: Tiles, T: Float>(
-    block: &Block<'_>,
+    block: &ScoreBlock<'_>,
     row: &QueryRow,
     at: usize,
     visible: usize,

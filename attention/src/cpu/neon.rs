@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use kvcache_simd::Neon;
 
-use super::super::generic::tiles::{HALVES, Registers, Tiles};
+use super::generic::tiles::{HALVES, Registers, Tiles};
 
 /// Lane i of register j becomes lane j of register i.
 #[inline(always)]

@@ -12,8 +12,8 @@ use super::dispatch::{
 };
 use super::generic::panel::WORDS;
 use super::generic::qk_panels::PARTS;
-use super::generic::query_row::QueryRow;
 use super::generic::rows::BLOCK;
+use super::generic::softmax::QueryRow;
 use super::generic::softmax::SUMS;
 use super::source::Source;
 use crate::masking::{alibi_slopes, visible_keys};
@@ -61,7 +61,7 @@ impl Integers {
 }
 
 /// A call, and how it is computed.
-pub(super) struct Call<'a> {
+pub(super) struct AttentionArgs<'a> {
     pub(super) geometry: AttentionGeometry,
     pub(super) indices: AttentionIndices<'a>,
     pub(super) functions: Functions,
@@ -106,9 +106,9 @@ pub(super) struct Call<'a> {
 
 // SAFETY: `AttentionProblem::assume_checked`: nobody else writes what is read here, and each element of `attn_output`
 // and of the totals is written by the one task that has its query row.
-unsafe impl Sync for Call<'_> {}
+unsafe impl Sync for AttentionArgs<'_> {}
 
-impl<'a> Call<'a> {
+impl<'a> AttentionArgs<'a> {
     pub(super) fn new(
         problem: &'a AttentionProblem<'_>,
         attn_output: &'a mut [MaybeUninit<u8>],

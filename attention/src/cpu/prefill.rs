@@ -1,35 +1,42 @@
-//! Many query rows that share a key head, over one block of keys: prompts, of which a block of keys serves so many rows
-//! that its values are worth packing, too.
+//! Many query rows that share a key head, over one block of keys: prefill. A block of keys serves so many rows that its
+//! values are worth packing, too.
 //!
-//! The sums are those of [`attend_block`](super::block::attend_block), to the bit.
+//! ```text
+//! rows without a visible key of the block are left out
+//! for each panel of 32 keys: pack the keys, scores = query rows x panel
+//! weights = exp(scores - new maximum), a register of rows at once where there is neither mask nor ALiBi
+//! pack the values; sums = sums * exp(old maximum - new maximum) + weights x panels of values
+//! ```
+//!
+//! The sums are those of [`attend_decode`](super::decode::attend_decode), to the bit.
 
 use std::ops::Range;
 
+use super::attention_args::AttentionArgs;
 use super::block_rows::{BlockMemory, BlockRows, KEY, Queries, VALUE};
 use super::generic::panel::{PANEL, Pack};
 use super::generic::pv_panels::{PackRows, WeightedPanels};
 use super::generic::qk_panels::PanelScores;
 use super::generic::read_rows::Read;
 use super::generic::rows::{BLOCK, Next};
-use super::generic::softmax::{Block, SUMS};
-use super::generic::softmax_rows::ManyRows;
+use super::generic::softmax::{SUMS, ScoreBlock};
+use super::generic::softmax_rows::ScoreRows;
 use super::integers::PackedKeys;
-use super::operands::Call;
 
 /// Adds one block of keys to what the query rows have summed.
 ///
 /// # Safety
-/// The conditions are those of [`attend_block`](super::block::attend_block).
-pub(super) unsafe fn attend_many_rows(
-    call: &Call<'_>,
+/// The conditions are those of [`attend_decode`](super::decode::attend_decode).
+pub(super) unsafe fn attend_prefill(
+    args: &AttentionArgs<'_>,
     queries: &Queries<'_>,
     keys: Range<usize>,
     [here, next]: [BlockRows<'_>; 2],
     memory: BlockMemory,
 ) {
-    let Call { functions, width, .. } = *call;
+    let AttentionArgs { functions, width, .. } = *args;
     let BlockMemory { panel, weights, rescale, .. } = memory;
-    let head_dim = call.geometry.head_dim;
+    let head_dim = args.geometry.head_dim;
     let padded = keys.len().next_multiple_of(SUMS);
     // A row sees no less than the one before it: the first ones may see nothing of the block.
     let blind = queries.rows.partition_point(|row| row.visible <= keys.start);
@@ -38,10 +45,10 @@ pub(super) unsafe fn attend_many_rows(
     let seen: Vec<usize> = rows.iter().map(|row| (row.visible - keys.start).min(keys.len())).collect();
     // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last, or of any numbers.
     unsafe {
-        let packed = call
+        let packed = args
             .integers
             .as_ref()
-            .map(|integers| (integers, PackedKeys::new(call, integers, padded, rows.len(), [here, next], memory)));
+            .map(|integers| (integers, PackedKeys::new(args, integers, padded, rows.len(), [here, next], memory)));
         for first in (0..padded).step_by(PANEL) {
             let keys = PANEL.min(padded - first);
             // These queries see none of the keys.
@@ -49,31 +56,31 @@ pub(super) unsafe fn attend_many_rows(
             let (query, queries) = (query.add(without * width), rows.len() - without);
             let scores = weights.add(without * BLOCK + first);
             if let Some((integers, packed)) = &packed {
-                packed.scores(call, integers, (query, queries), [first, keys], weights.add(without * BLOCK));
+                packed.scores(args, integers, (query, queries), [first, keys], weights.add(without * BLOCK));
                 continue;
             }
-            let panel_rows = here.floats(call, KEY, first..first + PANEL, next, memory);
+            let panel_rows = here.floats(args, KEY, first..first + PANEL, next, memory);
             (functions.pack_keys)(&Pack { rows: panel_rows, keys, panel });
             (functions.qk_panels)(&PanelScores { query, query_step: width, queries, head_dim, panel, keys, scores });
         }
-        let (factor, max, sums) = (call.factor, state.max, state.weights);
-        let hidden = if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {
-            (functions.softmax_rows)(&ManyRows { scores: weights, seen: &seen, factor, max, sums, rescale })
+        let (factor, max, sums) = (args.factor, state.max, state.weights);
+        let masked = if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {
+            (functions.softmax_rows)(&ScoreRows { scores: weights, seen: &seen, factor, max, sums, rescale })
         } else {
-            let block = Block { rows, keys: keys.clone(), scores: weights, factor, max, sums, rescale };
+            let block = ScoreBlock { rows, keys: keys.clone(), scores: weights, factor, max, sums, rescale };
             (functions.softmax)(&block).among_visible
         };
         let panels = panel;
         let (mut group, mut scales) = (0, None);
-        if let Some(integers) = call.integers.filter(|integers| integers.scales_weights) {
-            (group, scales) = (integers.group, Some(here.group_scales(call, VALUE, padded, memory)));
-            let rows = here.stored(call, VALUE, 0..keys.len(), next);
+        if let Some(integers) = args.integers.filter(|integers| integers.scales_weights) {
+            (group, scales) = (integers.group, Some(here.group_scales(args, VALUE, padded, memory)));
+            let rows = here.stored(args, VALUE, 0..keys.len(), next);
             (integers.functions.pack_values)(&PackRows { rows, width, group, panels });
         } else {
-            let mut rows = here.floats(call, VALUE, 0..keys.len(), next, memory);
-            if !call.in_place {
+            let mut rows = here.floats(args, VALUE, 0..keys.len(), next, memory);
+            if !args.in_place {
                 (functions.read_rows)(&Read { rows, to: memory.rows, to_step: width });
-                (rows.from, rows.offsets) = (memory.rows.cast_const().cast(), &call.scratch_offsets[..keys.len()]);
+                (rows.from, rows.offsets) = (memory.rows.cast_const().cast(), &args.scratch_offsets[..keys.len()]);
                 (rows.scale_offsets, rows.next) = (rows.offsets, Next::NONE);
             }
             (functions.pack_values)(&PackRows { rows, width, group, panels });
@@ -81,7 +88,7 @@ pub(super) unsafe fn attend_many_rows(
         (functions.pv_panels)(&WeightedPanels {
             weights,
             seen: &seen,
-            hidden,
+            masked,
             panels,
             keys: keys.len(),
             width,

@@ -1,3 +1,0 @@
-//! Instruction sets of aarch64.
-
-mod neon;
