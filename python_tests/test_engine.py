@@ -184,7 +184,10 @@ REFUSED: list[tuple[str, object, dict[str, object]]] = [
     ("sampling_range", [1], {"temperature": -1.0}),
     ("sampling_range", [1], {"top_p": 1.5}),
     ("sampling_range", [1], {"temperature": float("nan")}),
+    ("prompt_type", b"text", {}),
+    ("prompt_too_long", "a" * 12_000_000, {}),
     ("sampling_range", [1], {"stop": "text"}),
+    ("sampling_range", [1], {"stop": None}),
     ("sampling_range", [1], {"stop": ("",)}),
 ]
 
@@ -195,9 +198,59 @@ def test_refused(path: Path) -> None:
     for kind, prompt, sampling in REFUSED:
         with refused(kind):
             shared.submit(prompt, **sampling)
-    with pytest.raises(KvCacheError, match="max_batch of 16"):
-        engine(path, token_budget=8)
-    assert not shared.step()
+    for kind, text, options in (
+        ("engine_range", "token_budget is 8, expected at least 16, which is max_batch", {"token_budget": 8}),
+        ("engine_range", "max_batch is 0, expected at least 1", {"max_batch": 0}),
+        ("engine_range", "max_tokens is 0, expected at least 1", {"max_tokens": 0}),
+        ("engine_option", "window is 8, which the model's graph does not serve", {"window": 8}),
+        ("engine_option", "key_form is 'raw', which", {"key_form": "raw"}),
+    ):
+        with refused(kind, text):
+            engine(path, **options)
+    with refused("engine_range", "threads is 100000, expected 0 to 1024"):
+        Engine(path, threads=100_000)
+    with refused("token_range"):
+        shared.save(path.with_name("session"), [10**6])
+    assert not shared.step() and not path.with_name("session").exists()
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones(path: Path, alone: list[list[int]]) -> None:
+    """It has its first token within five steps, and long ones go on meanwhile, also where short ones keep coming."""
+    long = [[(7 * i + j) % 200 + 3 for i in range(300)] for j in range(2)]
+    expected = [engine(path).generate([prompt], max_new_tokens=3)[0].answer for prompt in long]
+    shared = engine(path, max_batch=4, token_budget=16)
+    requests = [shared.submit(prompt, max_new_tokens=3) for prompt in long]
+    shared.step()
+    while any(request.finish is None for request in requests):
+        short = shared.submit(PROMPTS[0], max_new_tokens=12)
+        for _ in range(5):
+            shared.step()
+        assert short.answer
+        shared.generate([])
+        while short.finish is None:
+            shared.step()
+        assert short.answer == alone[0]
+    assert [request.answer for request in requests] == expected
+
+
+def test_a_prompt_of_too_many_pages(path: Path, alone: list[list[int]]) -> None:
+    """It is refused at once, an answer ends at the last page, and others go on."""
+    shared = engine(path, max_pages=2)
+    with refused("prompt_too_long", "expected at most 16, the context"):
+        shared.submit(PROMPTS[3])
+    request = shared.submit(PROMPTS[0], max_new_tokens=100)
+    assert list(request) and (request.finish, len(request.answer)) == ("length", 12)
+    assert request.answer == alone[0]
+
+
+@pytest.mark.parametrize("fields", [{}, {"llama.attention.sliding_window": 9}], ids=["plain", "window"])
+def test_cells_are_refused(tmp_path: Path, fields: dict[str, object]) -> None:
+    """Their steps have all tokens in one sequence, which an engine's have not."""
+    source = write_gguf(tmp_path / "model.gguf", fields=fields)
+    path = models.build(source, tmp_path / "model", cache_mode=0)
+    with refused("engine_option", "mode is 'cells', which the model's graph does not serve"):
+        engine(path, mode="cells")
+    assert engine(path, mode="runs").generate([PROMPTS[0]], max_new_tokens=1)[0].error is None
 
 
 def test_logprobs(path: Path, alone: list[list[int]]) -> None:

@@ -57,6 +57,7 @@ def test_build(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ([str(tmp_path / "none"), str(out)], "source_missing: there is no file or folder"),
         ([__file__, str(out)], "source_damaged: "),
         ([str(source), str(source)], "FileExistsError: "),
+        ([str(source), ""], "out_empty: "),
     ):
         assert main(["build", *arguments]) == 2
         assert capsys.readouterr().err.startswith(text)
@@ -158,8 +159,9 @@ def test_a_conversation_goes_on(
     assert "0 of 59 prompt tokens from the cache" in answered
     loaded, answered = chat(f"/load {saved}", "a")
     assert loaded.startswith("2 messages") and "64 of 105 prompt tokens from the cache" in answered
-    [refused] = chat(f"/load {saved}", cache="int4")
-    assert refused.startswith("types: ")
+    said, loaded, answered = chat(f"/load {saved}", "a", cache="int4")
+    assert said.startswith(f"{saved}.kv is not used, the text is computed again: ")
+    assert loaded.startswith("2 messages") and "0 of 105 prompt tokens from the cache" in answered
     said = chat(*["the theme " * 20] * 5)
     assert [line for line in said if not line.startswith("[20 tokens")] == [
         "the context has 512 tokens: the oldest 4 messages are forgotten"

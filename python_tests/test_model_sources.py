@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -241,7 +243,11 @@ FILES: dict[str, tuple[str, str, dict[str, object]]] = {
     ),
     "heads": ("config_range", "a multiple of num_kv_heads 3", {"fields": {"llama.attention.head_count_kv": 3}}),
     "layers": ("config_range", "num_layers is 0", {"fields": {"llama.block_count": 0}}),
-    "field": ("config_type", "llama.block_count is a str, expected a int", {"fields": {"llama.block_count": "two"}}),
+    "field": ("config_type", "llama.block_count is of the type str", {"fields": {"llama.block_count": "two"}}),
+    "no epsilon": ("config_range", "norm_eps is 0.0", {"fields": {"llama.attention.layer_norm_rms_epsilon": 0.0}}),
+    "window": ("config_range", "sliding_window is 4294967295", {
+        "fields": {"llama.attention.sliding_window": 2**32 - 1}
+    }),
     "rope": ("rope_unsupported", "rope_type is 'longrope'", {
         "fields": {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 4.0}
     }),
@@ -285,7 +291,23 @@ FOLDERS: dict[str, tuple[str, str, Callable[[Path], None]]] = {
     ),
     "no config": ("source_missing", "there is no config.json", rewrite("config.json", None)),
     "no tokenizer": ("source_missing", "there is no tokenizer.json", rewrite("tokenizer.json", None)),
-    "half": ("tensor_missing", "there is no tensor", rewrite("model-1.safetensors", None)),
+    "half": (
+        "tensor_missing",
+        "there is no tensor model.layers.0.self_attn.v_proj.weight in",
+        rewrite("model-1.safetensors", None),
+    ),
+    "no first half": ("tensor_missing", "there is no tensor ", rewrite("model-0.safetensors", None)),
+    "part of the shards": (
+        "source_missing",
+        "there is no model-2.safetensors in",
+        rewrite("model.safetensors.index.json", '{"weight_map": {"a": "model-2.safetensors"}}'),
+    ),
+    "an index of nothing": ("source_damaged", "weight_map of", rewrite("model.safetensors.index.json", "{}")),
+    "a tensor twice": (
+        "source_damaged",
+        "is in model-0.safetensors and in model-9.safetensors",
+        lambda folder: shutil.copy(folder / "model-0.safetensors", folder / "model-9.safetensors") and None,
+    ),
     "weights": ("source_damaged", "model-0.safetensors is no whole", rewrite("model-0.safetensors", "x" * 40)),
     "json": ("source_damaged", "config.json is no JSON", rewrite("config.json", "{")),
     "tokenizer": ("source_damaged", "tokenizer.json is no tokenizer", rewrite("tokenizer.json", "{}")),
@@ -297,10 +319,35 @@ FOLDERS: dict[str, tuple[str, str, Callable[[Path], None]]] = {
         "hidden_act is 'gelu' in config.json, expected 'silu'",
         change(hidden_act="gelu"),
     ),
+    "float": ("config_type", "num_hidden_layers is 2.0 in config.json", change(num_hidden_layers=2.0)),
+    "rope": ("config_type", "rope_scaling is ['a'] in config.json, expected an object", change(rope_scaling=["a"])),
+    "base": ("config_range", "rope has the base '1'", change(rope_parameters={"rope_theta": "1"})),
+    "end": ("config_type", "eos_token_id is 'x'", change(eos_token_id="x")),
+    "negative end": ("tokenizer_mismatch", "the tokenizer has the token -1", change(eos_token_id=[1, -1])),
+    "template": ("config_type", "chat_template is 7", rewrite("tokenizer_config.json", '{"chat_template": 7}')),
+    "no epsilon": ("config_range", "norm_eps is -1", change(rms_norm_eps=-1)),
+    **{
+        f"window {window}": (kind, f"sliding_window is {window!r}", change(model_type="mistral", sliding_window=window))
+        for kind, window in (
+            ("config_type", "x"),
+            ("config_type", 1.5),
+            ("config_range", 0),
+            ("config_range", 10**12),
+        )
+    },
+    "dynamic": (
+        "rope_unsupported",
+        "rope_type is 'dynamic', expected default, linear, llama3 or yarn",
+        change(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+    ),
     "scaling": ("rope_unsupported", "rope_type is 'longrope'", change(rope_scaling={"rope_type": "longrope"})),
-    "part of yarn": ("rope_unsupported", "not whole", change(rope_scaling={"rope_type": "yarn"})),
+    "part of yarn": ("rope_unsupported", "has no 'factor'", change(rope_scaling={"rope_type": "yarn"})),
     "no angles": ("rope_unsupported", "no finite", change(rope_scaling={"type": "linear", "factor": 1e-320})),
-    "part of a scaling": ("rope_unsupported", "not whole", change(rope_scaling={"rope_type": "llama3", "factor": 8})),
+    "part of a scaling": (
+        "rope_unsupported",
+        "has no 'original_max_position_embeddings'",
+        change(rope_scaling={"rope_type": "llama3", "factor": 8}),
+    ),
     "some windows": (
         "config_unsupported",
         "for some of the layers",
@@ -327,6 +374,8 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
     refuses("head_dim_not_divisible", "", path, quant_group=48)
     refuses("weights_quantized", "is quantized in the file", path, weights="float16")
     refuses("source_missing", "there is no file or folder", tmp_path / "none.gguf")
+    with refused("out_empty"):
+        models.build(path, "")
 
 
 def test_a_model_that_is_refused(tmp_path: Path) -> None:
@@ -346,9 +395,39 @@ def test_a_model_that_is_refused(tmp_path: Path) -> None:
     for name in whole:
         refused_model("model_missing", name, None)
     refused_model("model_damaged", "model.onnx.data", whole["model.onnx.data"][:-1])
+    other = models.build(tmp_path / "model.gguf", tmp_path / "other").with_name("model.onnx.data")
+    refused_model("model_damaged", "model.onnx.data", other.read_bytes())
     refused_model("model_damaged", "model.onnx", whole["model.onnx"][:1000])
     refused_model("model_format", "model.onnx", b"")
     refused_model("model_damaged", "tokenizer.json", whole["tokenizer.json"][:-9])
     larger = json.loads(whole["tokenizer.json"])
     larger["model"]["vocab"]["more"] = len(TOKENS)
     refused_model("tokenizer_mismatch", "tokenizer.json", json.dumps(larger).encode())
+
+
+def test_builds_into_one_folder_at_once(tmp_path: Path) -> None:
+    """One of them stays, whole, and nothing of the others."""
+    sources = [write_gguf(tmp_path / "a.gguf"), write_gguf(tmp_path / "b.gguf", "Q8_0")]
+    alone = {models.load(models.build(path, tmp_path / path.stem)).fingerprint for path in sources}
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda path: models.build(path, tmp_path / "model"), sources * 4))
+    assert models.load(tmp_path / "model").fingerprint in alone
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.onnx", "model.onnx.data", "tokenizer.json"}
+
+
+def test_a_template_among_others(tmp_path: Path) -> None:
+    """The one that is called default; what is none of a folder's templates is passed over."""
+    folder = write_folder(tmp_path / "source")
+    for templates, expected in (([{"name": "default", "template": "x"}, "a"], "x"), (["a"], None)):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+        assert models.load(models.build(folder, tmp_path / "model")).chat_template == expected
+
+
+def test_a_file_that_is_cut(tmp_path: Path) -> None:
+    """Wherever: it is refused in words about the file."""
+    whole = write_gguf(tmp_path / "whole.gguf").read_bytes()
+    for size in (1, 3, 20, 200, 3000, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.gguf").write_bytes(whole[:size])
+        refuses("source_damaged", "cut.gguf is no whole GGUF file: ", tmp_path / "cut.gguf")
+    (tmp_path / "cut.gguf").write_bytes(whole.replace(b"{{ messages }}", b"{{ message\xff }}"))
+    refuses("source_damaged", "tokenizer.chat_template is damaged: 'utf-8' codec", tmp_path / "cut.gguf")

@@ -10,13 +10,16 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import openai
 import pytest
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
+from kvcache_ops.serve import serve
 from openai import OpenAI
 
+from compare import refused
 from served import GREEDY, MESSAGES, NAN_TOKEN, TEXTS, Serving, expected, path, serving, shared
 from tiny_models import TOKENS
 
@@ -116,6 +119,10 @@ BAD: list[tuple[str, object, str, str | None]] = [
     (CHAT, {"messages": ["a"]}, "parameter_invalid", "messages[0]"),
     (CHAT, {"messages": [{"content": "a"}]}, "parameter_invalid", "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "parameter_invalid", CONTENT),
+    (CHAT, {"messages": [{"role": "user"}]}, "parameter_invalid", CONTENT),
+    (CHAT, {"messages": [{"role": "user", "content": None}]}, "parameter_invalid", CONTENT),
+    (CHAT, {"messages": [{"role": "user", "content": "a" * 10_000_000}]}, "context_length_exceeded", "messages"),
+    (TEXT, {"prompt": "a" * 10_000_000}, "context_length_exceeded", "prompt"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parameter_invalid", CONTENT),
     (CHAT, {"messages": [{"role": "user", "tool_calls": [1]}]}, "unsupported_parameter", "messages[0].tool_calls"),
     (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "prompt_type", "messages"),
@@ -188,6 +195,28 @@ def test_overload(path: Path) -> None:
         assert ask(messages=MESSAGES, max_tokens=3, **GREEDY).usage.completion_tokens == 3
 
 
+def test_a_prompt_is_tokenized_in_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond the limit is refused before it costs anything; a place is free again after a refusal."""
+    with serving(path, max_requests=1) as full, ThreadPoolExecutor(1) as pool:
+        begun, go_on, encode = Event(), Event(), full.engine.encode
+
+        def wait(prompt: str) -> list[int]:
+            begun.set()
+            assert go_on.wait(60)
+            return encode(prompt)
+
+        monkeypatch.setattr(full.engine, "encode", wait)
+        ask = full.client.completions.create
+        first = pool.submit(ask, prompt="", **GREEDY)
+        assert begun.wait(60)
+        with pytest.raises(openai.InternalServerError, match="expected at most 1"):
+            ask(prompt="a", **GREEDY)
+        go_on.set()
+        with pytest.raises(openai.BadRequestError, match="no tokens"):
+            first.result()
+        assert ask(prompt="a", **GREEDY).choices
+
+
 def test_shutdown_in_the_middle(path: Path) -> None:
     """Streams and whole answers end with an error, and nothing hangs; what arrives meanwhile is refused."""
     with serving(path, grace=0.5) as ending, ThreadPoolExecutor(2) as pool:
@@ -217,19 +246,32 @@ def test_a_shutdown_lets_answers_end(path: Path, expected: list[str]) -> None:
 
 
 def test_the_command(path: Path) -> None:
-    """Until Ctrl-C, with an answer in the making."""
-    command = [sys.executable, "-m", "kvcache_ops", "serve", str(path), "--port", "0", "--name", "tiny", "--grace", "0"]
+    """Until Ctrl-C, which lets an answer go on, and another, which ends it; the model's id is in the log."""
+    command = [sys.executable, "-m", "kvcache_ops", "serve", str(path), "--port", "0"]
     with subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stderr
-        port = next(found[1] for line in process.stderr if (found := re.search(rb"127\.0\.0\.1:(\d+)", line))).decode()
+        log = [next(process.stderr)]
+        while not (found := re.search(rb"127\.0\.0\.1:(\d+)", log[-1])):
+            log.append(next(process.stderr))
+        port = found[1].decode()
+        assert b"Serving the model tiny\n" in b"".join(log)
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
         stream = client.chat.completions.create(messages=MESSAGES, stream=True, **GREEDY)
         assert next(stream).choices
         process.send_signal(signal.SIGINT)
+        assert b"Shutting down" in next(process.stderr) and next(stream).choices
+        process.send_signal(signal.SIGINT)
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
-        process.communicate(timeout=30)
+        assert b"Traceback" not in process.communicate(timeout=30)[1]
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("options", [{"port": 99999}, {"port": -1}, {"grace": -1}, {"max_requests": 0}])
+def test_the_command_refuses(shared: Serving, options: dict[str, int]) -> None:
+    """Before it listens."""
+    with refused("serve_range"):
+        serve(shared.engine, **{"port": 0} | options)
 
 
 __all__ = ["expected", "path", "shared"]  # fixtures

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from kvcache_ops._command import main
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        from kvcache_ops._command import main
+
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvcache_ops._errors import KvCacheError
+from kvcache_ops._errors import KvCacheError, ManagerError
 from kvcache_ops._interrupt import interruptible
 from kvcache_ops.engine import Engine, Request
 from kvcache_ops.models import ChatTemplate
@@ -28,7 +28,9 @@ class Chat:
     def run(self) -> int:
         """The conversation, until /quit or the end of the input; gives 0."""
         try:
-            import readline  # noqa: F401, which edits input()'s line
+            import readline  # which edits input()'s line
+
+            readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
         except ImportError:
             pass
         _say(f"{self._engine.model.name}: {_HELP}")
@@ -46,7 +48,7 @@ class Chat:
             try:
                 if line == "/quit":
                     return 0
-                if line.startswith("/"):
+                if line.startswith("/") and "\n" not in line:
                     self._command(*line.partition(" ")[::2])
                 elif line:
                     self._answer(line)
@@ -90,10 +92,8 @@ class Chat:
 
     def _in_context(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[int]]:
         """Messages and their tokens; past 3/4 of the context without the oldest messages, down to a half."""
-        tokens, context = self._template.tokens(messages), self._engine.context_length
-        if 4 * len(tokens) > 3 * context:
-            messages, tokens = self._template.shortened(messages, context // 2)
-        return messages, tokens
+        context = self._engine.context_length
+        return self._template.shortened(messages, 3 * context // 4, context // 2)
 
     def _status(self, request: Request, waited: float, seconds: float) -> str:
         count, stats = len(request.answer), self._engine.manager.stats()
@@ -124,8 +124,11 @@ class Chat:
             self._template.tokens(messages)
         except (ValueError, LookupError, TypeError) as error:
             raise KvCacheError(f"{path} has no conversation: {error}", "chat_damaged") from error
-        if _session(path).exists():  # refused if it is of another model or cache
-            self._engine.load(_session(path))
+        if _session(path).exists():
+            try:
+                self._engine.load(_session(path))
+            except ManagerError as error:  # of another model or format of cache, or damaged
+                _say(f"{_session(path)} is not used, the text is computed again: {error}")
         self._messages = messages
         _say(f"{len(messages)} messages of {path}")
 

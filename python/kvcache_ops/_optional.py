@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +22,8 @@ def require(name: str, extra: str = "") -> None:
 def load(module: str, what: str, extra: str = "") -> Any:
     """A module of such a package, for a function, which is called `what`. Raises KvCacheError "package_missing"."""
     package = module.partition(".")[0]
+    if package == "onnxruntime":  # which else writes a device id below ~/.cache when it is imported
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         return import_module(module)
     except ImportError as error:

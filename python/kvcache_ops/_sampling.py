@@ -53,8 +53,9 @@ class Sampling:
             if isinstance(got, bool) or not isinstance(got, kind) or not low <= got <= high:
                 number = "a whole number" if kind is Integral else "a number"
                 raise KvCacheError(f"{name} is {got!r}, expected {number} of {low} to {high}", "sampling_range")
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
-            raise KvCacheError(f"stop is {self.stop!r}, expected texts that are not empty", "sampling_range")
+        if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) and text for text in self.stop):
+            message = f"stop is {self.stop!r}, expected a tuple of texts, none of them empty"
+            raise KvCacheError(message, "sampling_range")
 
 
 @dataclass(frozen=True)

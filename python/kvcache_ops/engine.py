@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from operator import index
 from threading import RLock
 from typing import Any
@@ -21,15 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
-from kvcache_ops._optional import load as load_package
 from kvcache_ops._sampling import Sampler, Sampling, TokenLogprobs
 from kvcache_ops.manager import Append, HostMemory, Step
 from kvcache_ops.models import Model, load  # which says what to install
+from kvcache_ops.models._model import session_options
 
 # isort: split
 from tokenizers.decoders import DecodeStream
 
 __all__ = ["Engine", "Request", "Sampling", "TokenLogprobs"]
+
+_OF_THE_GRAPH = ("rope", "key_form", "mode")  # arguments of Manager that a graph decides
+_OF_THE_MASK = ("window", "sink")  # and those that need its input attn_mask
+_ALWAYS_SERVED = ("paged", "runs", "roped", 0)
 
 
 class Request:
@@ -59,6 +64,11 @@ class Request:
         self.stored = 0  # how many of them the sequence has
         self.found: int | None = None  # how many of them a look into the cache has found, before the first step
         self.sequence = -1  # while it runs
+
+    @property
+    def missing(self) -> int:
+        """How many tokens of the context are still to be computed: 1 of an answer under way."""
+        return len(self.context) - (self.stored or self.found or 0)
 
     def __iter__(self) -> Iterator[str]:
         said = 0
@@ -112,10 +122,16 @@ class Engine:
     """A model, its session, its cache, and the requests that share them. Threads may share it, too.
 
     model: of `models.load`, or the path of one. max_tokens: slots of the cache, for all answers together; by default a
-    context of the model, at most 16384. max_batch: answers that are computed at once. token_budget: tokens of a step;
-    what is longer comes in chunks. keep: how many tokens of an answer's beginning stay when it outgrows the context,
-    and half of the others go; None ends it there. threads: those of ONNX Runtime, 0 for all processors.
-    management: further arguments of `Manager`.
+    context of the model, at most 16384. max_batch: answers that are computed at once. token_budget: tokens of a step,
+    at least `max_batch`. Each answer under way gets its next token; of the rest the oldest prompt gets half, and what
+    remains goes to the prompts with the fewest tokens left, so that a short prompt does not wait for long ones.
+    keep: how many tokens of an answer's beginning stay when it outgrows the context, and half of the others go; None
+    ends it there. threads: those of ONNX Runtime, 0 for all processors. management: further arguments of `Manager`,
+    but for `rope`, `key_form` "raw" and `mode` "cells", and, where the model's graph has no input attn_mask, `window`
+    and `sink`.
+
+    Raises KvCacheError: "engine_range" for a number, "engine_option" for an option that the graph does not serve, and
+    what `Manager` raises.
     """
 
     def __init__(
@@ -129,19 +145,29 @@ class Engine:
         threads: int = 0,
         **management: Any,
     ) -> None:
+        ranges = [("max_batch", max_batch, 1), ("token_budget", token_budget, max_batch)]
+        ranges += [] if max_tokens is None else [("max_tokens", max_tokens, 1)]
+        for name, got, least in ranges:
+            if not isinstance(got, Integral) or got < least:
+                why = ", which is max_batch: a step has a token of each answer" if name == "token_budget" else ""
+                raise KvCacheError(f"{name} is {got!r}, expected at least {least}{why}", "engine_range")
         self.model = model if isinstance(model, Model) else load(model)
         spec = self.model.cache_spec(max_tokens or min(self.model.config.context_length, 16384))
         self.cache = spec.allocate()
-        options = load_package("onnxruntime", "Engine").SessionOptions()
-        options.intra_op_num_threads = threads
-        self._session = self.model.session(options)
+        self._session = self.model.session(session_options(threads))
+        names = [value.name for value in self._session.get_inputs()]
+        self._inputs = [name for name in names if hasattr(Step, name)]
+        self._masked = "attn_mask" in names
+        for name in [*_OF_THE_GRAPH, *([] if self._masked else _OF_THE_MASK)]:
+            if management.get(name) not in (None, *_ALWAYS_SERVED):
+                message = f"{name} is {management[name]!r}, which the model's graph does not serve"
+                raise KvCacheError(f"{message}: expected it to be left out", "engine_option")
         self._memory, self.manager = HostMemory(spec, *self.cache), self.model.manager(spec, **management)
-        whole_pages = spec.max_tokens // spec.page_size * spec.page_size if spec.cache_mode == 1 else spec.max_tokens
-        self.context_length = min(self.model.config.context_length, whole_pages)
-        for name, got in (("max_batch", max_batch), ("token_budget", token_budget - max_batch + 1)):
-            if got < 1:
-                message = f"{name} is too small for a max_batch of {max_batch}: a step has a token of each"
-                raise KvCacheError(message, "engine_range")
+        most = spec.max_tokens
+        if spec.cache_mode == 1:
+            pages = min(most // spec.page_size, management.get("max_pages") or most)
+            most = pages * spec.page_size
+        self.context_length = min(self.model.config.context_length, most)
         self._max_batch, self._budget, self._keep = max_batch, token_budget, keep
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # the youngest last
@@ -149,9 +175,6 @@ class Engine:
         self._logits = np.empty((max_batch, self.model.config.vocab_size), np.float32)
         self._binding = self._session.io_binding()
         self.cache.bind(self._binding)
-        names = [value.name for value in self._session.get_inputs()]
-        self._inputs = [name for name in names if hasattr(Step, name)]
-        self._masked = "attn_mask" in names
 
     def submit(self, prompt: str | Sequence[int], *, keep: int | None = None, **sampling: Any) -> Request:
         """A request that joins the next step that has room; nothing is computed before somebody wants its text.
@@ -159,15 +182,7 @@ class Engine:
         keep: in the place of the engine's. sampling: as `Sampling` has it. Raises KvCacheError: "prompt_empty",
         "prompt_too_long", "prompt_type", "token_range", "keep_range" and what Sampling raises.
         """
-        tokens = self.encode(prompt)
-        if not tokens:
-            raise KvCacheError("the prompt has no tokens, expected at least one", "prompt_empty")
-        if len(tokens) > self.context_length:
-            message = f"the prompt has {len(tokens)} tokens, expected at most {self.context_length}, the context"
-            raise KvCacheError(message, "prompt_too_long")
-        if not 0 <= min(tokens) <= max(tokens) < self.model.config.vocab_size:
-            message = f"the prompt has tokens {min(tokens)} to {max(tokens)}, expected 0 to less than vocab_size"
-            raise KvCacheError(f"{message} {self.model.config.vocab_size}", "token_range")
+        tokens = self._checked(prompt)
         keep = self._keep if keep is None else keep
         if keep is not None and not 0 <= keep < self.context_length - 1:
             message = f"keep is {keep}, expected 0 to {self.context_length - 2}, two less than the context"
@@ -178,12 +193,31 @@ class Engine:
         return request
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """The tokens of a prompt. Raises KvCacheError "prompt_type"."""
+        """The tokens of a prompt.
+
+        Raises KvCacheError "prompt_type", and for a text what `Model.encode` raises, where the context is `most`.
+        """
+        if isinstance(prompt, str):
+            return self.model.encode(prompt, self.context_length)
+        if isinstance(prompt, bytes | bytearray | memoryview):
+            raise KvCacheError(f"the prompt is {type(prompt).__name__}, expected a text or tokens", "prompt_type")
         try:
-            return self.model.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [index(t) for t in prompt]
+            return [index(token) for token in prompt]
         except TypeError as error:
-            message = f"the prompt is neither a text in Unicode nor tokens: {error}"
-            raise KvCacheError(message, "prompt_type") from error
+            raise KvCacheError(f"the prompt is neither a text nor tokens: {error}", "prompt_type") from error
+
+    def _checked(self, prompt: str | Sequence[int]) -> list[int]:
+        """The tokens of a prompt that the cache can hold. Raises KvCacheError as `submit` does."""
+        tokens = self.encode(prompt)
+        if not tokens:
+            raise KvCacheError("the prompt has no tokens, expected at least one", "prompt_empty")
+        if len(tokens) > self.context_length:
+            message = f"the prompt has {len(tokens)} tokens, expected at most {self.context_length}, the context"
+            raise KvCacheError(message, "prompt_too_long")
+        if not 0 <= min(tokens) <= max(tokens) < self.model.config.vocab_size:
+            message = f"the prompt has tokens {min(tokens)} to {max(tokens)}, expected 0 to less than vocab_size"
+            raise KvCacheError(f"{message} {self.model.config.vocab_size}", "token_range")
+        return tokens
 
     @property
     def running(self) -> list[Request]:
@@ -219,12 +253,14 @@ class Engine:
     def save(self, path: str | os.PathLike[str], tokens: Sequence[int]) -> None:
         """Writes keys and values of these tokens, computing those that are not cached.
 
-        After a `load` a prompt that begins with them needs no more than its last page.
+        After a `load` a prompt that begins with them needs no more than its last page. Raises KvCacheError for tokens
+        that `submit` refuses as a prompt.
         """
+        tokens = self._checked(tokens)
         with self._lock:
             sequence = self.manager.create()
             try:
-                with self.manager.begin_step([Append(sequence, tokens=list(tokens))], self._memory) as step:
+                with self.manager.begin_step([Append(sequence, tokens=tokens)], self._memory) as step:
                     self._run(step, [])
                 self.manager.save_seq(path, self._memory, sequence)
             finally:
@@ -307,18 +343,19 @@ class Engine:
         return None
 
     def _parts(self) -> list[tuple[Request, int]]:
-        """How many of its tokens each request gets: all if it is new, then of the budget what those before it leave."""
-        left, parts = self._budget, []
-        for request in sorted(self._running, key=lambda r: len(r.context) - r.stored != 1):
-            missing = len(request.context) - request.stored
-            if request.stored or request.found is not None:
-                found = 0 if request.stored else request.found or 0
-                computed = min(missing - found, left)
-                missing, left = found + computed, left - computed
-                if not computed:
-                    continue
-            parts.append((request, missing))
-        return parts
+        """How many of its tokens each request gets: all if it is new, else its part of the budget, if it has one."""
+        known = [r for r in self._running if r.stored or r.found is not None]
+        oldest = next((r for r in known if r.missing > 1), None)
+        left = self._budget - sum(r.missing == 1 for r in known)
+        reserved = 0 if oldest is None else min(oldest.missing, (left + 1) // 2)
+        left, parts = self._budget - reserved, []
+        for request in sorted(known, key=lambda r: r.missing):
+            computed = reserved if request is oldest else 0
+            more = min(request.missing - computed, left)
+            left -= more
+            if computed + more:
+                parts.append((request, len(request.context) - request.missing - request.stored + computed + more))
+        return parts + [(r, len(r.context)) for r in self._running if r not in known]
 
     def _shift(self, request: Request) -> None:
         """Makes room in the context of a request, or ends it."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Callable
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +23,8 @@ from kvcache_ops.models._weights import Weight, convert
 
 MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
 METADATA = "kvcache_ops.model"
-FORMAT = 1
+FORMAT = 2
+STAMP = 16  # bytes at the data's end, which the model's metadata has, too
 
 _CACHES: dict[T2, int] = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}
 _WEIGHTS = ("auto", "float32", "float16", "int8", "int4")
@@ -56,13 +61,15 @@ def build(
     progress: called with how many tensors are written, and of how many.
 
     Gives the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_" or
-    "family_" says what is wrong with `source`; "option_unknown" and what CacheSpec raises are about the arguments. What
-    was written until then is removed.
+    "family_" says what is wrong with `source`; "option_unknown", "out_empty" and what CacheSpec raises are about the
+    arguments. What was written until then is removed. Of several builds into one folder the last one stays, whole.
     """
     options = {"weights": (weights, _WEIGHTS), "cache": (cache, _CACHES), "attention": (attention, _ATTENTIONS)}
     for name, (got, expected) in (options | {"activations": (activations, _ACTIVATIONS)}).items():
         if got not in expected:
             raise KvCacheError(f"{name} is {got!r}, expected one of {', '.join(expected)}", "option_unknown")
+    if not os.fspath(out):
+        raise KvCacheError("out is an empty path, expected a folder to write", "out_empty")
     checkpoint = open_checkpoint(Path(source))
     config = checkpoint.config
     spec = CacheSpec(
@@ -91,11 +98,13 @@ def build(
 
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    written = {name: folder / f"{name}.part" for name in (DATA, TOKENIZER, MODEL)}
-    try:
+    stamp = secrets.token_bytes(STAMP)
+    with tempfile.TemporaryDirectory(suffix=".part", dir=folder) as part:
+        written = {name: Path(part) / name for name in (DATA, TOKENIZER, MODEL)}
         with written[DATA].open("wb") as data:
             graph = Graph(data, DATA, _ACTIVATIONS[activations])
             Decoder(graph, config, spec, attention, tensor).write()
+            data.write(stamp)
         about = {
             "format": FORMAT,
             "name": checkpoint.name,
@@ -105,13 +114,23 @@ def build(
             "stops": checkpoint.stops,
             "chat_template": checkpoint.chat_template,
             "data_bytes": written[DATA].stat().st_size,
+            "stamp": stamp.hex(),
             "fingerprint": graph.fingerprint(),
         }
         onnx.save(graph.model({METADATA: json.dumps(about)}), written[MODEL])
         written[TOKENIZER].write_text(checkpoint.tokenizer.to_str(), encoding="utf-8")
-        for name, path in written.items():  # the model last: what can be opened is whole
-            path.replace(folder / name)
-    finally:
-        for path in written.values():
-            path.unlink(missing_ok=True)
+        with _locked(folder):
+            for name, path in written.items():  # the model last: what can be opened is whole
+                path.replace(folder / name)
     return folder / MODEL
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Waits for other builds that replace files of this folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -35,7 +35,7 @@ class ChatTemplate:
             self._template = environment.from_string(model.chat_template)
         except jinja2.TemplateError as error:
             raise KvCacheError(f"the chat template of {model.name} is none: {error}", "chat_template") from error
-        self._tokenizer = model.tokenizer
+        self._model = model
         eos = [model.tokenizer.id_to_token(stop) for stop in model.stops[:1]]
         self._tokens = {"bos_token": model.bos or "", "eos_token": eos[0] if eos else ""}
 
@@ -53,27 +53,32 @@ class ChatTemplate:
             raise KvCacheError(f"the chat template refuses the messages: {error}", "chat_template") from error
         return rendered
 
-    def tokens(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
-        """The tokens of `text`, which has its special ones already."""
-        text = self.text(messages, add_generation_prompt)
-        try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        except TypeError as error:
-            raise KvCacheError(f"the messages are no text in Unicode: {error}", "prompt_type") from error
-        return ids
+    def tokens(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, most: int | None = None
+    ) -> list[int]:
+        """The tokens of `text`, which has its special ones already. Raises what `Model.encode` raises."""
+        return self._model.encode(self.text(messages, add_generation_prompt), most, add_special_tokens=False)
 
-    def shortened(self, messages: Sequence[_Message], length: int) -> tuple[list[_Message], list[int]]:
-        """Messages and their `tokens`, at most `length` where whole messages are gone behind those of the system.
+    def shortened(self, messages: Sequence[_Message], most: int, length: int) -> tuple[list[_Message], list[int]]:
+        """Messages and their `tokens`; where these are more than `most`, without the oldest ones, at most `length`.
 
-        The oldest go first, an answer together with its question; the last message stays.
+        Whole messages behind those of the system go, an answer together with its question; the last message stays.
         """
-        left, tokens, kept = list(messages), self.tokens(messages), self._system(messages)
-        while len(tokens) > length and len(left) > kept + 1:
+        left, kept = list(messages), self._system(messages)
+        while True:
+            last = len(left) <= kept + 1
+            try:
+                tokens = self.tokens(left, most=most)
+            except KvCacheError as error:
+                if last or error.kind != "prompt_too_long":
+                    raise
+            else:
+                if last or len(tokens) <= most:
+                    return left, tokens
+            most = length
             del left[kept]
             while len(left) > kept + 1 and left[kept].get("role") != "user":
                 del left[kept]
-            tokens = self.tokens(left)
-        return left, tokens
 
     def beginning(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """How many first tokens are those of the system's messages, or of what the template says in their place."""

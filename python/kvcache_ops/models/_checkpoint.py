@@ -32,6 +32,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         ids = [*self.tokenizer.get_vocab().values(), *self.stops]
         largest = max(ids, default=0)
+        if min(ids, default=0) < 0:
+            raise KvCacheError(f"the tokenizer has the token {min(ids)}, expected 0 or more", "tokenizer_mismatch")
         if largest >= self.config.vocab_size:
             message = f"the tokenizer has the token {largest}, expected less than vocab_size {self.config.vocab_size}"
             raise KvCacheError(message, "tokenizer_mismatch")

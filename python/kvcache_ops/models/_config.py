@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import log, pi
 from typing import Any
@@ -65,6 +65,10 @@ class Config:
         for name in ("num_layers", "hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "context_length"):
             if getattr(self, name) < 1:
                 raise KvCacheError(f"{name} is {getattr(self, name)}, expected at least 1", "config_range")
+        if not 0 < self.norm_eps < np.inf:
+            raise KvCacheError(f"norm_eps is {self.norm_eps}, expected a positive number", "config_range")
+        if self.window is not None and not 1 <= self.window < 2**31:
+            raise KvCacheError(f"sliding_window is {self.window}, expected 1 to less than 2^31", "config_range")
         if self.num_heads % self.num_kv_heads:
             message = f"num_heads is {self.num_heads}, expected a multiple of num_kv_heads {self.num_kv_heads}"
             raise KvCacheError(message, "config_range")
@@ -98,19 +102,19 @@ class Config:
             shapes["output.weight"] = (self.vocab_size, self.hidden)
         return shapes
 
-    def check(self, found: Mapping[str, tuple[int, ...]], spelled: Mapping[str, str]) -> None:
+    def check(self, found: Mapping[str, tuple[int, ...]], spelled: Callable[[str], str], source: object) -> None:
         """Refuses a checkpoint with other tensors than the model's: a missing, a further one, one of another shape.
 
-        `found`: shapes by the names that `tensors` has; `spelled`: the names in the file, where they are others.
+        `found`: shapes by the names that `tensors` has; `spelled`: gives a name as the `source` has it.
         """
         expected = self.tensors()
         for name, shape in expected.items():
             if name not in found:
-                raise KvCacheError(f"there is no tensor {spelled.get(name, name)}, {list(shape)}", "tensor_missing")
+                raise KvCacheError(f"there is no tensor {spelled(name)} in {source}", "tensor_missing")
             if found[name] != shape:
-                message = f"{spelled.get(name, name)} has the shape {list(found[name])}, expected {list(shape)}"
+                message = f"{spelled(name)} has the shape {list(found[name])}, expected {list(shape)}"
                 raise KvCacheError(message, "tensor_shape")
-        further = [spelled.get(name, name) for name in found if name not in expected]
+        further = [spelled(name) for name in found if name not in expected]
         if further:
             message = f"{self.family} has no {_some(further)}: the model computes more than this family does"
             raise KvCacheError(message, "tensor_unexpected")
@@ -122,6 +126,14 @@ def canonical(name: str) -> str | None:
         layer, _, rest = name.removeprefix("model.layers.").partition(".")
         return next((f"blk.{layer}.{ours}" for ours, theirs in _LAYER_TENSORS.items() if theirs == rest), None)
     return next((ours for ours, theirs in _MODEL_TENSORS.items() if theirs == name), None)
+
+
+def hugging_face_name(name: str) -> str:
+    """The name in a Hugging Face folder of a tensor of `Config.tensors`."""
+    if name.startswith("blk."):
+        _, layer, rest = name.split(".", 2)
+        return f"model.layers.{layer}.{_LAYER_TENSORS[rest]}"
+    return _MODEL_TENSORS[name]
 
 
 def unknown_family(key: str, got: object, names: Iterable[str], families: Iterable[str]) -> KvCacheError:
@@ -142,11 +154,14 @@ def rotary(
 
     Raises KvCacheError "rope_unsupported" for another `rope_type` than "default", "linear", "llama3" and "yarn".
     """
-    if head_dim < 2 or not base > 0:
-        raise KvCacheError(f"rope has the base {base} and heads of {head_dim} elements", "config_range")
+    if head_dim < 2 or not isinstance(base, int | float) or not base > 0:
+        raise KvCacheError(f"rope has the base {base!r} and heads of {head_dim} elements", "config_range")
     frequencies = float(base) ** (-np.arange(0, head_dim, 2) / head_dim)
     scaling, scale = {key: value for key, value in (given or {}).items() if value is not None}, 1.0
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        message = f"rope_type is {kind!r}, expected default, linear, llama3 or yarn"
+        raise KvCacheError(message, "rope_unsupported")
     try:
         if kind == "linear":
             frequencies = frequencies / float(scaling["factor"])
@@ -167,11 +182,9 @@ def rotary(
             kept = 1 - np.clip((np.arange(head_dim // 2) - first) / max(last - first, 0.001), 0, 1)
             frequencies = frequencies * (kept + (1 - kept) / float(scaling["factor"]))
             scale = _magnitude(scaling)
-        elif kind != "default":
-            message = f"rope_type is {kind!r}, expected default, linear, llama3 or yarn"
-            raise KvCacheError(message, "rope_unsupported")
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise KvCacheError(f"rope scaling {scaling!r} is not whole: {error!r}", "rope_unsupported") from error
+        what = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value: {error}"
+        raise KvCacheError(f"rope scaling {scaling!r} {what}", "rope_unsupported") from error
     if not (np.isfinite(frequencies).all() and 0 < scale < np.inf):
         raise KvCacheError(f"rope scaling {scaling!r} gives no finite angles", "rope_unsupported")
     return tuple(frequencies.tolist()), scale

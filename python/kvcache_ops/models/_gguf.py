@@ -24,10 +24,9 @@ class _Reader(gguf.GGUFReader):
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
         data: Any = np.asarray(self.data)  # mapped as before, and a slice of it takes a third of the time
         self.data = data
-        array = super()._get(offset, dtype, count, override_order)
-        if len(array) < count:
-            raise ValueError(f"the file ends at byte {len(self.data)}, before {count} values at byte {offset}")
-        return array
+        if len(data) < offset + np.dtype(dtype).itemsize * int(count):
+            raise ValueError(f"the file ends at byte {len(data)}, before {count} values at byte {offset}")
+        return super()._get(offset, dtype, count, override_order)
 
 
 class _Fields:
@@ -43,9 +42,13 @@ class _Fields:
             if default is kind:
                 raise KvCacheError(f"there is no {key}", "config_missing")
             return default
-        value = field.contents()
-        if not isinstance(value, (int, float) if kind is float else kind):
-            message = f"{key} is a {type(value).__name__}, expected a {kind.__name__}"
+        try:
+            value = field.contents()
+        except (ValueError, IndexError) as error:  # UnicodeDecodeError among them
+            raise KvCacheError(f"{key} is damaged: {error}", "source_damaged") from error
+        kinds: Any = (int, float) if kind is float else kind
+        if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kinds):
+            message = f"{key} is of the type {type(value).__name__}, expected {kind.__name__}"
             raise KvCacheError(message, "config_type")
         return value
 
@@ -56,6 +59,8 @@ def read_gguf(path: Path) -> Checkpoint:
     Raises KvCacheError: "source_damaged" for what is no whole GGUF file, "family_unknown", "tensor_type" and what
     `Config` raises.
     """
+    if not path.stat().st_size:
+        raise KvCacheError(f"{path} is no whole GGUF file: it is empty", "source_damaged")
     try:
         reader = _Reader(path)
     except (ValueError, IndexError, KeyError, OverflowError) as error:
@@ -72,7 +77,7 @@ def read_gguf(path: Path) -> Checkpoint:
     factors = tensors.pop("rope_freqs.weight", None)
     shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in tensors.items()}
     config = _config(family, fields, shapes, None if factors is None else factors.data)
-    config.check(shapes, {})
+    config.check(shapes, str, path)
 
     def read(name: str) -> Weight:
         weight = from_gguf(tensors[name].tensor_type.name, tensors[name].data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._checkpoint import Checkpoint
-from kvcache_ops.models._config import Config, canonical, rotary, unknown_family
+from kvcache_ops.models._config import Config, canonical, hugging_face_name, rotary, unknown_family
 from kvcache_ops.models._weights import FLOATS, Dense
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -24,9 +25,7 @@ def read_folder(folder: Path) -> Checkpoint:
     "config_unsupported", "tensor_type" and what `Config` raises.
     """
     given = _json(folder / "config.json")
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise KvCacheError(f"there is no *.safetensors in {folder}", "source_missing")
+    files = _files(folder)
     spelled: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     places: dict[str, Path] = {}
@@ -38,6 +37,9 @@ def read_folder(folder: Path) -> Checkpoint:
                     ours = canonical(name) or name
                     if name.endswith("rotary_emb.inv_freq"):  # older checkpoints have it; config.json says it, too
                         continue
+                    if ours in places:
+                        message = f"{name} is in {places[ours].name} and in {file.name}, expected it once"
+                        raise KvCacheError(message, "source_damaged")
                     spelled[ours], places[ours], shapes[ours] = name, file, tuple(part.get_shape())
                     if part.get_dtype() not in FLOATS:
                         message = f"{name} has the type {part.get_dtype()}, expected one of {', '.join(FLOATS)}"
@@ -49,7 +51,7 @@ def read_folder(folder: Path) -> Checkpoint:
     config = _config(given, shapes)
     if config.tied:
         shapes.pop("output.weight", None)  # a copy of the embedding
-    config.check(shapes, spelled)
+    config.check(shapes, lambda name: spelled.get(name) or hugging_face_name(name), folder)
 
     def read(name: str) -> Dense:
         with safe_open(places[name], framework="numpy") as tensors:
@@ -63,12 +65,33 @@ def read_folder(folder: Path) -> Checkpoint:
     bos = bos.get("content") if isinstance(bos, dict) else bos
     if (folder / "chat_template.jinja").is_file():
         template = _text(folder / "chat_template.jinja")
+    if isinstance(template, list):  # several by name
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     stops = generation.get("eos_token_id", given.get("eos_token_id"))
     stops = [] if stops is None else stops if isinstance(stops, list) else [stops]
-    if isinstance(template, list):  # several by name
-        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
-    template = template if isinstance(template, str) else None
+    facts = [("bos_token", bos, str), ("chat_template", template, str), *(("eos_token_id", s, int) for s in stops)]
+    for name, value, kind in facts:
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            expected = "a text" if kind is str else "a whole number, or a list of them"
+            raise KvCacheError(f"{name} is {value!r} in {folder}, expected {expected}", "config_type")
     return Checkpoint(config, read, _tokenizer(folder), bos, tuple(stops), template, folder.resolve().name)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of the weights: those that an index names, or else all."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        if files := sorted(folder.glob("*.safetensors")):
+            return files
+        raise KvCacheError(f"there is no *.safetensors in {folder}", "source_missing")
+    names = _json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise KvCacheError(f"weight_map of {index} is {names!r:.80}, expected file names", "source_damaged")
+    for name in (files := sorted({folder / Path(name).name for name in names.values()})):
+        if not name.is_file():
+            raise KvCacheError(f"there is no {name.name} in {folder}, which {index.name} names", "source_missing")
+    return files
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
@@ -82,12 +105,13 @@ def _tokenizer(folder: Path) -> Tokenizer:
 def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config:
     family = given["model_type"]
 
-    def number(key: str, default: Any = None) -> Any:
+    def number(key: str, default: Any = None, kind: Any = int) -> Any:
         value = given.get(key)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            kind = "config_missing" if value is None else "config_type"
-            raise KvCacheError(f"{key} is {value!r} in config.json, expected a number", kind)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            expected = "a whole number" if kind is int else "a number"
+            wrong = "config_missing" if value is None else "config_type"
+            raise KvCacheError(f"{key} is {value!r} in config.json, expected {expected}", wrong)
         return value
 
     plain = {"hidden_act": "silu", "mlp_bias": False, "partial_rotary_factor": 1.0, "quantization_config": None}
@@ -99,10 +123,14 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
             raise KvCacheError(message, "config_unsupported")
     layers, heads, hidden = number("num_hidden_layers"), number("num_attention_heads"), number("hidden_size")
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise KvCacheError(f"rope_scaling is {rope!r} in config.json, expected an object", "config_type")
     head_dim, context = number("head_dim", hidden // max(heads, 1)), number("max_position_embeddings")
-    inv_freq, rope_scale = rotary(head_dim, rope.get("rope_theta", number("rope_theta", 10000.0)), rope, context)
+    base = rope.get("rope_theta", number("rope_theta", 10000.0, int | float))
+    inv_freq, rope_scale = rotary(head_dim, base, rope, context)
     if rope.get("rope_type", rope.get("type")) == "yarn":  # Qwen's max_position_embeddings may be the original ones
-        context = max(context, int(rope["factor"] * (rope.get("original_max_position_embeddings") or context)))
+        original = float(rope.get("original_max_position_embeddings") or context)
+        context = max(context, int(float(rope["factor"]) * original))
     return Config(
         family=family,
         num_layers=layers,
@@ -111,29 +139,33 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
         num_heads=heads,
         num_kv_heads=number("num_key_value_heads", heads),
         head_dim=head_dim,
-        vocab_size=shapes.get("token_embd.weight", (0,))[0],
+        vocab_size=(shapes.get("token_embd.weight") or (0,))[0],
         context_length=context,
-        norm_eps=number("rms_norm_eps"),
+        norm_eps=number("rms_norm_eps", kind=int | float),
         inv_freq=inv_freq,
         rope_scale=rope_scale,
-        window=_window(given, layers),
+        window=_window(given, layers, number),
         biases=family == "qwen2",
         head_norms=family == "qwen3",
         tied=bool(given.get("tie_word_embeddings", False)),
     )
 
 
-def _window(given: dict[str, Any], layers: int) -> int | None:
+def _window(given: dict[str, Any], layers: int, number: Callable[[str], int]) -> int | None:
     """The window of all layers; one of some layers only is refused."""
-    window = given.get("sliding_window")
-    if window is None or given.get("use_sliding_window", given["model_type"] == "mistral") is False:
+    if given.get("sliding_window") is None:
         return None
-    whole = given.get("layer_types", ["sliding_attention"] * layers).count("full_attention")
+    if given.get("use_sliding_window", given["model_type"] == "mistral") is False:
+        return None
+    window, types = number("sliding_window"), given.get("layer_types") or ["sliding_attention"] * layers
+    if not isinstance(types, list):
+        raise KvCacheError(f"layer_types is {types!r} in config.json, expected a list", "config_type")
+    whole = types.count("full_attention")
     first = given.get("max_window_layers", 0) if given["model_type"] != "mistral" else 0
     if whole or first:
         message = f"sliding_window is {window} for some of the layers, expected it for all or for none"
         raise KvCacheError(message, "config_unsupported")
-    return int(window)
+    return window
 
 
 def _text(path: Path) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from kvcache_ops._registration import register
 from kvcache_ops.manager import Manager, Rope
 from kvcache_ops.models._build import DATA, FORMAT, METADATA, MODEL, TOKENIZER
 from kvcache_ops.models._config import Config
+
+_MOST_THREADS = 1024  # ONNX Runtime starts them all
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,26 @@ class Model:
     chat_template: str | None
     fingerprint: str
 
+    @cached_property
+    def _longest(self) -> int:
+        return max((len(token) for token in self.tokenizer.get_vocab()), default=1)
+
+    def encode(self, text: str, most: int | None = None, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text.
+
+        Raises KvCacheError: "prompt_type" for half of a surrogate pair, "prompt_too_long" for a text that is not even
+        tokenized, because it has more characters than `most` of the longest tokens.
+        """
+        if most is not None and len(text) > most * self._longest:
+            message = f"the prompt has {len(text)} characters, expected at most {most * self._longest}"
+            raise KvCacheError(f"{message}, {most} tokens of {self._longest}", "prompt_too_long")
+        try:
+            # Of a batch, because that releases the GIL.
+            ids: list[int] = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+        except TypeError as error:
+            raise KvCacheError(f"the text is not in Unicode: {error}", "prompt_type") from error
+        return ids
+
     def cache_spec(self, max_tokens: int) -> CacheSpec:
         """The model's cache with that many slots."""
         return replace(self.cache, max_tokens=max_tokens)
@@ -50,10 +74,22 @@ class Model:
 
     def session(self, options: Any = None) -> Any:
         """An `onnxruntime.InferenceSession` on the CPU; it registers the operators in `options`."""
-        onnxruntime = load_package("onnxruntime", "session()")
-        options = onnxruntime.SessionOptions() if options is None else options
+        options = session_options() if options is None else options
         register(options)
-        return onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+        inference_session = load_package("onnxruntime", "session()").InferenceSession
+        return inference_session(str(self.path), options, providers=["CPUExecutionProvider"])
+
+
+def session_options(threads: int = 0) -> Any:
+    """`onnxruntime.SessionOptions` with that many threads, 0 for all processors.
+
+    Raises KvCacheError: "engine_range", and "package_missing" without ONNX Runtime.
+    """
+    if not isinstance(threads, Integral) or not 0 <= threads <= _MOST_THREADS:
+        raise KvCacheError(f"threads is {threads!r}, expected 0 to {_MOST_THREADS}", "engine_range")
+    options = load_package("onnxruntime", "a session").SessionOptions()
+    options.intra_op_num_threads = threads
+    return options
 
 
 def load(path: str | os.PathLike[str]) -> Model:
@@ -76,9 +112,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     if about.get("format") != FORMAT:
         message = f"{file} has the format {about.get('format')} of kvcache_ops.models, expected {FORMAT}"
         raise KvCacheError(message, "model_format")
-    size = (file.parent / DATA).stat().st_size
-    if size != about["data_bytes"]:
-        raise KvCacheError(f"{file.parent / DATA} has {size} bytes, expected {about['data_bytes']}", "model_damaged")
+    _check_data(file.parent / DATA, about["data_bytes"], bytes.fromhex(about["stamp"]))
     config = Config(**about["config"] | {"inv_freq": tuple(about["config"]["inv_freq"])})
     return Model(
         file,
@@ -91,6 +125,21 @@ def load(path: str | os.PathLike[str]) -> Model:
         about["chat_template"],
         about["fingerprint"],
     )
+
+
+def _check_data(path: Path, expected: int, stamp: bytes) -> None:
+    """Refuses weights that another build has written, or that are cut."""
+    try:
+        with path.open("rb") as data:
+            size = data.seek(0, os.SEEK_END)
+            data.seek(max(size - len(stamp), 0))
+            found = data.read()
+    except OSError as error:
+        raise KvCacheError(f"{path} cannot be read: {error}", "model_damaged") from error
+    if size != expected:
+        raise KvCacheError(f"{path} has {size} bytes, expected {expected}", "model_damaged")
+    if found != stamp:
+        raise KvCacheError(f"{path} is of another build than {MODEL} beside it: build again", "model_damaged")
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._optional import load as load_package
 from kvcache_ops.manager import Append, HostMemory
-from kvcache_ops.models._model import Model
+from kvcache_ops.models._model import Model, session_options
 
 _CHUNK = 128  # tokens of a step, whose logits are in memory at once
 
@@ -56,11 +55,9 @@ def perplexity(
     if not windows:
         message = f"the text has {len(tokens)} tokens, expected at least {length}, a window"
         raise KvCacheError(message, "text_too_short")
-    options = load_package("onnxruntime", "perplexity", "models").SessionOptions()
-    options.intra_op_num_threads = threads
     page = model.cache.page_size
     cache = model.cache_spec((context + page - 1) // page * page).allocate()
-    session, memory = model.session(options), HostMemory(cache.spec, *cache)
+    session, memory = model.session(session_options(threads)), HostMemory(cache.spec, *cache)
     manager = model.manager(cache.spec, prefix_sharing=False)
     names, feeds = [value.name for value in session.get_inputs()], cache.ortvalues()
     losses: list[NDArray[np.float64]] = []

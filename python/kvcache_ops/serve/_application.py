@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 from kvcache_ops.serve._call import Call, read_call
-from kvcache_ops.serve._engine_thread import Answers, EngineThread, Piece
+from kvcache_ops.serve._engine_thread import LOG, Answers, EngineThread, Piece
 from kvcache_ops.serve._logprobs import Logprobs
 from kvcache_ops.serve._metrics import Metrics
 from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN, Refusal, of_answer, of_prompt
@@ -33,12 +34,17 @@ def application(
 ) -> Starlette:
     """An ASGI application with OpenAI's interface to a model, and `/health` and `/metrics`.
 
-    engine: it belongs to the application while that runs. name: the model's for clients, by default its own.
-    max_requests: running and waiting ones; what comes beyond them is refused with 503. context_shift: a chat longer
-    than the context goes on without its oldest messages, and an answer that outgrows it without the half of what is
-    behind the beginning; else the one is refused, and the other ends.
+    engine: it belongs to the application while that runs. name: the model's for clients, by default its own, with
+    hyphens for what a shell would read otherwise. max_requests: running and waiting ones; what comes beyond them is
+    refused with 503. context_shift: a chat longer than the context goes on without its oldest messages, and an answer
+    that outgrows it without the half of what is behind the beginning; else the one is refused, and the other ends.
+
+    Raises KvCacheError "serve_range" for a `max_requests` below 1.
     """
-    return _Routes(engine, name or engine.model.name, max_requests, context_shift).application()
+    if not isinstance(max_requests, int) or max_requests < 1:
+        raise KvCacheError(f"max_requests is {max_requests!r}, expected at least 1", "serve_range")
+    short = re.sub(r"[^\w.]+", "-", engine.model.name, flags=re.ASCII).strip("-") or "model"
+    return _Routes(engine, name or short, max_requests, context_shift).application()
 
 
 class _Routes:
@@ -65,6 +71,7 @@ class _Routes:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        LOG.info("Serving the model %s", self._name)
         self.thread.start()
         yield
         self.thread.close(0)
@@ -106,12 +113,16 @@ class _Routes:
         if count > self._max_requests:
             message = f"{count} answers are asked for, expected at most {self._max_requests}"
             raise Refusal(400, message, "parameter_invalid", "n" if call.n > 1 else "prompt")
-        answers = Answers(self.thread, call.n)
+        answers = None
         try:
+            answers = Answers(self.thread, max(len(call.prompts), 1), call.n)
             prompts, keep = await asyncio.to_thread(self._prompts, call, chat)
             await answers.begin(prompts, call.sampling | {"keep": keep})
-        except KvCacheError as error:
-            answers.cancel()
+        except BaseException as error:
+            if answers is not None:
+                answers.cancel()
+            if not isinstance(error, KvCacheError):
+                raise
             if error.kind in (OVERLOADED, SHUTTING_DOWN):
                 raise of_answer(error) from error
             raise of_prompt(error, "messages" if chat else "prompt") from error
@@ -127,13 +138,11 @@ class _Routes:
             return [self._engine.encode(prompt) for prompt in call.prompts], keep
         if self._template is None:
             raise KvCacheError(f"{self._name} has no chat template, expected prompts alone", "chat_template")
-        tokens = self._template.tokens(call.messages)
+        context = self._engine.context_length
         if not self._context_shift:
-            return [tokens], None
-        half = self._engine.context_length // 2
-        if len(tokens) > self._engine.context_length:
-            _, tokens = self._template.shortened(call.messages, half)
-        return [tokens], min(self._template.beginning(call.messages), half)
+            return [self._template.tokens(call.messages, most=context)], None
+        _, tokens = self._template.shortened(call.messages, context, context // 2)
+        return [tokens], min(self._template.beginning(call.messages), context // 2)
 
 
 async def _body(request: Request) -> bytes:

@@ -26,6 +26,7 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
 }
 # What is about the client, and not about the answer.
 _ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+_KINDS: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or false", dict: "an object"}
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 _DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
 LARGEST_SEED = 2**64
@@ -92,7 +93,7 @@ def _short(value: object) -> str:
 def _take(taken: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     value = taken.pop(name, default)
     if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-        raise _wrong(name, value, f"a {kind.__name__}")
+        raise _wrong(name, value, _KINDS[kind])
     return value
 
 
@@ -160,17 +161,17 @@ def _messages(messages: object) -> list[dict[str, str]]:
 def _message(where: str, message: object) -> dict[str, str]:
     if not isinstance(message, Mapping):
         raise _wrong(where, message, "an object with role and content")
-    taken = {name: value for name, value in message.items() if value is not None and value != []}
-    role, content = taken.pop("role", None), taken.pop("content", "")
+    taken = {name: value for name, value in message.items() if name == "content" or value not in (None, [])}
+    role, content = taken.pop("role", None), taken.pop("content", None)
     if not isinstance(role, str):
         raise _wrong(f"{where}.role", role, "a text")
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         texts = [text for part in parts if isinstance(text := part.get("text"), str)]
         content = "".join(texts) if len(texts) == len(content) else content
-    if not isinstance(content, str):
-        raise _wrong(f"{where}.content", content, "a text, or parts of the type text")
     taken.pop("name", None)
     if taken:
         raise _unsupported(f"{where}.{next(iter(taken))}")
+    if not isinstance(content, str):
+        raise _wrong(f"{where}.content", content, "a text, or parts of the type text")
     return {"role": role, "content": content}

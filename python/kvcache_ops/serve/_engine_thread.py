@@ -18,7 +18,8 @@ from kvcache_ops.serve._call import LARGEST_SEED
 from kvcache_ops.serve._metrics import Metrics
 from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN
 
-_LOG = logging.getLogger("uvicorn.error")
+LOG = logging.getLogger("uvicorn.error")
+"""Where the server says what happens."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,23 @@ class EngineThread:
         """Whether requests are taken and answered."""
         return self._open and self._thread.is_alive()
 
-    def submit(self, job: Job, tokens: list[int], sampling: dict[str, Any]) -> None:
-        """Sends a prompt. Raises KvCacheError "shutting_down" and "overloaded"."""
+    def reserve(self, count: int) -> None:
+        """Takes places for that many requests. Raises KvCacheError "shutting_down" and "overloaded"."""
         if not self.alive():
             raise KvCacheError("the server is shutting down", SHUTTING_DOWN)
-        if self._count >= self._max_requests:
-            raise KvCacheError(f"{self._count} requests run or wait, which is the limit", OVERLOADED)
-        self._count += 1
+        if self._count + count > self._max_requests:
+            message = f"{self._count} requests run or wait, expected at most {self._max_requests} with {count} more"
+            raise KvCacheError(message, OVERLOADED)
+        self._count += count
+
+    def release(self, count: int) -> None:
+        """Gives back places that no prompt was submitted for."""
+        self._count -= count
+
+    def submit(self, job: Job, tokens: list[int], sampling: dict[str, Any]) -> None:
+        """Sends a prompt, for which a place is reserved. Raises KvCacheError "shutting_down"."""
+        if not self.alive():
+            raise KvCacheError("the server is shutting down", SHUTTING_DOWN)
         self._inbox.put(partial(self._start, job, tokens, sampling))
 
     def cancel(self, job: Job) -> None:
@@ -99,7 +110,7 @@ class EngineThread:
             try:
                 busy = self._engine.step()
             except Exception as error:  # ONNX Runtime's, of all that are in the step
-                _LOG.exception("a step failed")
+                LOG.exception("a step failed")
                 self._end(self._engine.running, KvCacheError(f"a step failed: {error}", "step_failed"))
                 busy = True
             if self._jobs:
@@ -184,10 +195,15 @@ class EngineThread:
 
 
 class Answers:
-    """The answers to the prompts of one call, `n` to each: choices in the order of the prompts."""
+    """The answers to the prompts of one call, `n` to each: choices in the order of the prompts.
 
-    def __init__(self, thread: EngineThread, n: int) -> None:
-        self._thread, self._n = thread, n
+    They have their places from the beginning, before a prompt is tokenized, until `cancel` or their ends.
+    """
+
+    def __init__(self, thread: EngineThread, prompts: int, n: int) -> None:
+        """Raises KvCacheError "shutting_down" and "overloaded"."""
+        thread.reserve(prompts * n)
+        self._thread, self._n, self._reserved = thread, n, prompts * n
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
         self._jobs: list[Job] = []
 
@@ -202,6 +218,7 @@ class Answers:
                 job, prompt, choice = Job(i, self._pieces), prompts[i // self._n], i % self._n
                 seeded = {"seed": None if seed is None else (seed + choice) % LARGEST_SEED}
                 self._thread.submit(job, prompt, sampling | seeded)
+                self._reserved -= 1
                 self._jobs.append(job)
         finally:
             refused = await asyncio.gather(*(job.accepted for job in self._jobs), return_exceptions=True)
@@ -218,7 +235,9 @@ class Answers:
             yield piece
 
     def cancel(self) -> None:
-        """Ends those that have not ended."""
+        """Ends those that have not ended, also those that have not begun."""
+        self._thread.release(self._reserved)
+        self._reserved = 0
         for job in self._jobs:
             self._thread.cancel(job)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from socket import socket
+from types import FrameType
 
 import uvicorn
 
+from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine import Engine
 from kvcache_ops.serve._application import application
 
@@ -16,6 +18,13 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, grace: float) -> None:
         super().__init__(config)
         self._grace = grace
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins the shutdown; another one ends the answers that are given time."""
+        if self.should_exit:
+            self.config.app.state.engine_thread.close(0)  # type: ignore[union-attr]
+        else:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Also closes the engine's thread; uvicorn then waits for the responses that it ends."""
@@ -36,7 +45,12 @@ def serve(
     """Serves until SIGINT or SIGTERM. port: 0 for any free one, which the log says.
 
     name, max_requests, context_shift: as `application` has them. grace: seconds that running requests get at the end.
+
+    Raises KvCacheError "serve_range" for a port that there is not, a negative `grace` and what `application` refuses.
     """
+    for what, got, most in (("port", port, 65535), ("grace", grace, float("inf"))):
+        if not 0 <= got <= most:
+            raise KvCacheError(f"{what} is {got}, expected 0 to {most}", "serve_range")
     app = application(engine, name=name, max_requests=max_requests, context_shift=context_shift)
     try:
         Server(uvicorn.Config(app, host=host, port=port, lifespan="on"), grace).run()
