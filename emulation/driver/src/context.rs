@@ -1,26 +1,16 @@
 //! Initialization, errors, the one device, and contexts.
 
-use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUdevice_attribute, CUresult};
 
-use crate::state::{Out, driver};
+use crate::state::{CURRENT, Out, current, driver};
 
 const NAME: &[u8] = b"CUDA on the CPU\0";
 const ERROR: &std::ffi::CStr = c"an error of the driver on the CPU";
 
 /// The handle of the primary context, the same each time that it is made.
 const PRIMARY: usize = 0x800;
-
-thread_local! {
-    /// The thread's contexts, the current one last.
-    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-}
-
-pub(crate) fn current() -> Result<usize, CUresult> {
-    CURRENT.with_borrow(|stack| stack.last().copied()).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
-}
 
 #[unsafe(no_mangle)]
 extern "C" fn cuInit(_flags: c_uint) -> CUresult {

@@ -10,10 +10,8 @@ use kvcache_emulation_kernels::{
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUjit_option, CUresult};
 use kvcache_kernels::cuda::{BLOCK, CacheKernel, Launch, MODULES, Module, MoveParameters, ROWS, RotateParameters};
 
-use crate::context::current;
 use crate::memory::{copy, find};
-use crate::state::{Function, LoadedModule, Node, Out, State, driver, text};
-use crate::stream::context_of;
+use crate::state::{Function, LoadedModule, Node, Out, State, context_of, current, driver, text};
 
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleLoadDataEx(

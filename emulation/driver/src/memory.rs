@@ -6,9 +6,7 @@ use std::{env, slice};
 use kvcache_emulation_kernels::DeviceMemory;
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 
-use crate::context::current;
-use crate::state::{Memory, Node, Out, State, driver};
-use crate::stream::context_of;
+use crate::state::{Memory, Node, Out, State, context_of, current, driver};
 
 /// The reported size of the device's memory, unless `KVCACHE_EMULATED_MEMORY` gives another: too small for the tests of
 /// large caches, which would take minutes here.

@@ -1,5 +1,6 @@
-//! The driver's state, behind one lock; and pointer arguments of the driver API.
+//! The driver's state, behind one lock, and each thread's contexts; pointer arguments of the driver API.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -86,6 +87,24 @@ impl State {
         }
         captures.for_each(|capture| capture.invalidated = true);
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    }
+}
+
+thread_local! {
+    /// The thread's contexts, the current one last.
+    pub(crate) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The thread's current context.
+pub(crate) fn current() -> Result<usize, CUresult> {
+    CURRENT.with_borrow(|stack| stack.last().copied()).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+}
+
+/// The context of a stream; that of a default stream is the current one.
+pub(crate) fn context_of(state: &State, stream: usize) -> Result<usize, CUresult> {
+    match stream {
+        0..=2 => current(),
+        _ => state.streams.get(&stream).map(|stream| stream.context).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE),
     }
 }
 

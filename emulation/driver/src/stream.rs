@@ -5,17 +5,8 @@ use std::ffi::{c_uint, c_ulonglong};
 
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
 
-use crate::context::current;
 use crate::kernel::run;
-use crate::state::{Capture, Out, State, Stream, driver};
-
-/// The context of a stream; that of a default stream is the current one.
-pub(crate) fn context_of(state: &State, stream: usize) -> Result<usize, CUresult> {
-    match stream {
-        0..=2 => current(),
-        _ => state.streams.get(&stream).map(|stream| stream.context).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE),
-    }
-}
+use crate::state::{Capture, Out, State, Stream, context_of, current, driver};
 
 fn own(state: &mut State, stream: usize) -> Result<&mut Stream, CUresult> {
     state.streams.get_mut(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
