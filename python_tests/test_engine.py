@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from pathlib import Path
 from threading import Thread
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from kvcache_ops import KvCacheError, models
 from kvcache_ops._sampling import Sampler
+from kvcache_ops._text_stream import TextStream
 from kvcache_ops.engine import Engine, Request, Sampling
 from kvcache_ops.manager import FileTier, HostTier
 from tokenizers.pre_tokenizers import ByteLevel
@@ -110,7 +112,7 @@ def test_cancelled(path: Path, alone: list[list[int]]) -> None:
     assert [request.finish for request in requests[:3]] == ["cancelled", "length", "cancelled"]
 
 
-def test_stops(path: Path, alone: list[list[int]]) -> None:
+def test_stops(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop ends the text before it, however tokens cut it; nothing of it is said before it is ruled out."""
     shared = engine(path)
     whole = shared.generate([PROMPTS[1]], max_new_tokens=12)[0].text
@@ -119,6 +121,15 @@ def test_stops(path: Path, alone: list[list[int]]) -> None:
     assert "".join(request) == request.text == whole[: whole.index(stop)] and request.finish == "stop"
     request = shared.submit(PROMPTS[1], max_new_tokens=12, stop=("not there",))
     assert "".join(request) == whole
+    request = shared.submit(PROMPTS[1], max_new_tokens=12, stop=("~" * 200,))
+    shared.step()
+    shared.step()
+    assert request.text  # nothing is held back that is no beginning of a stop
+    request.cancel()
+    answer = iter([5, TOKENS.index("<|start|>")])
+    monkeypatch.setattr(Sampler, "__call__", lambda *_: next(answer))
+    request = shared.submit(PROMPTS[0], stop=("<|start|>",))
+    assert "".join(request) == TOKENS[5] and (request.finish, request.answer) == ("stop", [5])
 
 
 def test_an_answer_that_ends_within_a_character(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +173,54 @@ def test_a_failing_request_fails_alone(path: Path, alone: list[list[int]]) -> No
     with pytest.raises(KvCacheError) as caught:
         list(bad)
     assert caught.value.kind == "logits_not_finite" and bad.finish == "error" and bad.error is caught.value
+
+
+def test_whatever_fails_fails_alone(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception of another kind, too; nobody loses a token."""
+    shared, step = engine(path), TextStream.step
+    bad, good = shared.submit(PROMPTS[0], max_new_tokens=12), shared.submit(PROMPTS[1], max_new_tokens=12)
+
+    def fail(stream: TextStream, token: int) -> str:
+        if stream is bad._stream:
+            raise RuntimeError("no text")
+        return step(stream, token)
+
+    monkeypatch.setattr(TextStream, "step", fail)
+    assert list(good) and good.answer == alone[1]
+    with refused("answer_failed", "the answer failed: no text"):
+        list(bad)
+    assert shared.manager.stats()["sequences"] == 0
+
+
+def test_an_iteration_that_ends_early(path: Path) -> None:
+    """It cancels the request, by `break` and when the iterator is gone."""
+    shared = engine(path)
+    broken, dropped = (shared.submit(prompt, max_new_tokens=100) for prompt in PROMPTS[:2])
+    for _ in broken:
+        break
+    pieces = iter(dropped)
+    assert next(pieces) and dropped.finish is None
+    del pieces
+    gc.collect()
+    assert (broken.finish, dropped.finish) == ("cancelled", "cancelled") and not shared.step()
+    assert shared.manager.stats()["sequences"] == 0
+
+
+def test_a_preempted_prompt(path: Path) -> None:
+    """It waits for room for all of it; what it had computed itself does not count as cached."""
+    shared = engine(path, max_tokens=128, token_budget=16)
+    long = [7 * i % 200 + 3 for i in range(100)]
+    expected = engine(path).generate([long], max_new_tokens=4)[0].answer
+    free, preempted = shared._free, []
+
+    def count(request: Request) -> None:
+        preempted.append(request)
+        free(request)
+
+    shared._free = count
+    requests = shared.generate([PROMPTS[1], long], max_new_tokens=60)
+    assert requests[1].answer[:4] == expected and requests[1].cached <= len(long)
+    assert preempted.count(requests[1]) <= 3 and shared.manager.stats()["sequences"] == 0
 
 
 REFUSED: list[tuple[str, object, dict[str, object]]] = [

@@ -7,6 +7,7 @@ from pathlib import Path
 import kvcache_ops.onnx  # noqa: F401, for the checker
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from kvcache_ops import models
 
@@ -152,3 +153,11 @@ def test_what_a_model_knows(tmp_path: Path) -> None:
     other = models.load(models.build(write_gguf(tmp_path / "other.gguf", "Q4_0"), tmp_path / "other"))
     again = models.load(models.build(source, tmp_path / "again"))
     assert model.fingerprint == again.fingerprint != other.fingerprint
+
+
+def test_options_serve_several_sessions(tmp_path: Path) -> None:
+    """The operators are registered in them once."""
+    model = models.load(models.build(write_gguf(tmp_path / "model.gguf"), tmp_path / "model"))
+    options = onnxruntime.SessionOptions()
+    first, second = (model.session(options) for _ in range(2))
+    assert [value.name for value in first.get_inputs()] == [value.name for value in second.get_inputs()]

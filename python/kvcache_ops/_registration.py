@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from typing import Protocol
+from weakref import WeakSet
 
 from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
@@ -14,6 +15,9 @@ class _SessionOptions(Protocol):
     """`onnxruntime.SessionOptions`, which this package does not import."""
 
     def register_custom_ops_library(self, library_path: str, /) -> None: ...
+
+
+_REGISTERED: WeakSet[_SessionOptions] = WeakSet()
 
 
 def library_path() -> str:
@@ -36,12 +40,14 @@ def check_version(version: str) -> None:
 
 
 def register(session_options: _SessionOptions) -> None:
-    """Makes the operators known to the sessions made with these options (`onnxruntime.SessionOptions`): once for each.
+    """Makes the operators known to the sessions made with these options (`onnxruntime.SessionOptions`).
 
-    Raises KvCacheError of kind "onnxruntime_version" for an ONNX Runtime that is too old, and "registration" with ONNX
-    Runtime's own words for what else it refuses. (Options that have the operators already are refused when a session
-    is made.)
+    Options that this function has been given before have them already. Raises KvCacheError of kind
+    "onnxruntime_version" for an ONNX Runtime that is too old, and "registration" with ONNX Runtime's own words for what
+    else it refuses.
     """
+    if session_options in _REGISTERED:
+        return
     runtime = sys.modules.get(type(session_options).__module__.partition(".")[0])
     version = getattr(runtime, "__version__", None)
     if isinstance(version, str):
@@ -51,3 +57,4 @@ def register(session_options: _SessionOptions) -> None:
     except Exception as error:
         message = f"ONNX Runtime does not take the operators: {error}; kvcache_ops works with {supported_versions()}"
         raise KvCacheError(message, "registration") from error
+    _REGISTERED.add(session_options)

@@ -28,7 +28,7 @@ from kvcache_ops.models import Model, load  # which says what to install
 from kvcache_ops.models._model import session_options
 
 # isort: split
-from tokenizers.decoders import DecodeStream
+from kvcache_ops._text_stream import TextStream
 
 __all__ = ["Engine", "Request", "Sampling", "TokenLogprobs"]
 
@@ -40,6 +40,7 @@ _ALWAYS_SERVED = ("paged", "runs", "roped", 0)
 class Request:
     """A prompt and its answer in the making. Iterating gives the answer's text, in pieces, as it comes.
 
+    An iteration that ends before the answer does, by `break` or because the iterator is dropped, cancels the request.
     `prompt` and `answer` are tokens, `text` is the answer's. `finish` says why it ended: "stop", "length", "cancelled"
     or "error", whose exception is `error`; None until then. `cached` tokens of the prompt did not have to be computed,
     `shifted` tokens have left the context. `logprobs` has, for each token of the answer, what `sampling` asks for.
@@ -55,8 +56,8 @@ class Request:
         self.sampling = sampling
         self._engine = engine
         self._sampler = Sampler(sampling)
-        self._decoder = DecodeStream(skip_special_tokens=True)
-        self._decoded = 0  # characters that the decoder has given
+        self._stream = TextStream(engine.model.tokenizer, prompt)
+        self._decoded = 0  # characters that the stream has given
         self._unsaid = ""  # text that may be the beginning of a stop
         # The engine's:
         self.keep = keep
@@ -64,6 +65,7 @@ class Request:
         self.stored = 0  # how many of them the sequence has
         self.found: int | None = None  # how many of them a look into the cache has found, before the first step
         self.sequence = -1  # while it runs
+        self.preempted = False  # once or more: its tokens are stored anew
 
     @property
     def missing(self) -> int:
@@ -72,16 +74,19 @@ class Request:
 
     def __iter__(self) -> Iterator[str]:
         said = 0
-        while True:
-            if len(self.text) > said:
-                piece, said = self.text[said:], len(self.text)
-                yield piece
-            elif self.finish is not None:
-                if self.error is not None:
-                    raise self.error
-                return
-            else:
-                self._engine.step(self)
+        try:
+            while True:
+                if len(self.text) > said:
+                    piece, said = self.text[said:], len(self.text)
+                    yield piece
+                elif self.finish is not None:
+                    if self.error is not None:
+                        raise self.error
+                    return
+                else:
+                    self._engine.step(self)
+        finally:
+            self.cancel()
 
     def cancel(self) -> None:
         """Ends the answer where it is, and gives its place to others."""
@@ -90,30 +95,28 @@ class Request:
     def take(self, logits: NDArray[np.float32]) -> str | None:
         """Draws the next token; gives why the answer ends with it, if it does."""
         token, likely = self._sampler(logits), self.sampling.logprobs
-        if token in self._engine.model.stops:
-            self._say(self._rest(), last=True)
+        model = self._engine.model
+        if token in model.stops or model.special_tokens.get(token) in self.sampling.stop:
+            self._say(self._stream.rest(), last=True)
             return "stop"
         if likely is not None:
             self.logprobs.append(TokenLogprobs.of(logits, token, likely, self._decoded))
         self.answer.append(token)
         self.context.append(token)
         last = len(self.answer) == self.sampling.max_new_tokens
-        piece = self._decoder.step(self._engine.model.tokenizer, token) or ""
+        piece = self._stream.step(token)
         self._decoded += len(piece)
-        if self._say(piece + self._rest() if last else piece, last):
+        if self._say(piece + self._stream.rest() if last else piece, last):
             return "stop"
         return "length" if last else None
-
-    def _rest(self) -> str:
-        """What the decoder holds back: the last tokens' text if it ends within a character, which is then U+FFFD."""
-        return self._engine.model.tokenizer.decode(self.answer)[self._decoded :]
 
     def _say(self, piece: str, last: bool) -> bool:
         """Adds to the text, but for what may begin a stop; whether there is one."""
         self._unsaid += piece
         places = [place for stop in self.sampling.stop if (place := self._unsaid.find(stop)) >= 0]
-        held = max((len(stop) for stop in self.sampling.stop), default=1) - 1
-        end = min(places) if places else len(self._unsaid) if last else max(len(self._unsaid) - held, 0)
+        beginnings = (stop[:n] for stop in self.sampling.stop for n in range(1, len(stop)))
+        held = max((len(text) for text in beginnings if self._unsaid.endswith(text)), default=0)
+        end = min(places) if places else len(self._unsaid) - (0 if last else held)
         self.text, self._unsaid = self.text + self._unsaid[:end], self._unsaid[end:]
         return bool(places)
 
@@ -273,9 +276,16 @@ class Engine:
 
     def _join(self) -> None:
         while self._waiting and len(self._running) < self._max_batch:
+            if self._running and self._waiting[0].preempted and not self._has_room(len(self._waiting[0].context)):
+                return
             request = self._waiting.popleft()
             request.sequence = self.manager.create()
             self._running.append(request)
+
+    def _has_room(self, tokens: int) -> bool:
+        """Whether slots that no sequence holds are enough for so many tokens, whatever the cache has of them."""
+        stats = self.manager.stats()
+        return tokens + len(self._running) * self.cache.spec.page_size <= stats["free"] + stats["cached"]
 
     def _free(self, request: Request) -> None:
         if request in self._running:
@@ -296,7 +306,8 @@ class Engine:
             logits = self._run(step, [int(step.seqstarts[e + 1]) - 1 for e in done])
             order, cached = [int(a) for a in step.order], [int(n) for n in step.cached]
         for a, n in zip(order, cached):
-            parts[a][0].cached += n
+            if not parts[a][0].preempted:
+                parts[a][0].cached += n
         for request, n in parts:
             request.stored += n
         for row, e in zip(logits, done):
@@ -305,6 +316,8 @@ class Engine:
                 finish = request.take(row)
             except KvCacheError as error:
                 self.end(request, "error", error)
+            except Exception as error:  # whatever it is, it is this request's
+                self.end(request, "error", KvCacheError(f"the answer failed: {error}", "answer_failed"))
             else:
                 if finish is not None:
                     self.end(request, finish)
@@ -328,6 +341,7 @@ class Engine:
                 else:
                     youngest = self._running[-1]
                     self._free(youngest)
+                    youngest.preempted = True
                     self._waiting.appendleft(youngest)
                 continue
             for a, cached in zip(step.order, step.cached):
@@ -368,6 +382,7 @@ class Engine:
                 return self.end(request, "error", error)
             removed = (self.context_length - request.keep) // 2  # what is left is computed again
             self._free(request)
+            request.preempted = True
             self._waiting.appendleft(request)
         request.stored = max(request.stored - removed, 0)
         request.shifted += removed

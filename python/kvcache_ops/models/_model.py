@@ -46,6 +46,11 @@ class Model:
     def _longest(self) -> int:
         return max((len(token) for token in self.tokenizer.get_vocab()), default=1)
 
+    @cached_property
+    def special_tokens(self) -> dict[int, str]:
+        """The texts of tokens that are in no answer's text."""
+        return {i: token.content for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+
     def encode(self, text: str, most: int | None = None, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text.
 

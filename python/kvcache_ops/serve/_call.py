@@ -127,7 +127,7 @@ def _sampling(taken: dict[str, Any], chat: bool, context_length: int) -> dict[st
     sampling |= {name: taken.pop(name) for name in _SAMPLING if name in taken}
     sampling["logprobs"] = _logprobs(taken, chat)
     seed, stop = _take(taken, "seed", int, None), taken.pop("stop", ())
-    sampling["seed"] = None if seed is None else seed % LARGEST_SEED
+    sampling["seed"] = None if seed in (None, -1) else seed % LARGEST_SEED
     if not isinstance(stop, str | list | tuple):
         raise _wrong("stop", stop, "a text or a list of texts")
     sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
