@@ -77,11 +77,8 @@ impl Manager {
         let Some(swapped) = self.state.sequence(seq)?.swapped.clone() else {
             return self.state.intact(seq).map(|_| 0);
         };
-        let reserve = self.state.sequences[seq].reserve;
-        // Where there is no room it is refused before anything is done.
-        self.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve))?;
-        drop(Loading(self));
         self.update(memory)?;
+        let reserve = self.state.sequences[seq].reserve;
         let Landing { place, slots, missing } =
             self.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve))?;
         let loading = Loading(self);

@@ -66,17 +66,13 @@ fn floats<'py, D: Dimension>(name: &str, array: &Bound<'py, PyAny>) -> PyResult<
     array.extract().map_err(|_| type_error(name, &expected(), array))
 }
 
-fn optional(name: &'static str, value: Option<&Bound<'_, PyAny>>, default: usize) -> PyResult<usize> {
-    value.map_or(Ok(default), |value| count("spec_range", name, value))
-}
-
 #[pymethods]
 impl InfLlm {
     #[new]
     #[pyo3(
         signature = (
             spec, *, init, local, block, topk, repr_topk=None, max_cached=None, alpha=1.0, score="representatives",
-            positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false, num_repeat=None,
+            positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false, num_repeat=1,
             key_form="roped", rope=None, max_pages=None, shift_limit=ShiftLimit(None), tiers=None
         ),
         text_signature = "(spec, *, init, local, block, topk, repr_topk=4, max_cached=None, alpha=1.0, \
@@ -87,12 +83,12 @@ impl InfLlm {
     #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
     fn new(
         spec: Bound<'_, PyAny>,
-        init: &Bound<'_, PyAny>,
-        local: &Bound<'_, PyAny>,
-        block: &Bound<'_, PyAny>,
-        topk: &Bound<'_, PyAny>,
-        repr_topk: Option<&Bound<'_, PyAny>>,
-        max_cached: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = arguments::init)] init: usize,
+        #[pyo3(from_py_with = arguments::local)] local: usize,
+        #[pyo3(from_py_with = arguments::block)] block: usize,
+        #[pyo3(from_py_with = arguments::topk)] topk: usize,
+        #[pyo3(from_py_with = arguments::repr_topk)] repr_topk: Option<usize>,
+        #[pyo3(from_py_with = arguments::max_cached)] max_cached: Option<usize>,
         alpha: f32,
         score: &str,
         positions: &str,
@@ -100,41 +96,37 @@ impl InfLlm {
         eviction: &str,
         decay: f32,
         per_layer: bool,
-        num_repeat: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = arguments::num_repeat)] num_repeat: usize,
         key_form: &str,
         rope: Option<&Bound<'_, Rope>>,
         #[pyo3(from_py_with = arguments::max_pages)] max_pages: Option<usize>,
         #[pyo3(from_py_with = arguments::shift_limit)] shift_limit: ShiftLimit,
         tiers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let number = |name, value| count("spec_range", name, value);
-        let topk = number("topk", topk)?;
         let scores = [
             ("representatives", BlockScore::Representatives),
             ("page_bounds", BlockScore::PageBounds),
             ("none", BlockScore::None),
         ];
         // Without it no position is legal.
-        let n_ctx = optional("n_ctx", n_ctx, 0)?;
+        let n_ctx = n_ctx.map_or(Ok(0), |n_ctx| count("spec_range", "n_ctx", n_ctx))?;
         let all_positions = [
             ("true_distance", FarPositions::TrueDistance),
             ("far_constant", FarPositions::FarConstant),
             ("far_fixed", FarPositions::FarFixed { n_ctx }),
         ];
+        let evictions = [("lru", Eviction::Lru), ("decayed", Eviction::Decayed { decay })];
+        let default = InfLlmConfig::new(init, local, block, topk);
         let config = InfLlmConfig {
-            repr_topk: optional("repr_topk", repr_topk, 4)?,
-            max_cached: optional("max_cached", max_cached, topk)?,
+            repr_topk: repr_topk.unwrap_or(default.repr_topk),
+            max_cached: max_cached.unwrap_or(topk),
             alpha,
             score: choice("score", score, &scores)?,
             positions: choice("positions", positions, &all_positions)?,
-            eviction: choice(
-                "eviction",
-                eviction,
-                &[("lru", Eviction::Lru), ("decayed", Eviction::Decayed { decay })],
-            )?,
+            eviction: choice("eviction", eviction, &evictions)?,
             per_layer,
-            num_repeat: optional("num_repeat", num_repeat, 1)?,
-            ..InfLlmConfig::new(number("init", init)?, number("local", local)?, number("block", block)?, topk)
+            num_repeat,
+            ..default
         };
         let paged = spec.getattr("cache_mode")?.extract::<i64>()? == 1;
         let mode = if paged { spec::mode(&spec, None)? } else { Mode::Runs };
@@ -206,8 +198,12 @@ impl InfLlm {
     ///
     /// Raises ManagerError: layer, shape, mass (NaN, infinite or negative), observed_twice; step_closed, if no step is
     /// open.
-    fn observe(&self, py: Python<'_>, layer: &Bound<'_, PyAny>, scores: &Bound<'_, PyAny>) -> PyResult<()> {
-        let layer = count("range", "layer", layer)?;
+    fn observe(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::layer)] layer: usize,
+        scores: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
         let scores: PyReadonlyArray2<'_, f32> = floats("scores", scores)?;
         self.shared.with(py, |infllm| {
             let mut step = infllm.open_step().ok_or_else(Refusal::step_closed)?;
@@ -221,8 +217,12 @@ impl InfLlm {
     /// attention multiplies them with the keys of blocks. The next step sees the blocks that fit them best.
     ///
     /// Raises ManagerError: layer, shape, selected_twice, step_open.
-    fn select(&self, py: Python<'_>, layer: &Bound<'_, PyAny>, queries: &Bound<'_, PyAny>) -> PyResult<()> {
-        let layer = count("range", "layer", layer)?;
+    fn select(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::layer)] layer: usize,
+        queries: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
         let queries: PyReadonlyArray3<'_, f32> = floats("queries", queries)?;
         let queries = queries.as_array();
         self.with(py, |infllm| py.detach(|| infllm.select(layer, queries)))
@@ -231,14 +231,13 @@ impl InfLlm {
     /// The blocks that the next step of a sequence sees in a layer, int64 in ascending order.
     ///
     /// Raises ManagerError: unknown_seq, lost, layer, not_selected.
-    #[pyo3(signature = (s, layer=None), text_signature = "($self, s, layer=0)")]
+    #[pyo3(signature = (s, layer=0))]
     fn blocks<'py>(
         &self,
         py: Python<'py>,
         s: Id,
-        layer: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = arguments::layer)] layer: usize,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let layer = layer.map_or(Ok(0), |layer| count("range", "layer", layer))?;
         let blocks = self.with(py, |infllm| infllm.blocks(s.0, layer))?;
         Ok(blocks.into_iter().map(i64::from).collect::<Vec<_>>().into_pyarray(py))
     }
@@ -268,8 +267,7 @@ impl InfLlm {
     /// The pages that a sequence has at most, when no step gives it more than `n` tokens.
     ///
     /// Raises ManagerError: spec_range.
-    fn max_pages(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let n = count("range", "n", n)?;
+    fn max_pages(&self, py: Python<'_>, #[pyo3(from_py_with = arguments::n)] n: usize) -> PyResult<usize> {
         self.with(py, |infllm| infllm.config().max_pages(infllm.spec().page_size(), n))
     }
 

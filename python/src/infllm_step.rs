@@ -8,8 +8,8 @@ use numpy::{IntoPyArray, PyArray0, PyArray1, PyArray2, ToPyArray};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+use crate::arguments;
 use crate::memory::HostMemory;
-use crate::numbers::count;
 use crate::refusal::Refusal;
 use crate::shared::SharedInfLlm;
 use crate::step::{Indices, common_step};
@@ -80,8 +80,7 @@ impl InfLlmStep {
         })
     }
 
-    fn layer(&self, layer: Option<&Bound<'_, PyAny>>) -> PyResult<&Layer> {
-        let layer = layer.map_or(Ok(0), |layer| count("range", "layer", layer))?;
+    fn layer(&self, layer: usize) -> PyResult<&Layer> {
         let num_layer = self.layers.len();
         let unknown = || core::Error::from(core::InfLlmError::Layer { layer, num_layer });
         Ok(self.layers.get(layer).ok_or_else(|| Refusal::from(unknown()))?)
@@ -121,11 +120,11 @@ impl InfLlmStep {
     /// Shape (B, pages): the first slot of each page of a layer, -1 behind the last page.
     ///
     /// Raises ManagerError: layer.
-    #[pyo3(signature = (layer=None), text_signature = "($self, layer=0)")]
+    #[pyo3(signature = (layer=0))]
     fn cachestarts<'py>(
         &self,
         py: Python<'py>,
-        layer: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = arguments::layer)] layer: usize,
     ) -> PyResult<Bound<'py, PyArray2<i64>>> {
         Ok(self.layer(layer)?.cachestarts.to_pyarray(py))
     }
@@ -133,11 +132,11 @@ impl InfLlmStep {
     /// Shape (k): the positions of all rows of a layer, in the order of the operator's outputs.
     ///
     /// Raises ManagerError: layer.
-    #[pyo3(signature = (layer=None), text_signature = "($self, layer=0)")]
+    #[pyo3(signature = (layer=0))]
     fn key_positions<'py>(
         &self,
         py: Python<'py>,
-        layer: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = arguments::layer)] layer: usize,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
         Ok(self.layer(layer)?.key_positions.clone().into_pyarray(py))
     }

@@ -114,7 +114,10 @@ impl Manager {
             None => core::Manager::new(core_spec),
             Some(tiers) => core::Manager::with_store(core_spec, Arc::clone(tiers) as Arc<dyn core::BlockStore>),
         };
-        let shared = SharedManager::new(manager.map_err(Refusal::from)?, Parts { pools: Pools::default(), tiers: HeldTiers(tiers) });
+        let shared = SharedManager::new(
+            manager.map_err(Refusal::from)?,
+            Parts { pools: Pools::default(), tiers: HeldTiers(tiers) },
+        );
         Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
     }
 

@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 
 use kvcache_op::IndexInputs;
-use ndarray::Array2;
+use ndarray::{Array2, ArrayView2, Axis, Slice};
 
 use super::config::FarPositions;
 use super::error::{InfLlmError, Lost};
@@ -221,6 +221,21 @@ impl Open {
             self.cachestarts.push(starts);
         }
         Ok(())
+    }
+
+    /// By entry and layer: the attention mass of the entry's keys; of no layer where it is not `needed`.
+    ///
+    /// # Errors
+    /// [`InfLlmError::NotObserved`].
+    pub(crate) fn masses(&self, needed: bool) -> Result<Vec<Vec<ArrayView2<'_, f32>>>, InfLlmError> {
+        let layers = if needed && !self.entries.is_empty() { &self.observed[..] } else { &[] };
+        let all = (0..).zip(layers).map(|(layer, mass)| mass.as_ref().ok_or(InfLlmError::NotObserved { layer }));
+        let all = all.collect::<Result<Vec<_>, _>>()?;
+        let of_entry = |keys: &[i64]| {
+            let keys = Slice::from(keys[0] as usize..keys[1] as usize);
+            all.iter().map(|mass| mass.slice_axis(Axis(1), keys)).collect()
+        };
+        Ok(self.batch.kvstarts.windows(2).map(of_entry).collect())
     }
 
     /// The operator's index inputs.

@@ -132,58 +132,39 @@ mod tests {
     }
 
     proptest! {
-        /// Loads are wanted less resident; a naive list in order of use, or of mass, says what goes.
+        /// What goes was not wanted, makes room that is needed, and was used before, or has no more mass than, what stays.
         #[test]
-        fn residency_is_that_of_a_list(
+        fn the_least_worthy_go(
             steps in prop::collection::vec((blocks(0..=4), prop::collection::vec((0_u32..12, 0_u8..9), 0..4)), 1..40),
             spare in 0_usize..3,
             decayed: bool,
         ) {
             let eviction = if decayed { Eviction::Decayed { decay: 0.5 } } else { Eviction::Lru };
             let mut residency = Residency::new(4 + spare, eviction);
-            let mut naive: Vec<(u32, u64, f32)> = Vec::new(); // block, last use, mass
-            for (step, (wanted, masses)) in (1..).zip(steps) {
-                let before: BTreeSet<u32> = naive.iter().map(|entry| entry.0).collect();
+            let mut worths: HashMap<u32, f32> = HashMap::new();
+            for (step, (wanted, masses)) in (1_u16..).zip(steps) {
+                let before = residency.resident.clone();
                 let loads = residency.assign(&wanted);
-                let new: Vec<u32> = wanted.iter().copied().filter(|block| !before.contains(block)).collect();
+                let new: Vec<u32> = wanted.iter().copied().filter(|block| !before.contains_key(block)).collect();
                 prop_assert_eq!(loads.iter().map(|load| load.block).collect::<Vec<_>>(), new.clone());
-                for entry in naive.iter_mut().filter(|entry| wanted.contains(&entry.0)) {
-                    entry.1 = step;
+                prop_assert!(wanted.iter().all(|&block| residency.slot(block).is_some()));
+                let (stay, gone): (Vec<u32>, Vec<u32>) = before.keys().partition(|&&block| residency.slot(block).is_some());
+                prop_assert!(stay.iter().all(|block| residency.slot(*block) == before.get(block).copied()));
+                prop_assert_eq!(gone.len(), (before.len() + new.len()).saturating_sub(4 + spare));
+                prop_assert!(gone.iter().all(|block| !wanted.contains(block)));
+                for other in stay.iter().filter(|block| !wanted.contains(block)) {
+                    prop_assert!(gone.iter().all(|block| worths[block] <= worths[other]));
                 }
-                for block in new {
-                    if naive.len() == 4 + spare {
-                        let unwanted = naive.iter().filter(|entry| !wanted.contains(&entry.0));
-                        let worth = |entry: &(u32, u64, f32)| {
-                            (if decayed { entry.2.to_bits() } else { 0 }, if decayed { 0 } else { entry.1 })
-                        };
-                        let goes = unwanted.min_by_key(|entry| worth(entry)).unwrap().0;
-                        naive.retain(|entry| entry.0 != goes);
-                    }
-                    naive.push((block, step, 0.0));
-                }
-                // Among equals the lower slot goes, which the list does not know.
-                let resident: BTreeSet<u32> = residency.resident.keys().copied().collect();
-                prop_assert_eq!(resident.len(), naive.len());
-                prop_assert!(wanted.iter().all(|block| resident.contains(block)));
-                let worths = |blocks: &mut dyn Iterator<Item = &(u32, u64, f32)>| {
-                    let worth = |e: &(u32, u64, f32)| if decayed { u64::from(e.2.to_bits()) } else { e.1 };
-                    let mut worths: Vec<_> = blocks.map(worth).collect();
-                    worths.sort_unstable();
-                    worths
-                };
-                let kept: Vec<(u32, u64, f32)> = residency
-                    .slots
-                    .iter()
-                    .filter_map(|slot| slot.block.map(|block| (block, slot.used, slot.mass)))
-                    .collect();
-                prop_assert_eq!(worths(&mut kept.iter()), worths(&mut naive.iter()));
-                naive = kept;
                 residency.observe(masses.iter().map(|&(block, mass)| (block, f32::from(mass))));
-                for entry in &mut naive {
-                    if decayed {
-                        entry.2 *= 0.5;
-                        masses.iter().filter(|mass| mass.0 == entry.0).for_each(|mass| entry.2 += f32::from(mass.1));
-                    }
+                gone.iter().for_each(|block| drop(worths.remove(block)));
+                new.iter().for_each(|&block| drop(worths.insert(block, 0.0)));
+                if decayed {
+                    worths.values_mut().for_each(|mass| *mass *= 0.5);
+                    masses.iter().for_each(|(block, mass)| {
+                        worths.entry(*block).and_modify(|sum| *sum += f32::from(*mass));
+                    });
+                } else {
+                    wanted.iter().for_each(|&block| drop(worths.insert(block, f32::from(step))));
                 }
             }
         }

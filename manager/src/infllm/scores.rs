@@ -90,9 +90,9 @@ pub(crate) fn bounds<'a>(keys: impl Iterator<Item = &'a [f32]>, min: &mut [f32],
     }
 }
 
-/// A score, smoothed by the one before it, if there is one.
+/// A score, smoothed by the one before it, if there is a finite one: a query that is not finite spoils one step.
 pub(crate) fn smooth(alpha: f32, before: Option<f32>, new: f32) -> f32 {
-    before.map_or(new, |before| alpha * new + (1.0 - alpha) * before)
+    before.filter(|before| before.is_finite()).map_or(new, |before| alpha * new + (1.0 - alpha) * before)
 }
 
 #[cfg(test)]
@@ -155,5 +155,6 @@ mod tests {
     fn golden_g22_smoothing() {
         let smoothed = [1.0, 0.0, 0.0].into_iter().fold(None, |before, new| Some(smooth(0.05, before, new)));
         assert!(smoothed.is_some_and(|smoothed| (smoothed - 0.9025).abs() < 1e-6), "{smoothed:?}");
+        assert_eq!([f32::NAN, f32::INFINITY].map(|before| smooth(0.05, Some(before), 2.0)), [2.0, 2.0]);
     }
 }

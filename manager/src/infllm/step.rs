@@ -8,7 +8,7 @@ use ndarray::{ArrayView2, Axis, Slice};
 use super::config::BlockScore;
 use super::error::InfLlmError;
 use super::plan::{Change, Entry, Open};
-use super::residency::{Load, Residency};
+use super::residency::Load;
 use super::sequence::{Formed, Sequence};
 use super::sequences::InfLlm;
 use crate::batch::{Batch, batch_tensors};
@@ -49,6 +49,10 @@ impl InfLlm {
             Ok(planned) => planned,
             Err(error) => {
                 journal.rollback(state, |_| false);
+                if matches!(error, Error::InfLlm(InfLlmError::BlockLost { .. })) {
+                    // Layers may select again.
+                    self.selected.fill(false);
+                }
                 return Err(error);
             }
         };
@@ -219,7 +223,13 @@ impl InfLlmStep<'_> {
     /// # Errors
     /// [`InfLlmError::NotObserved`], [`InfLlmError::Store`], [`Error::Memory`]. The step is rolled back then.
     pub fn commit(self, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        self.0.commit(memory)
+        let Some(open) = self.0.open.take() else { return Ok(()) };
+        let committed = self.0.commit(&open, memory);
+        if committed.is_err() {
+            // What is dropped while it is open is rolled back.
+            self.0.open = Some(open);
+        }
+        committed
     }
 
     /// Ends the step: its sequences have the tokens and blocks that they had.
@@ -244,49 +254,27 @@ impl Drop for InfLlmStep<'_> {
 }
 
 impl InfLlm {
-    /// Ends the open step. After an error it is open as before.
-    fn commit(&mut self, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        let Some(open) = self.open.take() else { return Ok(()) };
-        let observed =
-            if self.setup.config.needs_mass() && !open.entries.is_empty() { &open.observed[..] } else { &[] };
-        let missing = observed.iter().position(Option::is_none);
-        let mut formed = Vec::with_capacity(open.entries.len());
-        let mut result = missing.map_or(Ok(()), |layer| Err(InfLlmError::NotObserved { layer }.into()));
-        let observed: Vec<_> = observed.iter().flatten().collect();
-        for (entry, rows) in open.entries.iter().zip(open.batch.kvstarts.windows(2)) {
-            let rows = Slice::from(rows[0] as usize..rows[1] as usize);
-            let of_entry: Vec<_> = observed.iter().map(|scores| scores.slice_axis(Axis(1), rows)).collect();
-            let mut blocks = Vec::new();
-            if result.is_ok() {
-                result = self.form_all(memory, entry, &of_entry, &mut blocks);
+    /// Gives sequences the tokens of a step, and forms blocks; all of them, or none.
+    fn commit(&mut self, open: &Open, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
+        let masses = open.masses(self.setup.config.needs_mass())?;
+        let mut formed = Vec::new();
+        for (entry, masses) in open.entries.iter().zip(&masses) {
+            let new = if self.setup.config.has_blocks() { self.new_blocks(entry) } else { 0 };
+            for nth in 0..new {
+                match self.form(memory, entry, nth, masses) {
+                    Ok(block) => formed.push(block),
+                    Err(error) => {
+                        formed.into_iter().for_each(|(block, _)| self.forget(block));
+                        return Err(error);
+                    }
+                }
             }
-            formed.push((of_entry, blocks));
-        }
-        if let Err(error) = result {
-            formed.into_iter().flat_map(|(_, blocks)| blocks).for_each(|(block, _)| self.forget(block));
-            drop(observed);
-            self.open = Some(open);
-            return Err(error);
         }
         self.last = open.entries.iter().map(|entry| (entry.seq, entry.n)).collect();
         self.selected.fill(false);
-        for (entry, (observed, blocks)) in open.entries.iter().zip(formed) {
-            self.commit_entry(entry, &observed, blocks);
-        }
-        Ok(())
-    }
-
-    fn form_all(
-        &mut self,
-        memory: &(impl CacheMemory + ?Sized),
-        entry: &Entry,
-        observed: &[ArrayView2<'_, f32>],
-        blocks: &mut Vec<NewBlock>,
-    ) -> Result<(), Error> {
-        if self.setup.config.has_blocks() {
-            for nth in 0..self.new_blocks(entry) {
-                blocks.push(self.form(memory, entry, nth, observed)?);
-            }
+        let mut formed = formed.into_iter();
+        for (entry, masses) in open.entries.iter().zip(&masses) {
+            self.commit_entry(entry, masses, &mut formed);
         }
         Ok(())
     }
@@ -297,26 +285,40 @@ impl InfLlm {
         self.setup.partition(n + entry.n).blocks - self.setup.partition(n).blocks
     }
 
-    fn commit_entry(&mut self, entry: &Entry, observed: &[ArrayView2<'_, f32>], blocks: Vec<NewBlock>) {
+    /// `formed` begins with the blocks of the entry.
+    fn commit_entry(
+        &mut self,
+        entry: &Entry,
+        masses: &[ArrayView2<'_, f32>],
+        formed: &mut impl Iterator<Item = NewBlock>,
+    ) {
         let new = self.new_blocks(entry);
         let Self { setup, sequences, .. } = &mut *self;
         let Some(sequence) = sequences.get_mut(&entry.seq) else { return };
-        let tokens = (sequence.n + entry.n).saturating_sub(setup.rest_start(sequence.n));
-        let of_tokens = if setup.config.score == BlockScore::Representatives { observed } else { &[] };
-        for (layer, scores) in of_tokens.iter().enumerate() {
-            let mass = setup.merged(sequence, entry, layer, scores.view(), new * setup.config.block..tokens);
-            sequence.layers[layer].mass = mass;
+        let (init, block) = (setup.config.init, setup.config.block);
+        if setup.config.score == BlockScore::Representatives {
+            let tokens = (sequence.n + entry.n).saturating_sub(setup.rest_start(sequence.n));
+            let merged = |(layer, scores): (usize, &ArrayView2<'_, f32>)| {
+                setup.merged(sequence, entry, layer, scores.view(), new * block..tokens)
+            };
+            let merged: Vec<_> = masses.iter().enumerate().map(merged).collect();
+            sequence.layers.iter_mut().zip(merged).for_each(|(layer, mass)| layer.mass = mass);
         }
-        if !observed.is_empty() {
+        if !masses.is_empty() {
             for (group, residency) in sequence.residency.iter_mut().enumerate() {
-                let layers = &observed[setup.layers(group)];
-                observe_blocks(residency, setup.config.init, setup.config.block, &entry.blocks[group], layers);
+                let of_block = |i: usize| -> f32 {
+                    let keys = Slice::from(init + i * block..init + (i + 1) * block);
+                    masses[setup.layers(group)].iter().map(|scores| scores.slice_axis(Axis(1), keys).sum()).sum()
+                };
+                residency.observe(entry.blocks[group].iter().enumerate().map(|(i, &block)| (block, of_block(i))));
             }
         }
         sequence.n += entry.n;
-        blocks.into_iter().for_each(|block| sequence.push(setup, block));
-        let (rows, first) = (sequence.rows, setup.config.init);
-        self.remove(rows, first..first + new * self.setup.config.block);
+        if setup.config.has_blocks() {
+            formed.take(new).for_each(|block| sequence.push(setup, block));
+        }
+        let rows = sequence.rows;
+        self.remove(rows, init..init + new * block);
     }
 
     /// Removes rows of a sequence of the manager that are whole pages, or its last ones.
@@ -327,13 +329,4 @@ impl InfLlm {
             unreachable!("whole pages, and rows at the end, leave without new ones: {error}");
         }
     }
-}
-
-/// Adds the attention mass that blocks got in a step.
-fn observe_blocks(residency: &mut Residency, init: usize, len: usize, blocks: &[u32], layers: &[ArrayView2<'_, f32>]) {
-    let mass = |i: usize| {
-        let rows = Slice::from(init + i * len..init + (i + 1) * len);
-        layers.iter().map(|scores| scores.slice_axis(Axis(1), rows).sum()).sum()
-    };
-    residency.observe(blocks.iter().enumerate().map(|(i, &block)| (block, mass(i))));
 }

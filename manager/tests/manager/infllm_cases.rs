@@ -1,4 +1,5 @@
-//! InfLLM where single cases say most: positions, failures, refusals.
+//! InfLLM where single cases say most: positions, failures, saved sequences, refusals. Files that are not whole are
+//! refused by what reads sessions: `session_refusals` has every byte.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -176,6 +177,8 @@ fn failures_change_nothing() -> Result<(), Error> {
         missing.to_string(),
         format!("block {} of sequence {seq} is lost: the store does not have it", wanted[0])
     );
+    // Other blocks may be selected instead.
+    (0..LAYERS).try_for_each(|layer| cache.infllm.select(layer, Array3::ones((9, 1, HEAD_DIM)).view()))?;
     *cache.store.blocks.lock().unwrap() = blocks;
     let (slots, loads) = cache.append(seq, &[row(18)])?;
     assert_eq!(loads, 1);
@@ -213,6 +216,58 @@ fn int4_keys_are_rotated_no_more_often_than_they_may() -> Result<(), Error> {
         (0..LAYERS).try_for_each(|layer| cache.infllm.select(layer, Array3::zeros((1, 1, HEAD_DIM)).view()))
     });
     assert!(matches!(tokens, Err(Error::ShiftLimit { shifts: 3, limit: 2 })), "{tokens:?}");
+    Ok(())
+}
+
+/// Another cache, of other slots, goes on with a saved sequence, whose positions were moved back. Files of another
+/// configuration are refused; what was selected among more or fewer is forgotten.
+#[test]
+fn a_saved_sequence_goes_on() -> Result<(), Error> {
+    let fixed = |n_ctx| InfLlmConfig { positions: FarPositions::FarFixed { n_ctx }, ..quest(2) };
+    let cache = |config| Cache::new(builder().key_form(KeyForm::Raw).rope(Rope::neox(HEAD_DIM, 100.0)), config);
+    let mut first = cache(fixed(16));
+    let seq = first.infllm.create(None)?;
+    for token in 0..40 {
+        first.append(seq, &[row(token)])?;
+        (0..LAYERS).try_for_each(|layer| first.select(layer, [1.0; HEAD_DIM]))?;
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    first.infllm.save_seq(file.path(), &first.memory, seq)?;
+
+    let mut second = cache(fixed(16));
+    let other = second.infllm.create(None)?;
+    second.append(other, &[row(0)])?;
+    let loaded = second.infllm.load_seq(file.path(), &mut second.memory, Some(SeqId::default()))?;
+    let state = |cache: &Cache, seq| Ok::<_, Error>((cache.infllm.seq_len(seq)?, cache.infllm.blocks(seq, 0)?));
+    assert_eq!(state(&second, loaded)?, state(&first, seq)?);
+    assert_eq!(second.store.len(), second.infllm.partition(loaded)?.blocks);
+    let [before, after] = [(&mut first, seq), (&mut second, loaded)].map(|(cache, seq)| {
+        let (slots, _) = cache.append(seq, &[row(40)]).unwrap();
+        slots.map(|slots| cache.memory.read(&slots))
+    });
+    assert_eq!(before, after);
+    assert_eq!(second.infllm.load_seq(file.path(), &mut second.memory, Some(loaded)).unwrap_err().kind(), "known_seq");
+    // At last there is no room, and nothing is stored of what finds none.
+    let (stored, refused) = loop {
+        let stored = second.store.len();
+        if let Err(refused) = second.infllm.load_seq(file.path(), &mut second.memory, None) {
+            break (stored, refused);
+        }
+    };
+    assert_eq!((refused.kind(), second.store.len()), ("out_of_pages", stored));
+    second.infllm.check()?;
+    for config in [
+        fixed(18),
+        InfLlmConfig { local: 6, ..fixed(18) },
+        InfLlmConfig { score: BlockScore::Representatives, repr_topk: 2, ..fixed(16) },
+        InfLlmConfig { per_layer: true, ..fixed(16) },
+    ] {
+        let mut third = cache(config);
+        assert_eq!(third.infllm.load_seq(file.path(), &mut third.memory, None).unwrap_err().kind(), "metadata");
+    }
+    let mut third = cache(InfLlmConfig { topk: 3, max_cached: 3, ..fixed(16) });
+    let seq = third.infllm.load_seq(file.path(), &mut third.memory, None)?;
+    assert_eq!(third.infllm.blocks(seq, 0).unwrap_err().kind(), "not_selected");
     Ok(())
 }
 

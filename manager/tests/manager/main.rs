@@ -6,7 +6,6 @@ mod edits;
 mod golden;
 mod infllm;
 mod infllm_cases;
-mod infllm_sessions;
 mod prefix;
 mod refusals;
 mod saved;

@@ -7,7 +7,7 @@ use kvcache_manager::{BlockKind, BlockStore};
 use kvcache_tiers::{HostTier, Tier, Tiers};
 use proptest::prelude::*;
 
-use crate::faulty::{Fault, Faulty};
+use crate::faulty::{BYTES, CHAINS, Fault, Faulty};
 use crate::{block_of, ends, key, keys};
 
 const KEYS: u8 = 12;
@@ -43,11 +43,8 @@ fn fault() -> impl Strategy<Value = Fault> {
         2 => Just(Fault::Lose),
         2 => (0..20u8).prop_map(Fault::Slow),
         1 => Just(Fault::Hang),
-        2 => any::<u8>().prop_map(Fault::Cut),
-        2 => any::<u8>().prop_map(Fault::Alter),
-        2 => any::<u8>().prop_map(Fault::Extend),
-        2 => Just(Fault::Reverse),
-        2 => Just(Fault::Repeat),
+        6 => (0..BYTES.len(), any::<u8>()).prop_map(|(what, by)| Fault::Bytes(what, by)),
+        4 => (0..CHAINS.len()).prop_map(Fault::Chain),
     ]
 }
 

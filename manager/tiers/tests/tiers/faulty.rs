@@ -1,14 +1,16 @@
 //! A store that does all that stores do wrong.
 
 use std::collections::HashMap;
-use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, up_to_missing};
+
+use crate::{key, prefix, stored};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
@@ -20,48 +22,65 @@ pub enum Fault {
     Slow(u8),
     /// Does not answer before the gate is opened.
     Hang,
-    /// What is read lacks so many bytes, or has one altered, or more.
-    Cut(u8),
-    Alter(u8),
-    Extend(u8),
-    /// Gives blocks of a chain in another order, or one of them twice.
-    Reverse,
-    Repeat,
+    /// One of [`BYTES`], and how far it goes: of what is put, or of the last block that is read.
+    Bytes(usize, u8),
+    /// One of [`CHAINS`].
+    Chain(usize),
 }
 
+/// Bytes are cut, altered and extended.
+pub const BYTES: [fn(&mut Vec<u8>, usize); 3] = [
+    |bytes, by| bytes.truncate(bytes.len().saturating_sub(1 + by)),
+    |bytes, at| {
+        let at = at % bytes.len();
+        bytes[at] ^= 1;
+    },
+    |bytes, by| bytes.resize(bytes.len() + 1 + by, 0),
+];
+
+/// Chains are reversed, and have a block twice.
+pub const CHAINS: [fn(&mut Vec<Bytes>); 2] = [
+    |blocks| blocks.reverse(),
+    |blocks| {
+        if blocks.len() > 1 {
+            blocks[1] = blocks[0].clone();
+        }
+    },
+];
+
 /// Calls that hang wait until it is open.
-#[derive(Debug, Default, Clone)]
-pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
+#[derive(Debug, Default)]
+pub struct Gate(Mutex<bool>, Condvar);
 
 impl Gate {
     pub fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
+        *self.0.lock().unwrap() = true;
+        self.1.notify_all();
     }
 
-    pub fn wait(&self) {
-        drop(self.0.1.wait_while(self.0.0.lock().unwrap(), |open| !*open).unwrap());
+    fn wait(&self) {
+        drop(self.1.wait_while(self.0.lock().unwrap(), |open| !*open).unwrap());
     }
 }
 
 /// Blocks in memory; of its n-th call, fault n of a list that begins anew at its end.
+#[derive(Debug, Default)]
 pub struct Faulty {
     pub blocks: Mutex<HashMap<BlockKey, Bytes>>,
-    pub faults: Mutex<Vec<Fault>>,
-    pub calls: AtomicUsize,
+    faults: Mutex<Vec<Fault>>,
+    calls: AtomicUsize,
     pub gate: Gate,
-}
-
-impl fmt::Debug for Faulty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Faulty({:?})", self.faults)
-    }
 }
 
 impl Faulty {
     pub fn new(faults: &[Fault]) -> Arc<Self> {
-        let (blocks, calls, gate) = Default::default();
-        Arc::new(Self { blocks, faults: Mutex::new(faults.to_vec()), calls, gate })
+        Self::holding(0..0, faults)
+    }
+
+    /// With the prefix blocks of these keys.
+    pub fn holding(blocks: Range<u8>, faults: &[Fault]) -> Arc<Self> {
+        let blocks = Mutex::new(blocks.map(|i| (key(i), stored(&prefix(i)))).collect());
+        Arc::new(Self { blocks, faults: Mutex::new(faults.to_vec()), ..Self::default() })
     }
 
     pub fn set(&self, faults: &[Fault]) {
@@ -72,32 +91,32 @@ impl Faulty {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// The fault of a call that now begins.
-    fn fault(&self) -> Result<Fault, StoreError> {
+    pub fn len(&self) -> usize {
+        self.blocks.lock().unwrap().len()
+    }
+
+    /// The fault of a call that now begins; none where the call does nothing.
+    fn fault(&self) -> Result<Option<Fault>, StoreError> {
         let call = self.calls.fetch_add(1, Ordering::SeqCst);
-        let faults = self.faults.lock().unwrap();
-        let fault = if faults.is_empty() { Fault::None } else { faults[call % faults.len()] };
-        drop(faults);
+        let fault = {
+            let faults = self.faults.lock().unwrap();
+            if faults.is_empty() { Fault::None } else { faults[call % faults.len()] }
+        };
         match fault {
             Fault::Fail => return Err(StoreError::Failed("a fault".into())),
+            Fault::Lose => return Ok(None),
             Fault::Slow(milliseconds) => sleep(Duration::from_millis(milliseconds.into())),
             Fault::Hang => self.gate.wait(),
             _ => {}
         }
-        Ok(fault)
+        Ok(Some(fault))
     }
 }
 
 fn altered(block: &[u8], fault: Fault) -> Bytes {
     let mut bytes = block.to_vec();
-    match fault {
-        Fault::Cut(by) => bytes.truncate(bytes.len().saturating_sub(1 + usize::from(by))),
-        Fault::Extend(by) => bytes.extend(vec![0; 1 + usize::from(by)]),
-        Fault::Alter(at) => {
-            let at = usize::from(at) % bytes.len();
-            bytes[at] ^= 1;
-        }
-        _ => {}
+    if let Fault::Bytes(what, by) = fault {
+        BYTES[what](&mut bytes, by.into());
     }
     bytes.into()
 }
@@ -109,20 +128,18 @@ impl BlockStore for Faulty {
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
-        let fault = self.fault()?;
-        if fault != Fault::Lose {
-            self.blocks.lock().unwrap().insert(*key, altered(&crate::stored(&block), fault));
+        if let Some(fault) = self.fault()? {
+            self.blocks.lock().unwrap().insert(*key, altered(&stored(&block), fault));
         }
         Ok(())
     }
 
     fn contains(&self, key: &BlockKey) -> Result<bool, StoreError> {
-        let fault = self.fault()?;
-        Ok(fault != Fault::Lose && self.blocks.lock().unwrap().contains_key(key))
+        Ok(self.fault()?.is_some() && self.blocks.lock().unwrap().contains_key(key))
     }
 
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
-        if self.fault()? != Fault::Lose {
+        if self.fault()?.is_some() {
             self.blocks.lock().unwrap().remove(key);
         }
         Ok(())
@@ -130,31 +147,19 @@ impl BlockStore for Faulty {
 
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let fault = match self.fault() {
-            Ok(Fault::Lose) => return (Vec::new(), None),
-            Ok(fault) => fault,
+            Ok(None) => return (Vec::new(), None),
+            Ok(Some(fault)) => fault,
             Err(error) => return (Vec::new(), Some(error)),
         };
         let held = self.blocks.lock().unwrap();
         let mut blocks: Vec<_> = keys.iter().map_while(|key| held.get(key).cloned()).collect();
-        match fault {
-            Fault::Reverse => blocks.reverse(),
-            Fault::Repeat => blocks.extend(blocks.first().cloned()),
-            _ => {}
-        }
-        if fault == Fault::Repeat && blocks.len() > 1 {
-            blocks.swap_remove(0);
+        drop(held);
+        if let Fault::Chain(what) = fault {
+            CHAINS[what](&mut blocks);
         }
         if let Some(last) = blocks.last_mut() {
             *last = altered(last, fault);
         }
-        drop(held);
-        let mut verified = Vec::new();
-        for (key, bytes) in keys.iter().zip(blocks) {
-            match Block::verify(key, bytes) {
-                Ok(block) => verified.push(block),
-                Err(error) => return (verified, Some(error.into())),
-            }
-        }
-        (verified, None)
+        up_to_missing(keys.iter().zip(blocks).map(|(key, bytes)| Ok(Some(Block::verify(key, bytes)?))))
     }
 }

@@ -3,13 +3,12 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError};
 use kvcache_tiers::FileTier;
 
-use crate::{NEVER, key, prefix};
+use crate::{key, prefix, wait_for};
 
 const FOLDER: &str = "KVCACHE_TIERS_FOLDER";
 /// The bytes of a block's rows: so many that a kill meets a write.
@@ -72,14 +71,6 @@ impl Drop for Killed {
 fn files(folder: &Path) -> Vec<std::path::PathBuf> {
     let entries = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     entries(folder).iter().flat_map(|sub| entries(sub)).collect()
-}
-
-fn wait_for(mut what: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !what() {
-        assert!(began.elapsed() < NEVER);
-        sleep(Duration::from_micros(200));
-    }
 }
 
 /// A writer is killed in the middle of puts: each file is whole, or removed by the next scan.

@@ -8,7 +8,7 @@ mod order;
 
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvcache_manager::{Block, BlockKey, BlockKind};
@@ -37,6 +37,14 @@ fn prefix(i: u8) -> Block {
 /// Its bytes, as a store keeps them.
 fn stored(block: &Block) -> Bytes {
     block.parts().concat().into()
+}
+
+fn wait_for(mut what: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !what() {
+        assert!(began.elapsed() < NEVER);
+        thread::sleep(Duration::from_micros(200));
+    }
 }
 
 /// Fails if a function does not end.

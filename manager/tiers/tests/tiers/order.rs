@@ -1,13 +1,13 @@
 //! What goes where, when, and what is counted.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvcache_manager::{BlockKind, BlockStore, StoreError};
 use kvcache_tiers::{HostTier, Tier, TierStats, Tiers};
 
 use crate::faulty::{Fault, Faulty};
-use crate::{NEVER, block_of, ends, key, keys, prefix, stored};
+use crate::{NEVER, block_of, ends, key, keys, prefix, stored, wait_for};
 
 const LARGE: u64 = 1 << 30;
 
@@ -15,14 +15,6 @@ const LARGE: u64 = 1 << 30;
 fn tiers(nbytes: u64, far: &[&Arc<Faulty>]) -> Tiers {
     let far = far.iter().enumerate().map(|(i, &store)| Tier::new(i.to_string(), store.clone()).deadline(NEVER));
     Tiers::new(HostTier::new(nbytes), far).unwrap()
-}
-
-fn wait_for(mut what: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !what() {
-        assert!(began.elapsed() < NEVER);
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn stats(tiers: &Tiers, tier: usize) -> TierStats {
@@ -71,13 +63,10 @@ fn prefixes_go_to_all_tiers_and_private_blocks_to_the_next_when_evicted() {
 
 #[test]
 fn a_chain_is_gathered_from_all_tiers_and_loses_its_tail_first() {
-    let [a, b] = [0; 2].map(|_| Faulty::new(&[]));
+    let [a, b] = [2..20, 20..40].map(|blocks| Faulty::holding(blocks, &[]));
     let host = HostTier::new((0..41).map(|i| prefix(i).nbytes()).sum());
     for i in [0, 1, 40] {
         host.put(&key(i), prefix(i)).unwrap();
-    }
-    for (store, range) in [(&a, 2..20), (&b, 20..40)] {
-        range.for_each(|i| store.put(&key(i), prefix(i)).unwrap());
     }
     let far = [&a, &b].map(|store| Tier::new("far", store.clone()).deadline(NEVER));
     let tiers = Tiers::new(host, far).unwrap();
@@ -130,7 +119,7 @@ fn queued_blocks_are_found_and_their_bytes_are_bounded() {
     store.gate.open();
     assert!(tiers.flush(NEVER));
     let far = stats(&tiers, 1);
-    assert_eq!((far.puts, far.bytes_written, store.blocks.lock().unwrap().len()), (3, 3 * 96, 3));
+    assert_eq!((far.puts, far.bytes_written, store.len()), (3, 3 * 96, 3));
 }
 
 /// A private block has no other copy: where the queue is full it waits for room, as long as the tier has for an answer.
@@ -182,8 +171,7 @@ fn a_tier_that_hangs_is_late_once_and_then_busy() {
 /// Of a chain that takes longer than the deadline there is what has come in time, and all of it later on.
 #[test]
 fn a_slow_chain_comes_piece_by_piece() {
-    let store = Faulty::new(&[Fault::Slow(50)]);
-    (0..160).for_each(|i| drop(store.blocks.lock().unwrap().insert(key(i), stored(&prefix(i)))));
+    let store = Faulty::holding(0..160, &[Fault::Slow(50)]);
     let tier = Tier::new("far", store.clone()).deadline(Duration::from_millis(100));
     let tiers = Tiers::new(HostTier::new(LARGE), [tier]).unwrap();
     let (blocks, error) = tiers.get_chain(&keys(0..160));
@@ -195,8 +183,7 @@ fn a_slow_chain_comes_piece_by_piece() {
 /// Who comes while another's call runs waits for it, and is not sent away.
 #[test]
 fn several_callers_take_turns() {
-    let store = Faulty::new(&[Fault::Slow(5)]);
-    (0..32).for_each(|i| drop(store.blocks.lock().unwrap().insert(key(i), stored(&prefix(i)))));
+    let store = Faulty::holding(0..32, &[Fault::Slow(5)]);
     let tiers = tiers(LARGE, &[&store]);
     std::thread::scope(|scope| {
         for i in 0..32 {
@@ -232,7 +219,7 @@ fn dropped_tiers_finish_their_writes() {
     let tiers = tiers(LARGE, &[&store]);
     (0..20).for_each(|i| tiers.put(&key(i), prefix(i)).unwrap());
     drop(tiers);
-    assert_eq!(store.blocks.lock().unwrap().len(), 20);
+    assert_eq!(store.len(), 20);
     let store = Faulty::new(&[Fault::Fail]);
     let tiers = self::tiers(LARGE, &[&store]);
     (0..200).for_each(|i| tiers.put(&key(i), prefix(i)).unwrap());
@@ -258,8 +245,7 @@ fn prefetched_blocks_come_to_the_host_tier_from_whichever_has_them() {
 
 #[test]
 fn a_tier_slower_than_computing_is_a_miss() {
-    let store = Faulty::new(&[Fault::Slow(2)]);
-    (0..100).for_each(|i| drop(store.blocks.lock().unwrap().insert(key(i), stored(&prefix(i)))));
+    let store = Faulty::holding(0..100, &[Fault::Slow(2)]);
     let tiers = tiers(0, &[&store]);
     let hits = |tiers: &Tiers| (0..100).filter(|&i| tiers.get(&key(i)).unwrap().is_some()).count();
     assert_eq!(hits(&tiers), 100);
