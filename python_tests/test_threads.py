@@ -1,4 +1,4 @@
-"""Threads: the GIL is free while bytes move, and calls on one object wait for each other."""
+"""Threads: the GIL is free while bytes move, calls on one object wait for each other, and what is read is read once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+from pathlib import Path
 
+import kvcache_ops
 import numpy as np
 import pytest
+from kvcache_ops import CacheSpec, KvCacheError, step_indices
 from kvcache_ops.manager import Append, HostMemory, Manager, ManagerError
 
 from managed import MODES, make, make_manager, make_spec, sequence
@@ -19,14 +23,14 @@ def on_threads(work: Callable[[int], None], interval: float) -> None:
     """Does it on four threads, each with its number, switching that often; raises what one of them has raised."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(interval)
-    with ThreadPoolExecutor(4) as pool:
-        done = list(map(pool.submit, [work] * 4, range(4)))
-    sys.setswitchinterval(before)
-    for each in done:
-        each.result()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+    finally:
+        sys.setswitchinterval(before)
 
 
-def longest_pause(call) -> tuple[float, float]:
+def longest_pause(call: Callable[[], object]) -> tuple[float, float]:
     """How long a call takes, and how long meanwhile a thread of pure Python did not run."""
     ticks, done = [time.perf_counter()], threading.Event()
 
@@ -34,8 +38,7 @@ def longest_pause(call) -> tuple[float, float]:
         while not done.is_set():
             ticks.append(time.perf_counter())
 
-    thread = threading.Thread(target=tick)
-    interval = sys.getswitchinterval()
+    thread, interval = threading.Thread(target=tick), sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
     thread.start()
     begin = time.perf_counter()
@@ -48,50 +51,76 @@ def longest_pause(call) -> tuple[float, float]:
     return end - begin, float(np.diff(ticks).max())
 
 
-def test_other_threads_run_while_bytes_move(tmp_path) -> None:
-    """Copies and rotations of an update, saving and loading: of each, a small part at most holds the GIL."""
+def test_other_threads_run_while_bytes_move(tmp_path: Path) -> None:
+    """A call of the operator, copies and rotations, saving and loading: a small part at most holds the GIL."""
     spec = make_spec("runs", max_tokens=6500, num_layers=8, num_kv_heads=8, head_dim=64)
     manager, memory = make_manager(spec), HostMemory(spec, *spec.allocate())
-    s, saved = sequence(manager, memory, 5000), sequence(manager, memory, 1000)
-    path = tmp_path / "session"
-
-    def edit() -> None:
-        manager.seq_rm(s, 2000, 2500)
-        manager.seq_add(s, 2500, -1, -500)
-
+    s, saved, path = sequence(manager, memory, 5000), sequence(manager, memory, 1000), tmp_path / "session"
+    manager.seq_rm(s, 2000, 2500)
+    manager.seq_add(s, 2500, -1, -500)
     loaded, elsewhere = make_manager(spec), HostMemory(spec, *spec.allocate())
-    edit()
-    calls = dict(
+    large = CacheSpec(max_tokens=40_000, num_kv_heads=4, head_dim=64, dtype="float32")
+    current, indices = np.ones((40_000, 4, 64), np.float32), step_indices([40_000], [0], cachestarts=[0])
+    cache = large.allocate().cache
+    for name, call in dict(
+        run=lambda: kvcache_ops.run(large, current, current, *indices, cache),
         update=lambda: manager.update(memory),
         save=lambda: manager.save_seq(path, memory, saved),
         load=lambda: loaded.load(path, elsewhere),
-    )
-    for name, call in calls.items():
+    ).items():
         took, pause = longest_pause(call)
         assert took > 0.01, f"{name} took {took} s, too little to tell"
         assert pause < took / 2, f"{name}: no other thread ran for {pause} of {took} s"
+
+
+def test_indices_may_change_meanwhile() -> None:
+    """They decide addresses, so a call reads them once: each is either refused or writes the slots that it has read."""
+    spec = CacheSpec(max_tokens=64, num_kv_heads=1, head_dim=64, dtype="float32")
+    current = np.ones((16, 1, 64), np.float32)
+    indices = step_indices([16], [0], cachestarts=[8])
+    cache, stop = spec.allocate().cache, threading.Event()
+
+    def change() -> None:
+        for start in cycle((2**40, 8)):
+            indices.cachestarts[:] = start
+            if stop.is_set():
+                return
+
+    thread, done = threading.Thread(target=change), {"made": 0, "cache_range": 0}
+    thread.start()
+    try:
+        end = time.perf_counter() + 10
+        while min(done.values()) == 0 and time.perf_counter() < end:
+            try:
+                kvcache_ops.run(spec, current, current, *indices, cache)
+                done["made"] += 1
+            except KvCacheError as error:
+                done[error.kind] += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert min(done.values()) > 0
+    assert cache[8:24].all() and not cache[:8].any() and not cache[24:].any()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_threads_share_a_manager(mode: str) -> None:
     """Each edits sequences of its own; of steps one is open at a time. All that they lose is a refusal."""
     manager, memory = make(mode, max_tokens=2048)
-    kinds = set()
+    first, kinds = [manager.create() for _ in range(4)], set()
 
     def work(number: int) -> None:
         random = np.random.default_rng(number)
-        seqs: list[int] = []
+        seqs = [first[number]]
         for _ in range(300):
-            s = seqs[random.integers(len(seqs))] if seqs else None
+            s = seqs[random.integers(len(seqs))]
             try:
-                match 6 if s is None else random.integers(7):
-                    case 6:
-                        seqs.append(manager.create())
+                match random.integers(6):
                     case 0:
                         manager.seq_rm(s, int(random.integers(8)), int(random.integers(20)))
                     case 1:
                         seqs.append(manager.fork(s))
-                    case 2:
+                    case 2 if len(seqs) > 1:
                         manager.free(s)
                         seqs.remove(s)
                     case 3:

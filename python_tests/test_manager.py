@@ -1,0 +1,529 @@
+"""`kvcache_ops.manager`: what is taken from Python and given to it, errors, and steps as context managers.
+
+What the planner makes of arguments is compared with a model in Rust; here they have to reach it, each in its place.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from kvcache_ops.manager import (
+    Append,
+    CacheSpec,
+    CapacityError,
+    HostMemory,
+    InfLlm,
+    InfLlmStep,
+    Manager,
+    ManagerError,
+    Rope,
+    StateCache,
+    Step,
+    find_slot,
+    n_kv,
+    self_extend_positions,
+)
+
+from managed import make, make_manager, make_spec, refused, sequence
+
+TENSORS = [
+    *("token_ids", "positions", "seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen"),
+    *("key_positions", "order", "cached", "decoding_batches"),
+]
+HUGE = [2**63, 2**64, -(2**63) - 1, 10**400]
+NO_INTS = [1.0, "1", None, [1], Decimal(1), object()]
+
+
+def test_every_attribute_has_a_docstring() -> None:
+    """Those of arguments are described where they are given."""
+    for kind in (Manager, Step, HostMemory, Append, InfLlm, InfLlmStep):
+        for name in dir(kind):
+            assert name.startswith("_") or inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
+
+
+def test_errors_are_values_that_can_be_raised_and_pickled() -> None:
+    """`kind` and `details` go with them."""
+    made, memory = make(max_tokens=8)
+    s = made.create()
+    with pytest.raises(CapacityError) as caught:
+        made.begin_step([Append(s, n=9)], memory)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copy), copy.kind, copy.details) == (CapacityError, "out_of_pages", {"need": 3, "free": 2})
+    assert str(copy) == "3 pages are needed, 2 are free" == str(caught.value)
+    assert issubclass(CapacityError, ManagerError) and issubclass(ManagerError, ValueError)
+
+
+def calls_with_an_id(manager: Manager, memory: HostMemory) -> list[Callable[[Any], object]]:
+    """Every method that takes a sequence, with all else legal."""
+    other = manager.create()
+    return [
+        *(manager.free, manager.fork, manager.seq_keep, manager.seq_len, manager.pos_min, manager.pos_max),
+        *(manager.positions, manager.slots, manager.pending),
+        lambda s: manager.seq_rm([s] if s is None else s, 0, 1),  # of None, of all sequences
+        lambda s: manager.seq_cp(s, other),
+        lambda s: manager.seq_cp(other, s),
+        lambda s: manager.seq_add(s, 0, -1, 1),
+        lambda s: manager.seq_div(s, 0, -1, 2),
+        lambda s: manager.context_shift(s, 8, 1),
+        lambda s: manager.begin_step([Append(s, n=1)], memory),
+        lambda s: manager.save_seq("/nowhere/at/all", memory, s),
+    ]
+
+
+def test_ids_that_no_sequence_has() -> None:
+    """Freed ones, also when their place is taken again; numbers that look like ids; and any other int."""
+    manager, memory = make()
+    calls = calls_with_an_id(manager, memory)
+    live, freed = sequence(manager, memory, 3), manager.create()
+    manager.free(freed)
+    assert manager.create() != freed
+    before = manager.stats()
+    with pytest.raises(ValueError, match=f"no sequence has the id {freed}: it was freed"):
+        manager.free(freed)
+    for call in calls:
+        for s in (freed, 0, -1, live & 0xFFFFFFFF, live ^ (1 << 32), 2**64 - 1, *HUGE):
+            with refused("unknown_seq"):
+                call(s)
+        for s in NO_INTS:
+            with pytest.raises(TypeError):
+                call(s)
+    assert manager.stats() == before and manager.seq_len(live) == 3
+
+
+def test_empty_and_all_sequences() -> None:
+    """Positions of nothing are None; None is all sequences, in seq_rm alone."""
+    manager, memory = make()
+    a, b, empty = sequence(manager, memory, 5), sequence(manager, memory, 3), manager.create()
+    assert manager.pos_min(empty) is manager.pos_max(empty) is None
+    assert manager.positions(empty).shape == manager.slots(empty).shape == (0,)
+    assert manager.seq_rm(None, 2, 4) == 2 + 1
+    assert (manager.seq_len(a), manager.seq_len(b), manager.seq_rm(None)) == (3, 2, 5)
+
+
+@pytest.mark.parametrize("number", [*HUGE, -1, *NO_INTS])
+def test_numbers_of_calls(number: Any) -> None:
+    """Beyond 64 bits, or below 0 where something is counted, refused with the name; what is no int: TypeError."""
+    manager, memory = make("runs")
+    s = sequence(manager, memory, 5)
+    before, given = manager.stats(), [number] if number is None else number  # None is a default of some
+    counts = dict(
+        reserve=lambda: manager.create(number),
+        pages=lambda: manager.compact(number),
+        max_moves=lambda: manager.defrag(given),
+        n=lambda: Append(s, n=given),
+        tokens=lambda: Append(s, [number]),
+        index=lambda: manager.load_seq("/nowhere/at/all", memory, number),
+    )
+    others = dict(
+        p0=lambda: manager.seq_rm(s, number),
+        p1=lambda: manager.seq_rm(s, 0, number),
+        delta=lambda: manager.seq_add(s, 0, -1, number),
+        d=lambda: manager.seq_div(s, 0, -1, number),
+        n_ctx=lambda: manager.context_shift(s, number, 1),
+        n_new=lambda: manager.context_shift(s, 5, number),
+        n_keep=lambda: manager.context_shift(s, 5, 1, number),
+        n_discard=lambda: manager.context_shift(s, 5, 1, 0, given),
+        first_pos=lambda: Append(s, 1, first_pos=given),
+        used_max=lambda: n_kv(number, 1, 1),
+        head=lambda: find_slot([], number, 0, 1),
+    )
+    for name, call in (counts if number == -1 else counts | others).items():
+        with refused("range", name=name) if isinstance(number, int) else pytest.raises(TypeError):
+            call()
+    assert manager.stats() == before
+
+
+@pytest.mark.parametrize("tokens", [np.array([3, 1, 2]), (3, 1, 2), range(1, 4), iter([4, 4]), np.uint32([9])])
+def test_tokens_of_any_kind(tokens: Any) -> None:
+    """Lists, arrays of any integer type, contiguous or not, and other iterables."""
+    manager, memory = make()
+    expected = [4, 4] if isinstance(tokens, type(iter([]))) else [int(token) for token in tokens]
+    with manager.begin_step([Append(manager.create(), tokens)], memory) as step:
+        assert step.token_ids.tolist() == expected
+    for kind in ("i1", "u1", "i2", "i4", "u4", "i8", "u8", ">i4", ">i8"):
+        assert Append(manager.create(), np.arange(12).astype(kind)[::3]).tokens == [0, 3, 6, 9], kind
+    assert Append(manager.create(), np.int64(7)).tokens == Append(manager.create(), np.array(7)).tokens == [7]
+
+
+def test_appends() -> None:
+    """A copy of the tokens, their number, and the position; either tokens or their number, and tokens of ints."""
+    tokens, s = [5, 2**32 - 1], 1 << 32 | 1
+    append = Append(s, tokens, first_pos=3)
+    tokens[0] = 6
+    assert (append.s, append.tokens, append.n, append.first_pos) == (s, [5, 2**32 - 1], 2, 3)
+    assert repr(append) == f"Append({s}, tokens=[5, 4294967295], first_pos=3)"
+    assert (Append(s, n=4).tokens, Append(s, n=4).n) == (None, 4)
+    for arguments in ({}, {"tokens": [1], "n": 1}):
+        with pytest.raises(TypeError, match="either tokens or n"):
+            Append(s, **arguments)
+    for wrong in ("12", [1.5], ["1"], [[1]], np.array([1.0]), dict, 1.5):
+        with pytest.raises(TypeError):
+            Append(s, wrong)
+    with pytest.raises(TypeError, match=r"tokens: expected one axis, got an array of shape \[2, 3\]"):
+        Append(s, np.ones((2, 3), np.int64))
+    for arguments in ((), (1, 2, 3, 4, 5)):
+        with pytest.raises(TypeError):
+            Append(*arguments)
+
+
+def test_what_is_no_append_is_a_type_error() -> None:
+    """So is memory that is none."""
+    manager, memory = make()
+    s = manager.create()
+    for appends in (None, 5, [s], [Append(s, n=1), (s, 1)], "appends"):
+        with pytest.raises(TypeError):
+            manager.begin_step(appends, memory)
+    for wrong in (None, manager.spec.allocate().cache):
+        with pytest.raises(TypeError):
+            manager.begin_step([Append(s, n=1)], wrong)
+    with refused("memory_spec", expected=(32, 2, 2, 2, 4), got=(64, 2, 2, 2, 4)):
+        make(max_tokens=32)[0].begin_step([], memory)
+
+
+def test_managers_that_are_refused() -> None:
+    """Names and types; each number out of its range is the planner's matter."""
+    with refused("spec_range", name="max_pages", got=0, min=1):
+        make_manager(make_spec(), max_pages=0)
+    for name in ("mode", "key_form", "shift_limit"):
+        with refused("spec_name", name=name, got="other"):
+            make_manager(make_spec(), **{name: "other"})
+    for paged, mode in ((True, "cells"), (False, "paged")):
+        with refused("spec_name", name="mode", got=mode):
+            Manager(make_spec(cache_mode=int(paged)), mode=mode)
+    for changes in (dict(mode=1), dict(fingerprint=b"x"), dict(prefix_sharing="yes"), dict(rope=4)):
+        with pytest.raises(TypeError):
+            make_manager(make_spec(), **changes)
+    with pytest.raises(TypeError, match=r"spec: expected kvcache_ops\.CacheSpec, got NoneType"):
+        Manager(None)
+
+
+def test_ropes() -> None:
+    """`scale` multiplies frequencies, whichever way they are given; odd sizes and what is not finite are refused."""
+    assert Rope(4, base=100.0, scale=0.5).inv_freq == [0.5, 0.05]
+    assert Rope(4, inv_freq=np.array([1.0, 0.25]), scale=2.0).inv_freq == [2.0, 0.5]
+    assert (Rope(6, style="gptj").style, Rope(6).style, Rope(6).n_rot) == ("gptj", "neox", 6)
+    assert Rope(4) == Rope(4, base=1e4) != Rope(4, style="gptj")
+    for n_rot in (0, *HUGE):
+        with refused("spec_range", name="n_rot"):
+            Rope(n_rot)
+    with refused("rope", n_rot=8, head_dim=4):
+        Manager(make_spec(), rope=Rope(8))
+    for arguments in (dict(base=float("nan")), dict(scale=float("inf")), dict(inv_freq=[1.0, float("-inf")])):
+        with refused("rope"):
+            Rope(4, **arguments)
+    with refused("spec_name", name="style"):
+        Rope(4, style="llama")
+    with refused("spec_range", name="inv_freq", expected=2, got=1):
+        Rope(4, inv_freq=[1.0])
+    for arguments in (dict(base="1"), dict(inv_freq=1.0), dict(inv_freq=["a", "b"]), dict(n_rot=4.0)):
+        with pytest.raises(TypeError):
+            Rope(**{"n_rot": 4} | arguments)
+
+
+INT8 = make_spec(dtype="float16", quant_bit=8, quant_group=2)
+INT4 = make_spec(quant_bit=4, quant_group=2)
+SHAPE = INT8.cache_shape
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "name", "expected", "got", "change"),
+    [
+        (INT8, "tensor_type", "cache", "int8", "uint8", lambda x: x.astype(np.uint8)),
+        (INT8, "tensor_type", "cache", "int8", "float64", lambda x: x.astype(np.float64)),
+        (INT8, "tensor_shape", "cache", SHAPE, SHAPE[:4], lambda x: x[..., 0].copy()),
+        (INT8, "tensor_shape", "cache", SHAPE, (*SHAPE[:4], 8), lambda x: x.repeat(2, -1)),
+        (INT8, "tensor_not_contiguous", "cache", "C-contiguous", ..., np.asfortranarray),
+        (INT8, "tensor_not_contiguous", "cache", "C-contiguous", ..., lambda x: x.repeat(2, -1)[..., ::2]),
+        (INT8, "tensor_not_contiguous", "cache", "C-contiguous", ..., lambda x: x[::-1]),
+        (INT8, "tensor_not_contiguous", "cache", "C-contiguous", ..., lambda x: np.broadcast_to(np.int8(0), SHAPE)),
+        (INT8, "tensor_read_only", "cache", "writable", "read-only",
+            lambda x: np.frombuffer(x.tobytes(), np.int8).reshape(SHAPE)),
+        (INT8, "scale_missing", "scale", "float16", None, lambda x: None),
+        (INT8, "tensor_type", "scale", "float16", "float32", lambda x: x.astype(np.float32)),
+        (INT8, "tensor_type", "scale", "float16", ">f2", lambda x: x.astype(">f2")),
+        (INT8, "tensor_shape", "scale", (*SHAPE[:4], 2), (*SHAPE[:4], 2, 1), lambda x: x[..., None]),
+        (INT4, "tensor_shape", "cache", (*SHAPE[:4], 2), SHAPE, lambda x: x.repeat(2, -1)),
+        (INT4, "tensor_type", "cache", "uint8", "int8", lambda x: x.view(np.int8)),
+        (make_spec(), "scale_unexpected", "scale", None, ..., lambda _: np.zeros(1, np.float16)),
+        (make_spec(), "tensor_not_contiguous", "cache", ..., ...,
+            lambda x: np.zeros(x.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(SHAPE)),
+    ],
+)  # fmt: skip
+def test_arrays_of_another_kind(spec: CacheSpec, kind: str, name: str, expected: Any, got: Any, change: Any) -> None:
+    """Each with its name, what was expected and what was given."""
+    arrays = dict(zip(("cache", "scale"), spec.allocate()))
+    details = {key: value for key, value in dict(expected=expected, got=got).items() if value is not ...}
+    with refused(kind, name=name, **details):
+        HostMemory(spec, **arrays | {name: change(arrays[name])})
+
+
+def test_what_is_no_array() -> None:
+    """A TypeError; an array that has been made read-only, or another shape, is refused at its next use."""
+    spec = make_spec()
+    cache, _ = spec.allocate()
+    for array in (None, cache.tolist(), bytes(4), memoryview(cache)):
+        with pytest.raises(TypeError, match="cache"):
+            HostMemory(spec, array)
+    with pytest.raises(TypeError):
+        HostMemory(None, cache)
+    manager, memory = make_manager(spec), HostMemory(spec, cache)
+    s = manager.create()
+    cache.flags.writeable = False
+    with refused("tensor_read_only"):
+        manager.begin_step([Append(s, n=1)], memory)
+    cache.flags.writeable = True
+    cache.shape = (-1,)
+    with refused("tensor_shape", got=(cache.size,)):
+        manager.update(memory)
+
+
+def test_arguments_reach_the_planner() -> None:
+    """Each in its place."""
+    manager, memory = make(max_tokens=128)
+    a = sequence(manager, memory, 10)
+    assert manager.seq_rm(a, 2, 5) == 3
+    manager.seq_add(a, 5, -1, -3)
+    assert manager.positions(a).tolist() == list(range(7)) and manager.pending(a).tolist() == [0, 0] + [-3] * 5
+    manager.update(memory)
+    assert not manager.pending(a).any()
+    b = sequence(manager, memory, 8)
+    manager.seq_div(b, 0, 4, 2)
+    assert manager.positions(b).tolist() == [0, 0, 1, 1, 4, 5, 6, 7]
+    copy, fork = manager.create(), manager.fork(b)
+    assert manager.seq_cp(b, copy, 1, 5) == 3 and manager.positions(copy).tolist() == [1, 1, 4]
+    assert manager.slots(fork).tolist() == manager.slots(b).tolist()
+    c = sequence(manager, memory, 16)
+    assert [manager.context_shift(c, n, 0, 2) for n in (17, 16)] == [0, 7] and manager.seq_len(c) == 9
+    assert manager.context_shift(c, 10, 1, 1, 3) == 3 and manager.seq_len(c) == 6
+    manager.free(a)
+    manager.update(memory)
+    ((_, dst, length),) = manager.compact(1)
+    assert dst == 0 and length <= 4
+    manager.update(memory)
+    assert len(manager.defrag(1)) <= 1 and manager.stats()["sequences"] == 4
+    manager.seq_keep(b)
+    assert (manager.seq_len(b), manager.seq_len(c), manager.seq_len(fork)) == (8, 0, 0)
+
+
+def test_arguments_of_a_manager_reach_the_planner() -> None:
+    """Those that a step or the figures show; a salt and a reserve, too."""
+    manager, memory = make("runs", window=4, sink=1, slack=1)
+    s = manager.create(8)
+    manager.begin_step([Append(s, n=3)], memory).commit()
+    assert manager.stats()["used"] == 8
+    manager.begin_step([Append(s, n=4)], memory).commit()
+    assert manager.positions(s).tolist() == [0, 3, 4, 5, 6]
+    cells, memory = make("cells", pad=16, defrag_threshold=0.1)
+    with cells.begin_step([Append(cells.create(), n=3)], memory) as step:
+        assert step.key_positions.shape == (19,) and cells.stats()["n_kv"] == 16
+    manager, memory = make(max_pages=5)
+    for salt, cached in ((b"", 0), (b"", 8), (b"salt", 0)):
+        with manager.begin_step([Append(manager.create(salt=salt), tokens=range(9))], memory) as step:
+            assert step.cached.tolist() == [cached] and step.cachestarts.shape == (1, 5)
+    manager, memory = make(prefix_sharing=False, shift_limit=1)
+    for _ in range(2):
+        s = manager.create()
+        with manager.begin_step([Append(s, tokens=range(9))], memory) as step:
+            assert step.cached.tolist() == [0]
+    manager.seq_add(s, 0, -1, 1)
+    manager.update(memory)
+    with refused("shift_limit", shifts=1, limit=1):
+        manager.seq_add(s, 0, -1, 1)
+    raw, memory = make(key_form="raw", rope=None)
+    s = sequence(raw, memory, 3)
+    raw.seq_add(s, 0, -1, 1)
+    assert raw.pending(s).tolist() == [0, 0, 0]
+
+
+def test_tensors_of_a_step() -> None:
+    """Entries of one token come first; scalars have rank 0; everything is ready to be bound."""
+    manager, memory = make()
+    a, b, c = (manager.create() for _ in range(3))
+    manager.begin_step([Append(b, tokens=[7, 8, 9])], memory).commit()
+    step = manager.begin_step([Append(a, tokens=[1, 2]), Append(b, tokens=3), Append(c, n=5, first_pos=10)], memory)
+    expected = dict(
+        token_ids=[3, 1, 2, -1, -1, -1, -1, -1],
+        positions=[3, 0, 1, 10, 11, 12, 13, 14],
+        seqstarts=[0, 1, 3, 8],
+        kvstarts=[0, 4, 6, 11],
+        cachestarts=[[0, -1], [4, -1], [8, 12]],
+        start_pos=[3, 0, 0],
+        max_seqlen=5,
+        max_kvlen=5,
+        key_positions=[0, 1, 2, 3, 0, 1, 10, 11, 12, 13, 14],
+        order=[1, 0, 2],
+        cached=[0, 0, 0],
+        decoding_batches=1,
+    )
+    assert expected.keys() == set(TENSORS)
+    for name, numbers in expected.items():
+        array = getattr(step, name)
+        assert array.dtype == np.int64 and array.flags.c_contiguous and array.flags.aligned, name
+        assert array.shape == np.shape(numbers) and (array == numbers).all(), name
+    step.commit()
+    assert manager.seq_len(c) == 5 and (manager.pos_min(c), manager.pos_max(c)) == (10, 14)
+    for by_row in (manager.positions(c), manager.slots(c), manager.pending(c)):
+        assert by_row.dtype == np.int64 and by_row.shape == (5,)
+
+
+def test_masks() -> None:
+    """Windows and sinks; both types, by name and as numpy's; slopes."""
+    manager, memory = make(window=3, sink=1)
+    step = manager.begin_step([Append(manager.create(), n=6)], memory)
+    distance = np.arange(6)[:, None] - np.arange(6)
+    for window, seen in [("spec", (distance < 3) | (np.arange(6) == 0)), (None, True), (2, distance < 2)]:
+        visible = (distance >= 0) & (seen | (np.arange(6) == 0))
+        for dtype in ("float32", "float16", np.float32, np.dtype("float16")):
+            mask = step.mask(dtype, window=window)
+            assert mask.dtype == np.dtype(dtype) and mask.flags.c_contiguous
+            np.testing.assert_array_equal(mask, np.where(visible, 0, -np.inf).astype(dtype))
+    assert step.mask(alibi=[0.5, np.float32(0.25)])[:, 5, 4].tolist() == [-0.5, -0.25]
+    for kind, details, arguments in [
+        ("spec_name", dict(name="dtype"), dict(dtype="float64")),
+        ("spec_name", dict(name="window"), dict(window="wide")),
+        ("range", dict(name="window", got=0), dict(window=0)),
+        ("range", dict(name="alibi", index=1), dict(alibi=[1.0, float("nan")])),
+    ]:
+        with refused(kind, **details):
+            step.mask(**arguments)
+    for wrong in (dict(dtype="no such type"), dict(alibi=0.5)):
+        with pytest.raises(TypeError):
+            step.mask(**wrong)
+
+
+def test_a_step_ends_once() -> None:
+    """Committed, rolled back, left by an exception, or dropped; an ended step does not end a new one."""
+    manager, memory = make()
+    s = sequence(manager, memory, 3)
+    before = manager.slots(s).tolist(), manager.stats()
+    old = manager.begin_step([Append(s, n=2)], memory)
+    old.rollback()
+    with pytest.raises(ZeroDivisionError), manager.begin_step([Append(s, n=2)], memory):
+        _ = 1 / 0
+    dropped = manager.begin_step([Append(s, n=2)], memory)
+    del dropped
+    gc.collect()
+    with manager.begin_step([Append(s, n=2)], memory) as step:
+        step.rollback()  # by hand: leaving does nothing more
+    assert (manager.slots(s).tolist(), manager.stats()) == before
+    manager.check()
+    new = manager.begin_step([Append(s, n=2)], memory)
+    for again in (old.commit, old.rollback, old.mask, lambda old=old: old.key_positions):
+        with refused("step_closed"):
+            again()
+    del old
+    gc.collect()
+    new.commit()
+    with manager.begin_step([Append(s, n=2)], memory) as step:
+        step.commit()
+    with manager.begin_step([Append(s, n=2)], memory) as step:
+        pass
+    assert manager.seq_len(s) == 9
+    step = manager.begin_step([Append(s, n=3)], memory)
+    del manager, memory
+    gc.collect()
+    assert step.key_positions.tolist() == list(range(12))  # what it has is kept
+    step.commit()
+
+
+def test_while_a_step_is_open_only_questions_are_answered(tmp_path) -> None:
+    """The manager refuses the rest by one error, also where the binding has work of its own before it asks."""
+    manager, memory = make()
+    s, path = sequence(manager, memory, 3), tmp_path / "session"
+    manager.save(path, memory)
+    with manager.begin_step([Append(s, n=2)], memory):
+        for change in [
+            manager.create,
+            lambda: manager.free(s),
+            lambda: manager.seq_rm(None),
+            lambda: manager.update(memory),
+            lambda: manager.begin_step([Append(s, n=1)], memory),
+            lambda: manager.save_seq(path, memory, s),
+            lambda: manager.load(path, memory),
+        ]:
+            with refused("step_open"):
+                change()
+    assert manager.seq_len(s) == 5
+
+
+def test_arrays_of_a_step_are_its_own() -> None:
+    """One that is kept never changes, nor does a view of a view; what is written reaches neither manager nor step."""
+    manager, memory = make(max_tokens=512)
+    seqs = [manager.create() for _ in range(5)]
+    kept = []
+    for i in range(30):
+        step = manager.begin_step([Append(s, tokens=[i] * (1 + (s + i) % 3)) for s in seqs], memory)
+        views = [getattr(step, name)[...].view().reshape(-1)[::-1] for name in TENSORS] + [step.mask()[1:]]
+        kept.append((views, [view.copy() for view in views]))
+        step.commit()
+        del step
+    for views, copies in kept:
+        for view, copy in zip(views, copies):
+            np.testing.assert_array_equal(view, copy)
+    manager, memory = make()
+    s = manager.create()
+    with manager.begin_step([Append(s, n=6)], memory) as step:
+        for name in TENSORS:
+            getattr(step, name)[...] = 99
+    assert manager.slots(s).tolist() == manager.positions(s).tolist() == list(range(6))
+    with manager.begin_step([Append(s, n=1)], memory) as step:
+        assert step.cachestarts.tolist() == [[0, 4]] and step.key_positions.tolist() == list(range(7))
+
+
+def test_both_steps_commit_or_neither() -> None:
+    """A hybrid model's: rows and a state by one id; an exception rolls both back."""
+    manager, memory = make()
+    states, s = StateCache(4, 8), manager.create()
+    assert states.create(s) == s
+    for fails, length in ((False, 3), (True, 3), (False, 6)):
+        with suppress(RuntimeError):
+            with manager.begin_step([Append(s, n=3)], memory), states.begin_step({s: 3}) as parts:
+                ((seqs, n_each, src, dst),) = parts
+                assert (list(seqs), n_each) == ([s], 3) and src.dtype == dst.dtype == np.int64
+                if fails:
+                    raise RuntimeError
+        assert manager.seq_len(s) == length == states.pos_max(s) + 1
+    fork = manager.fork(s)
+    assert states.fork(s, fork) == fork and states.tail(fork) == states.tail(s) is not None
+
+
+def test_states() -> None:
+    """A dropped step is rolled back, but a state that is written in place is lost; refusals as the manager's."""
+    states = StateCache(1, 8)
+    a = states.create()
+    states.begin_step({a: 3}).commit()
+    step = states.begin_step({a: 1})  # there is no free cell
+    assert [(split[1], list(split[2]), list(split[3])) for split in step] == [(1, [0], [0])]
+    del step
+    with refused("lost"):
+        states.tail(a)
+    states = StateCache(2, 8)
+    assert (states.size, states.nbytes) == (2, 16)
+    a = states.create()
+    with states.begin_step({a: 5}):
+        for call in (states.create, lambda: states.fork(a), lambda: states.free(a), lambda: states.begin_step({})):
+            with refused("step_open"):
+                call()
+    for kind, call in {
+        "partial_state": lambda: states.seq_rm(a, 0, 2),
+        "range": lambda: states.begin_step({a: -1}),
+        "position_overflow": lambda: states.seq_add(a, -1, -1, 2**40),
+        "group_width": lambda: self_extend_positions(9, 4, 6),
+    }.items():
+        with refused(kind):
+            call()
+    states.fork(a)
+    with pytest.raises(CapacityError):
+        states.create()
+    with pytest.raises(TypeError):
+        pickle.dumps(states)
+    states.seq_rm(a)
+    assert states.tail(a) is None
