@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from compare import Arrays
 from kvcache import find_library
-from node import ELEMENT_TYPES, OF_ML_DTYPES, quiet_options
+from one_node import ELEMENT_TYPES, OF_ML_DTYPES, quiet_options
 
 EMULATED = bool(os.environ.get("KVCACHE_CUDA_EMULATED"))
 DEVICE = "cpu" if EMULATED else "cuda"

@@ -8,10 +8,9 @@ from onnx import ModelProto, helper, numpy_helper
 
 from compare import Arrays
 from kvcache import ELEMENT_TYPES, create_session
-from node import quiet_options
+from one_node import RaggedCache, quiet_options
 from pmx_export import GROUP, HEAD_DIM, HEADS, PAGE, VOCABULARY, Params
 from pmx_numpy import run_export
-from setting import RaggedCache
 
 # The sequences of each step, by number, how many tokens each gets, and how many of them decode: prompts, one of a
 # single token; a long prompt beside decoding ones and one that has no token; chunks of prompts beside decoding ones.

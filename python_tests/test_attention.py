@@ -8,10 +8,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compare import assert_same_arrays, assert_same_bits
 from kvcache import DOMAIN, create_session
-from node import (
+from one_node import (
+    FLOAT,
     FUSED_INPUTS,
+    HALF,
+    INT8,
     RUNTIME,
+    arrays_of,
+    copy_of,
+    node,
     node_model,
+    one_call,
     quiet_options,
     refusal_of,
     run_node,
@@ -19,33 +26,32 @@ from node import (
     types_for,
     types_of,
 )
-from setting import FLOAT, HALF, INT8, Attention, Setting, one_call
 
 pytestmark = pytest.mark.runtime
 
 
 @pytest.mark.parametrize("scale", ["fed", "initializer"])
-@pytest.mark.parametrize("types", [(HALF, HALF), (HALF, FLOAT)], ids=lambda types: str(Setting(*types)))
-def test_what_real_exports_contain(types: tuple, scale: str) -> None:
+@pytest.mark.parametrize("cache_dtype", ["float16", "float32"])
+def test_what_real_exports_contain(cache_dtype: str, scale: str) -> None:
     """Opset 11, IR 6, every attribute written; a scale and a mask that are not given are float16 of shape [0]."""
-    attention = Attention(Setting(*types, cache_mode=1, page_size=4))
+    attention = node("float16", cache_dtype, cache_mode=1, page_size=4, group=2)
     inputs, memory = one_call(attention, seqlens=[2, 1], past=[3, 5])
-    (expected,) = attention.run(inputs, memory.copy())
+    (expected,) = attention.run(inputs, copy_of(memory))
     empty = np.zeros(0, np.float16)
     fed = inputs | {name: inputs[name].reshape(1) for name in ("decoding_batches", "max_seqlen", "max_kvlen")}
-    fed |= memory.arrays | dict(attn_mask=empty) | (dict(scale=empty) if scale == "fed" else {})
+    fed |= arrays_of(memory) | dict(attn_mask=empty) | (dict(scale=empty) if scale == "fed" else {})
     element_types = types_of(fed, int4_cache=False)
     axes = {"attn_mask": [0], "scale": [0], "max_seqlen": [1], "max_kvlen": [1], "decoding_batches": [1]}
     declared = [
         helper.make_tensor_value_info(name, element_types[name], axes.get(name)) for name in FUSED_INPUTS if name in fed
     ]
     name = "/layers.0/MultiHeadCacheAttention"
-    node = helper.make_node(
+    made = helper.make_node(
         "MultiHeadCacheAttention", FUSED_INPUTS, ["attn_output"], name, domain=DOMAIN, **attention.attributes
     )
     held = [] if scale == "fed" else [numpy_helper.from_array(empty, "scale")]
-    output = helper.make_tensor_value_info("attn_output", attention.cached.t1, None)
-    graph = helper.make_graph([node], "export", declared, [output], held)
+    output = helper.make_tensor_value_info("attn_output", HALF, None)
+    graph = helper.make_graph([made], "export", declared, [output], held)
     opsets = [helper.make_opsetid("", 11), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(graph, ir_version=6, opset_imports=opsets).SerializeToString()
     [got] = run_node(create_session(model, quiet_options()), fed)
@@ -55,10 +61,10 @@ def test_what_real_exports_contain(types: tuple, scale: str) -> None:
 @pytest.mark.skipif(RUNTIME < (1, 24), reason="ONNX Runtime before 1.24 itself crashes on an empty name")
 def test_empty_names_are_absent_inputs() -> None:
     """A mask behind a scale that is not there."""
-    attention = Attention(Setting())
+    attention = node(group=2)
     inputs, memory = one_call(attention, seqlens=[2], past=[3])
     mask = dict(attn_mask=np.zeros((2, 5), np.float32))
-    (expected,) = attention.run(inputs, memory.copy())
+    (expected,) = attention.run(inputs, copy_of(memory))
     assert b"scale" not in attention.model(mask)
     assert_same_bits("attn_output", attention.run(inputs | mask, memory)[0], expected)
 
@@ -90,14 +96,14 @@ def test_a_node_that_cannot_work(operator: str, attributes: dict, types: dict, e
 
 def test_a_mask_of_a_type_that_no_operator_has() -> None:
     """Refused when it has elements, in a sentence of the library's own; the cache keeps its bytes."""
-    attention = Attention(Setting())
+    attention = node(group=2)
     inputs, memory = one_call(attention, seqlens=[2], past=[3])
-    before = memory.copy()
+    before = copy_of(memory)
     for mask in (np.ones((2, 5), bool), np.ones((2, 5))):
         types = attention.types({}) | {"attn_mask": helper.np_dtype_to_tensor_dtype(mask.dtype)}
         session = session_of(node_model(types, attention.attributes, operator="MultiHeadCacheAttention"))
         with pytest.raises(Exception, match=f"attn_mask is of type {mask.dtype.name}, expected float32 or float16"):
-            session.run(None, inputs | memory.arrays | dict(attn_mask=mask))
-        assert_same_arrays(memory.arrays, before.arrays)
-        [got] = session.run(None, inputs | memory.copy().arrays | dict(attn_mask=mask[:0]))
-        assert_same_bits("attn_output", got, attention.run(inputs, memory.copy())[0])
+            session.run(None, inputs | arrays_of(memory) | dict(attn_mask=mask))
+        assert_same_arrays(arrays_of(memory), arrays_of(before))
+        [got] = session.run(None, inputs | arrays_of(copy_of(memory)) | dict(attn_mask=mask[:0]))
+        assert_same_bits("attn_output", got, attention.run(inputs, copy_of(memory))[0])

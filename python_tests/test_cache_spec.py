@@ -10,16 +10,14 @@ from pathlib import Path
 
 import kvcache_ops
 import numpy as np
-import onnxruntime
 import pytest
 import yaml
 from kvcache_ops import Cache, CacheSpec, step_indices
-from kvcache_ops._cache import ONNX_TYPES
 from kvcache_ops.manager import HostMemory, Manager
 from ml_dtypes import float8_e4m3fn
 
 from compare import assert_same_bits, refused
-from node import INPUTS, node_model, node_types, session_of
+from one_node import Node, session_of
 
 SCHEMA = yaml.safe_load((Path(__file__).resolve().parents[1] / "schema/key_value_cache.yaml").read_text())
 BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "bfloat16": 16, "float8e4m3fn": 8}
@@ -35,15 +33,10 @@ def spec_of(row: tuple, cache_layout: int = 0, **sizes: int) -> CacheSpec:
     return CacheSpec(**types, cache_layout=cache_layout, **sizes)
 
 
+@pytest.mark.parametrize("cache_layout", range(4))
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_sizes(row: tuple) -> None:
-    """As the schema's text has them, for every legal row of types and every layout."""
-    for cache_layout in range(4):
-        check_sizes(row, cache_layout)
-
-
-def check_sizes(row: tuple, cache_layout: int) -> None:
-    """What a spec says of itself, and the memory that it allocates."""
+def test_sizes(row: tuple, cache_layout: int) -> None:
+    """As the schema's text has them: what a spec says of itself, and the memory that it allocates."""
     spec = spec_of(row, cache_layout)
     axes = [str(axis) for axis in SCHEMA["cache_layouts"][cache_layout]["axes"]]
     lengths = {"MaxT": 24, "L": 2, "2": 2, "H": 3}
@@ -77,9 +70,7 @@ def test_types_that_are_left_out() -> None:
     ):
         spec = CacheSpec(**sizes, dtype=dtype, quant_bit=quant_bit)
         assert (spec.cache_dtype, spec.scale_dtype) == (cache_dtype, scale_dtype)
-        assert spec == CacheSpec(
-            **sizes, dtype=dtype, quant_bit=quant_bit, cache_dtype=cache_dtype, scale_dtype=scale_dtype
-        )
+        assert spec == replace(spec, cache_dtype=cache_dtype, scale_dtype=scale_dtype)
 
 
 def test_attributes_are_all_of_the_nodes() -> None:
@@ -134,46 +125,16 @@ def test_too_much_memory() -> None:
 INT4 = spec_of((4, "float32", "int4", "float32"))
 
 
-def frozen(array: np.ndarray) -> np.ndarray:
-    """The same array, read-only."""
-    array.flags.writeable = False
-    return array
-
-
 def test_memory_is_checked_again_when_it_is_bound() -> None:
     """A cache that has become read-only since; and a scale where there is none."""
     memory = INT4.allocate()
-    frozen(memory.cache)
+    memory.cache.flags.writeable = False
     for use in (memory.ortvalues, lambda: memory.bind(None)):
         with refused("read_only"):
             use()
     plain = spec_of((0, "float32", "float32", None))
     with refused("scale_unexpected"):
         Cache(plain, plain.allocate().cache, memory.scale)
-
-
-def call_of(spec: CacheSpec) -> tuple[dict[str, np.ndarray], onnxruntime.InferenceSession]:
-    """A call's inputs but for cache and scale, and a session of one node."""
-    types = node_types(*(ONNX_TYPES.get(name) for name in (spec.dtype, spec.cache_dtype, spec.scale_dtype)))
-    random = np.random.default_rng(5)
-    current = (random.standard_normal((4, 3, 8)) * 50).astype(spec.dtype)
-    indices = step_indices([3, 1], [0, 2], cachestarts=[1, 20])
-    inputs = dict(zip(INPUTS, (current, current[::-1].copy(), *indices)))
-    return inputs, session_of(node_model(types, spec.attributes(layer_idx=1)))
-
-
-def bound_call(session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray], memory: Cache) -> list[np.ndarray]:
-    """Key and value of a call through a binding, which alone keeps the memory then."""
-    binding = session.io_binding()
-    memory.bind(binding)
-    del memory
-    gc.collect()
-    for name, array in inputs.items():
-        binding.bind_cpu_input(name, array)
-    for name in ("key", "value"):
-        binding.bind_output(name, "cpu")
-    session.run_with_iobinding(binding)
-    return binding.copy_outputs_to_cpu()
 
 
 def test_ortvalues_of_bfloat16() -> None:
@@ -186,12 +147,19 @@ def test_ortvalues_of_bfloat16() -> None:
 
 def test_bindings_and_ortvalues_keep_the_memory() -> None:
     """Nobody else has the arrays: the addresses are still theirs."""
-    inputs, session = call_of(INT4)
-    values = INT4.allocate().ortvalues()
+    stored, step = Node(INT4, layer_idx=1), step_indices([3, 1], [0, 2], cachestarts=[1, 20])._asdict()
+    inputs, session = stored.inputs(np.random.default_rng(5), step), session_of(stored.model())
+    values, binding = INT4.allocate().ortvalues(), session.io_binding()
+    INT4.allocate().bind(binding)
     gc.collect()
     others = [np.full(INT4.cache_bytes, 85, np.uint8) for _ in range(64)]
     key, _ = session.run(None, inputs | values)
-    assert_same_bits("key", bound_call(session, inputs, INT4.allocate())[0], key)
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, array)
+    for name in ("key", "value"):
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    assert_same_bits("key", binding.copy_outputs_to_cpu()[0], key)
     assert all((other == 85).all() for other in others)
 
 

@@ -20,8 +20,7 @@ from kvcache_ops.conformance._run import run_suites
 from compare import Arrays
 from device_call import EMULATED, DeviceArray, device_call, device_session, why_no_gpu
 from kvcache import DOMAIN
-from node import STATIC_DOMAINS, node_model, types_for, types_of, with_mass
-from setting import Setting
+from one_node import STATIC_DOMAINS, node, node_model, types_for, types_of, with_mass
 
 CHECKS = {
     "KeyValueCache": kvcache_ops.check,
@@ -99,21 +98,17 @@ def test_golden_cases() -> None:
     assert report.passed == len(report.cases) > 400
 
 
-def one_token(setting: Setting, start: int, **changes: np.ndarray) -> Arrays:
-    """A call that stores the first token of one sequence."""
-    ones = np.ones((1, setting.num_heads, setting.head_dim), np.float32)
-    return dict(current_key=ones, current_value=ones) | step_indices([1], [0], cachestarts=[start])._asdict() | changes
-
-
 def test_refusals_of_the_host_and_of_the_device() -> None:
     """What the host knows is refused at once, as on the CPU; what the device finds is told by the next call, which
     fails and does nothing, and the one after it works."""
-    setting = Setting()
-    state = {"cache": DeviceArray(np.zeros((8, 1, 2, setting.num_heads, setting.head_dim), np.float32))}
+    stored = node(max_tokens=8)
+    state = {"cache": DeviceArray(stored.spec.allocate().cache)}
 
     def call(start: int, **changes: np.ndarray) -> None:
-        inputs = one_token(setting, start, **changes)
-        device_call(setting.model(), inputs, state, shapes_of(inputs, 1))
+        """Stores the first token of one sequence."""
+        ones = np.ones((1, 2, 16), np.float32)
+        inputs = dict(current_key=ones, current_value=ones) | step_indices([1], [0], cachestarts=[start])._asdict()
+        device_call(stored.model(), inputs | changes, state, shapes_of(inputs, 1))
 
     with pytest.raises(Exception, match="starts_not_zero: kvstarts begins with 1"):
         call(3, kvstarts=np.array([1, 1]))

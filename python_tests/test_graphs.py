@@ -15,26 +15,33 @@ from onnx.compose import add_prefix
 from compare import assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, LAYOUT_AXES, create_session
-from node import (
+from one_node import (
+    FLOAT,
+    HALF,
     INPUTS,
     STATIC_DOMAINS,
     STATIC_INPUTS,
+    Node,
+    arrays_of,
+    copy_of,
+    node,
     node_model,
     node_types,
+    one_call,
     quiet_options,
     run_node,
     session_of,
     types_for,
 )
-from setting import FLOAT, HALF, INT8, Setting, one_call
 
-SETTING = Setting(HALF, INT8, HALF, quant_bit=8, num_layer=2, layer_idx=1, cache_mode=1, page_size=3, num_repeat=2)
+SIZES = dict(quant_bit=8, num_layers=2, cache_mode=1, page_size=3)
+STORED = node("float16", "int8", "float16", layer_idx=1, num_repeat=2, **SIZES)
 LEVELS = [
     onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 ]
-INPUT_TYPES = SETTING.types()
+INPUT_TYPES = STORED.types()
 KEY_AND_VALUE = ("key", "value")
 
 pytestmark = pytest.mark.runtime
@@ -44,21 +51,21 @@ class Example:
     """A call of three sequences and what the node makes of it by itself, which the kit compares with the oracle."""
 
     def __init__(self) -> None:
-        self.inputs, self.before = one_call(SETTING, [5, 1, 2])
-        self.expected = self.before.copy()
-        self.outputs = SETTING.run(self.inputs, self.expected)
+        self.inputs, self.before = one_call(STORED, [5, 1, 2])
+        self.expected = copy_of(self.before)
+        self.outputs = STORED.run(self.inputs, self.expected)
 
     def check(
         self, session: onnxruntime.InferenceSession, extra: dict[str, np.ndarray] | None = None
     ) -> list[np.ndarray]:
         """Runs the session, whose first outputs are key and value, on a copy of the memory: all of its outputs."""
-        memory = self.before.copy()
+        memory = copy_of(self.before)
         fed = {value.name for value in session.get_inputs()}
-        feeds = {name: x for name, x in (self.inputs | memory.arrays).items() if name in fed}
+        feeds = {name: x for name, x in (self.inputs | arrays_of(memory)).items() if name in fed}
         outputs = session.run(None, feeds | (extra or {}))
         for name, got, expected in zip(KEY_AND_VALUE, outputs, self.outputs):
             assert_same_bits(name, got, expected)
-        assert_same_arrays(memory.arrays, self.expected.arrays)
+        assert_same_arrays(arrays_of(memory), arrays_of(self.expected))
         return outputs
 
 
@@ -70,7 +77,7 @@ def example() -> Example:
 
 def the_node() -> NodeProto:
     """The node, whose inputs and outputs have the operator's names."""
-    return helper.make_node("KeyValueCache", INPUTS, KEY_AND_VALUE, name="cached", domain=DOMAIN, **SETTING.attributes)
+    return helper.make_node("KeyValueCache", INPUTS, KEY_AND_VALUE, name="cached", domain=DOMAIN, **STORED.attributes)
 
 
 def value_infos(types: dict[str, int], shape: list | None = None) -> list[ValueInfoProto]:
@@ -80,7 +87,7 @@ def value_infos(types: dict[str, int], shape: list | None = None) -> list[ValueI
 
 def outputs_named(*names: str) -> list[ValueInfoProto]:
     """Declarations of outputs of T1."""
-    return value_infos(dict.fromkeys(names, SETTING.t1))
+    return value_infos(dict.fromkeys(names, HALF))
 
 
 def model(
@@ -112,7 +119,7 @@ def test_a_model_that_the_runtime_saved(example: Example, format: str, tmp_path:
     options = quiet_options()
     options.optimized_model_filepath = str(saved)
     options.add_session_config_entry("session.save_model_format", format)
-    create_session(SETTING.model(), options)
+    create_session(STORED.model(), options)
     example.check(create_session(saved.read_bytes(), quiet_options()))
 
 
@@ -137,12 +144,12 @@ def test_the_body_of_a_loop(example: Example) -> None:
     loop = helper.make_node("Loop", ["count", "condition"], ["keys", "values"], body=body)
     inputs = value_infos(INPUT_TYPES) + value_infos({"count": TensorProto.INT64, "condition": TensorProto.BOOL}, [])
     session = create_session(model([loop], inputs, outputs_named("keys", "values")), quiet_options())
-    memory = example.before.copy()
+    memory = copy_of(example.before)
     feeds = {"count": np.array(3), "condition": np.array(True)}
-    got = session.run(None, example.inputs | memory.arrays | feeds)
+    got = session.run(None, example.inputs | arrays_of(memory) | feeds)
     for name, array, expected in zip(KEY_AND_VALUE, got, example.outputs):
         assert_same_bits(name, array, np.stack([expected] * 3))
-    assert_same_arrays(memory.arrays, example.expected.arrays)
+    assert_same_arrays(arrays_of(memory), arrays_of(example.expected))
 
 
 def test_a_function_of_the_model(example: Example) -> None:
@@ -178,15 +185,13 @@ def test_both_operators_are_in_one_graph() -> None:
     assert inputs["cache"][0, 0, 0, 1].all() and inputs["dynamic/cache"][3, 0, 0].all()
 
 
-pytestmark = pytest.mark.runtime
-
 INDEX_SHAPES = dict(seqstarts=["batch_and_end"], kvstarts=["batch_and_end"], cachestarts=["batch"], start_pos=["batch"])
 INDEX_SHAPES |= dict(max_seqlen=[], max_kvlen=[])
 
 
-def inferred(setting: Setting, shapes: dict[str, list]) -> dict[str, list]:
+def inferred(stored: Node, shapes: dict[str, list]) -> dict[str, list]:
     """The shapes of the outputs of a model that declares these, as its session tells them."""
-    return shapes_of(node_model(setting.types(), setting.attributes, shapes=shapes))
+    return shapes_of(node_model(stored.types(), stored.attributes, shapes=shapes))
 
 
 def shapes_of(model: bytes) -> dict[str, list]:
@@ -202,10 +207,10 @@ def current(*shape: object) -> dict[str, list]:
 @pytest.mark.parametrize("num_repeat", [1, 4])
 def test_known_sizes_are_known(num_repeat: int) -> None:
     """Heads are H * num_repeat; the number of tokens has a name of its own, the same in key and in value."""
-    shapes = inferred(Setting(num_repeat=num_repeat), current("tokens", 3, 16))
+    shapes = inferred(node(num_repeat=num_repeat), current("tokens", 3, 16))
     assert shapes["key"][1:] == [3 * num_repeat, 16] and shapes["value"] == shapes["key"]
     assert isinstance(shapes["key"][0], str) and shapes["key"][0] not in ("", "tokens")
-    heads, head_dim = inferred(Setting(num_repeat=num_repeat), current("tokens", "heads", "head_dim"))["key"][1:]
+    heads, head_dim = inferred(node(num_repeat=num_repeat), current("tokens", "heads", "head_dim"))["key"][1:]
     assert (heads == "heads") == (num_repeat == 1) and head_dim == "head_dim", "names pass through"
 
 
@@ -213,13 +218,13 @@ def test_known_sizes_are_known(num_repeat: int) -> None:
 def test_the_cache_tells_heads_and_their_size(cache_layout: int) -> None:
     """Alone, where the current tensors are declared without a shape; full declarations of every input agree."""
     sizes = {"MaxT": "slots", "L": 1, "2": 2, "H": 5, "Dh": "head_dim"}
-    setting = Setting(num_repeat=3, cache_layout=cache_layout)
-    shapes = inferred(setting, {"cache": [sizes[axis] for axis in LAYOUT_AXES[cache_layout]]})
+    stored = node(num_repeat=3, cache_layout=cache_layout)
+    shapes = inferred(stored, {"cache": [sizes[axis] for axis in LAYOUT_AXES[cache_layout]]})
     assert shapes["key"][1:] == [15, "head_dim"] and shapes["value"] == shapes["key"]
-    setting = Setting(HALF, INT8, FLOAT, quant_bit=8, num_repeat=2, cache_layout=cache_layout)
+    stored = node("float16", "int8", "float32", quant_bit=8, num_repeat=2, cache_layout=cache_layout)
     sizes |= {"H": 3, "Dh": 16}
     cache = [sizes[axis] for axis in LAYOUT_AXES[cache_layout]]
-    shapes = inferred(setting, current("tokens", 3, 16) | {"cache": cache, "scale": [*cache[:4], 2]})
+    shapes = inferred(stored, current("tokens", 3, 16) | {"cache": cache, "scale": [*cache[:4], 2]})
     assert shapes["key"][1:] == [6, 16]
 
 

@@ -7,47 +7,48 @@ import ctypes
 import numpy as np
 import onnxruntime
 import pytest
+from kvcache_ops import Cache
 from onnx import TensorProto
 
 from compare import assert_same_arrays, assert_same_bits
 from graph import Graph
 from kvcache import DOMAIN, ELEMENT_TYPES, create_session
-from node import quiet_options, session_of
-from setting import FLOAT, HALF, INT4, INT8, Memory, Setting, one_call
+from one_node import FLOAT, Node, arrays_of, copy_of, node, one_call, quiet_options, session_of
 
 pytestmark = pytest.mark.runtime
 
-SETTINGS = [
-    Setting(FLOAT, FLOAT, num_layer=2, layer_idx=1),
-    Setting(INT8, INT8, cache_layout=1),
-    Setting(HALF, INT8, HALF, quant_bit=8, cache_mode=1, page_size=2, cache_layout=3),
+NODES = [
+    node(num_layers=2, layer_idx=1),
+    node("int8", "int8", cache_layout=1),
+    node("float16", quant_bit=8, cache_mode=1, page_size=2, cache_layout=3),
 ]
-INT4_SETTING = Setting(HALF, INT4, FLOAT, quant_bit=4, num_layer=2, layer_idx=1, cache_mode=1, page_size=4)
+PAGES = dict(cache_mode=1, page_size=4)
+INT4_NODE = node("float16", "int4", "float32", quant_bit=4, num_layers=2, layer_idx=1, **PAGES)
 
 
 class Example:
     """A call of two sequences and what it leads to: outputs and memory, from a call through a pointer binding."""
 
-    def __init__(self, setting: Setting):
-        self.setting = setting
-        self.inputs, self.before = one_call(setting, [4, 2])
-        self.expected = self.before.copy()
-        self.outputs = setting.run(self.inputs, self.expected)
-        self.session = session_of(setting.model())
+    def __init__(self, stored: Node):
+        self.stored = stored
+        self.inputs, self.before = one_call(stored, [4, 2])
+        self.expected = copy_of(self.before)
+        self.outputs = stored.run(self.inputs, self.expected)
+        self.session = session_of(stored.model())
         assert (self.expected.cache != self.before.cache).any(), "the example writes something"
 
-    def check(self, memory: Memory, outputs: list[np.ndarray]) -> None:
+    def check(self, memory: Cache, outputs: list[np.ndarray]) -> None:
         """Outputs and memory are as expected."""
         for name, got, expected in zip(("key", "value"), outputs, self.outputs):
             assert_same_bits(name, got, expected)
-        assert_same_arrays(memory.arrays, self.expected.arrays)
+        assert_same_arrays(arrays_of(memory), arrays_of(self.expected))
 
     def run_bound(
-        self, memory: Memory, outputs: dict[str, np.ndarray] | None = None, **bound: object
+        self, memory: Cache, outputs: dict[str, np.ndarray] | None = None, **bound: object
     ) -> list[np.ndarray]:
         """The call through a binding; outputs go into the arrays given, inputs in `bound` are bound as they say."""
         binding = self.session.io_binding()
-        for name, array in (self.inputs | memory.arrays).items():
+        for name, array in (self.inputs | arrays_of(memory)).items():
             if name in bound:
                 bound[name](binding)
             else:
@@ -67,7 +68,7 @@ def bind_address(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -
     binding.bind_input(name, "cpu", 0, ELEMENT_TYPES[array.dtype], array.shape, array.ctypes.data)
 
 
-@pytest.fixture(params=SETTINGS, ids=str)
+@pytest.fixture(params=NODES, ids=str)
 def example(request: pytest.FixtureRequest) -> Example:
     """An example of each setting that numpy has types for."""
     return Example(request.param)
@@ -76,8 +77,8 @@ def example(request: pytest.FixtureRequest) -> Example:
 @pytest.mark.parametrize("way", ["run", "run_with_ort_values", "bind_cpu_input", "bind_ortvalue_input", "bind_input"])
 def test_every_way_hands_over_the_memory_itself(example: Example, way: str) -> None:
     """Contiguous numpy arrays, OrtValues that were made from them, and every way of binding an input."""
-    memory = example.before.copy()
-    arrays = example.inputs | memory.arrays
+    memory = copy_of(example.before)
+    arrays = example.inputs | arrays_of(memory)
     value_of = onnxruntime.OrtValue.ortvalue_from_numpy
     if way == "run":
         outputs = example.session.run(["key", "value"], arrays)
@@ -98,16 +99,16 @@ def test_every_way_hands_over_the_memory_itself(example: Example, way: str) -> N
 def test_int4_by_ort_value() -> None:
     """ONNX Runtime's own int4 memory is filled and read through its `data_ptr`; a plain `run` takes an OrtValue over a
     view of the logical shape, of which only the pointer is used."""
-    example = Example(INT4_SETTING)
-    memory = example.before.copy()
-    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(memory.int4_shape, TensorProto.INT4)
+    example = Example(INT4_NODE)
+    memory = copy_of(example.before)
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(memory.spec.cache_shape, TensorProto.INT4)
     ctypes.memmove(value.data_ptr(), memory.cache.ctypes.data, memory.cache.nbytes)
     outputs = example.run_bound(memory, cache=lambda binding: binding.bind_ortvalue_input("cache", value))
     ctypes.memmove(memory.cache.ctypes.data, value.data_ptr(), memory.cache.nbytes)
     example.check(memory, outputs)
 
-    memory = example.before.copy()
-    view = np.lib.stride_tricks.as_strided(memory.cache, memory.int4_shape, [0] * 5)
+    memory = copy_of(example.before)
+    view = np.lib.stride_tricks.as_strided(memory.cache, memory.spec.cache_shape, [0] * 5)
     value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(view, TensorProto.INT4)
     feeds = example.inputs | {"scale": memory.scale, "cache": value}
     example.check(memory, example.session.run(["key", "value"], feeds))
@@ -115,24 +116,24 @@ def test_int4_by_ort_value() -> None:
 
 def test_outputs_bound_by_the_caller(example: Example) -> None:
     """key and value go into memory that the caller bound; one of a wrong shape is refused, and nothing is written."""
-    memory = example.before.copy()
+    memory = copy_of(example.before)
     for wrong in ("key", "value"):
         shapes = {name: list(array.shape) for name, array in zip(("key", "value"), example.outputs)}
         shapes[wrong][0] += 1
         with pytest.raises(Exception, match=r"(?i)shape"):
             example.run_bound(memory, {name: np.zeros(x, example.outputs[0].dtype) for name, x in shapes.items()})
-        assert_same_arrays(memory.arrays, example.before.arrays)
+        assert_same_arrays(arrays_of(memory), arrays_of(example.before))
     outputs = {name: np.zeros_like(array) for name, array in zip(("key", "value"), example.outputs)}
     example.check(memory, example.run_bound(memory, outputs))
 
 
 def test_an_output_that_nobody_uses_is_stored_all_the_same() -> None:
     """A graph that gives out only the key still stores the values."""
-    example = Example(SETTINGS[0])
-    setting, memory = example.setting, example.before.copy()
+    example = Example(NODES[0])
+    stored, memory = example.stored, copy_of(example.before)
     graph = Graph()
-    inputs = [graph.input(name, element_type) for name, element_type in setting.types().items()]
-    key, _ = graph.nodes("KeyValueCache", 2, *inputs, domain=DOMAIN, **setting.attributes)
-    graph.output("key", key, setting.t1)
-    outputs = create_session(graph.serialize(), quiet_options()).run(None, example.inputs | memory.arrays)
+    inputs = [graph.input(name, element_type) for name, element_type in stored.types().items()]
+    key, _ = graph.nodes("KeyValueCache", 2, *inputs, domain=DOMAIN, **stored.attributes)
+    graph.output("key", key, FLOAT)
+    outputs = create_session(graph.serialize(), quiet_options()).run(None, example.inputs | arrays_of(memory))
     example.check(memory, outputs)

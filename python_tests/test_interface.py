@@ -16,8 +16,7 @@ from kvcache_ops import CacheSpec, KvCacheError, _native
 from kvcache_ops.manager import CapacityError, ManagerError
 
 from compare import refused
-from node import node_model, node_types
-from setting import FLOAT
+from one_node import FLOAT, node_model, node_types
 
 FUNCTIONS = {
     "KeyValueCache": (kvcache_ops.run, kvcache_ops.check),

@@ -3,78 +3,58 @@
 from __future__ import annotations
 
 import mmap
-from math import prod
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from kvcache_ops import step_indices
+from kvcache_ops import Cache, CacheSpec, step_indices
 
-from compare import assert_same_bits, assert_same_outputs
-from kvcache import BITS, LAYOUT_AXES, NUMPY_TYPES, cache_shape
-from setting import FLOAT, HALF, INT4, INT8, Memory, Setting
+from compare import assert_same_arrays, assert_same_outputs
+from one_node import Node, node
 
-SIZES = dict(num_layer=2, layer_idx=1, num_heads=2, head_dim=64, quant_group=32)
-TYPES = [
-    dict(t1=FLOAT, t2=FLOAT),
-    dict(t1=HALF, t2=HALF),
-    dict(t1=HALF, t2=INT8, t3=FLOAT, quant_bit=8),
-    dict(t1=FLOAT, t2=INT4, t3=HALF, quant_bit=4),
+SIZES = dict(layer_idx=1, num_layers=2, head_dim=64, quant_group=32, page_size=4)
+NODES = [
+    node(cache_layout=0, **SIZES),
+    node("float16", cache_layout=1, cache_mode=1, **SIZES),
+    node("float16", "int8", "float32", quant_bit=8, cache_layout=2, **SIZES),
+    node("float32", "int4", "float16", quant_bit=4, cache_layout=3, cache_mode=1, **SIZES),
 ]
 MAP_NORESERVE = 0x4000  # Linux's; the mmap module of Python 3.11 does not name it
 
 
-def sparse(shape: tuple[int, ...], element_type: int) -> np.ndarray:
+def sparse(spec: CacheSpec) -> Cache:
     """Zeros that take memory only where they are touched."""
-    size = prod(shape) * BITS[element_type] // 8
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    array = np.frombuffer(memory, NUMPY_TYPES[element_type])
-    return array if element_type == INT4 else array.reshape(shape)
+    small = replace(spec, max_tokens=1).allocate()
+    arrays = []
+    for array, nbytes in zip(small, (spec.cache_bytes, spec.scale_bytes)):
+        if array is not None:
+            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+            shape = [spec.max_tokens if axis == "MaxT" else n for axis, n in zip(spec.axes, array.shape)]
+            arrays.append(np.frombuffer(memory, array.dtype).reshape(shape))
+    return Cache(spec, *arrays)
 
 
-def memory_of(setting: Setting, max_t: int) -> Memory:
-    """Sparse in-out tensors of `max_t` slots."""
-    axes = dict(num_layer=setting.num_layer, num_heads=setting.num_heads, max_t=max_t)
-    shape = cache_shape(setting.cache_layout, **axes, last=setting.head_dim)
-    scale_shape = cache_shape(setting.cache_layout, **axes, last=setting.head_dim // setting.quant_group)
-    scale = None if setting.t3 is None else sparse(scale_shape, setting.t3)
-    return Memory(sparse(shape, setting.t2), scale, shape if setting.t2 == INT4 else None)
-
-
-def slots_of(setting: Setting, array: np.ndarray, max_t: int, slots: list[int]) -> np.ndarray:
-    """What the array has in these slots of the layer, as (slots, 2, H, row); of int4 a row is Dh / 2 bytes."""
-    axes = LAYOUT_AXES[setting.cache_layout][:4]
-    sizes = {"MaxT": max_t, "L": setting.num_layer, "2": 2, "H": setting.num_heads}
-    rows = array.reshape(*(sizes[axis] for axis in axes), -1)
-    return rows.transpose(*(axes.index(axis) for axis in ("MaxT", "L", "2", "H")), 4)[slots, setting.layer_idx]
-
-
-@pytest.mark.parametrize(
-    ("types", "cache_layout"), list(zip(TYPES, range(len(LAYOUT_AXES)))), ids=["float32", "float16", "int8", "int4"]
-)
-def test_both_ends_of_a_large_cache(types: dict[str, int], cache_layout: int) -> None:
+@pytest.mark.parametrize("stored", NODES, ids=str)
+def test_both_ends_of_a_large_cache(stored: Node) -> None:
     """A sequence in the first slots and one in the last behave as in a cache of a few slots, byte for byte."""
-    cache_mode = cache_layout % 2
-    setting = Setting(**types, **SIZES, cache_layout=cache_layout, cache_mode=cache_mode, page_size=4)
     # More than 2^32 bytes, and of the types of at least a byte more than 2^31 elements; int4 has more than 2^33 then.
-    slot_elements = 2 * 2 * setting.num_heads * setting.head_dim
-    max_t = max(2**35 // BITS[setting.t2], 2**31) // slot_elements + 1000
-    assert max_t * slot_elements > 2**31 and max_t * slot_elements * BITS[setting.t2] // 8 > 2**32
+    max_t = max(2**32 * stored.spec.max_tokens // stored.spec.cache_bytes, 2**31 // (2 * 2 * 2 * 64)) + 1000
     seqlens = [7, 6]
     random = np.random.default_rng(17)
-    currents = [setting.current(random, sum(seqlens)), setting.current(random, 2)]
     results = []
+    rows = [stored.inputs(random, step_indices([n], [0], cachestarts=[0])._asdict()) for n in (sum(seqlens), 2)]
     for size in (max_t, 16):
-        memory = memory_of(setting, size)
+        spec = replace(stored.spec, max_tokens=size)
+        memory, used = sparse(spec), [*range(8), *range(size - 8, size)]
+        assert size == 16 or (spec.cache_bytes > 2**32 and size * 2 * 2 * 2 * 64 > 2**31)
         pages = dict(page_slots=[[0, 4], [size - 4, size - 8]], page_size=4)
-        places = pages if cache_mode else dict(cachestarts=[0, size - 8])
+        places = pages if spec.cache_mode else dict(cachestarts=[0, size - 8])
         outputs = [
-            setting.run(current | step_indices(seqlen, start_pos, **places)._asdict(), memory)
-            for current, start_pos, seqlen in zip(currents, ([0, 0], seqlens), (seqlens, [1, 1]))
+            replace(stored, spec=spec).run(current | step_indices(seqlen, start_pos, **places)._asdict(), memory)
+            for current, start_pos, seqlen in zip(rows, ([0, 0], seqlens), (seqlens, [1, 1]))
         ]
-        used = list(range(8)) + list(range(size - 8, size))
-        results.append((outputs, {name: slots_of(setting, x, size, used) for name, x in memory.arrays.items()}))
-    (outputs, stored), (expected_outputs, expected_stored) = results
+        results.append((outputs, dict(zip(("cache", "scale"), memory.rows(used)))))
+    (outputs, after), (expected_outputs, expected) = results
     assert_same_outputs(outputs, expected_outputs)
-    for name, expected in expected_stored.items():
-        assert expected.any()
-        assert_same_bits(name, stored[name], expected)
+    assert all(array.any() for array in expected.values())
+    assert_same_arrays(after, expected)

@@ -9,7 +9,7 @@ from kvcache_ops import CacheSpec, make_node
 from onnx import helper
 
 from compare import refused
-from node import INPUTS, PACKED_INPUTS
+from one_node import INPUTS, PACKED_INPUTS
 
 SPEC = CacheSpec(max_tokens=16, num_kv_heads=2, head_dim=8, dtype="float32", num_layers=3, quant_bit=8, cache_layout=1)
 NAMES = {name: f"my_{name}" for name in INPUTS}

@@ -21,8 +21,7 @@ from onnx.reference import ReferenceEvaluator
 
 from compare import Arrays
 from graph import IR_VERSION, OPSET
-from node import DOMAINS, OPERATORS, PACKED_INPUTS, node_types
-from setting import FLOAT, HALF, INT4
+from one_node import DOMAINS, FLOAT, HALF, INT4, OPERATORS, PACKED_INPUTS, node_types
 
 ROOT = Path(__file__).resolve().parents[1]
 infers_shapes = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from compare import refused
 from kvcache import create_session, find_library
-from node import quiet_options
+from one_node import quiet_options
 from pmx_export import Params, export
 from pmx_steps import Steps, node_model
 

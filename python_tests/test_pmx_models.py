@@ -14,7 +14,7 @@ import pytest
 from kvcache_pmx import lower
 from onnx import ModelProto
 
-from node import RUNTIME, quiet_options
+from one_node import RUNTIME, quiet_options
 from pmx_export import Params, export
 from pmx_steps import Steps
 

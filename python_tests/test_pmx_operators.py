@@ -12,7 +12,7 @@ from kvcache_pmx import lower
 
 from compare import Arrays
 from kvcache import create_session
-from node import RUNTIME, quiet_options
+from one_node import RUNTIME, quiet_options
 from pmx_numpy import run_operator
 from pmx_steps import node_model
 

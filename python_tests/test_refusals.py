@@ -8,24 +8,30 @@ from onnx import TensorProto, numpy_helper
 
 from compare import assert_same_arrays, assert_same_bits, assert_same_outputs
 from kvcache import create_session, find_library
-from node import (
+from one_node import (
     DOMAINS,
+    FLOAT,
+    INT8,
     RUNTIME,
     STATIC_DOMAINS,
+    Node,
+    arrays_of,
+    copy_of,
+    node,
     node_model,
     node_types,
+    one_call,
     quiet_options,
     refusal_of,
     session_of,
     types_for,
 )
-from setting import FLOAT, INT4, INT8, Setting, one_call
 
 pytestmark = pytest.mark.runtime
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("name", Setting().attributes)
+@pytest.mark.parametrize("name", node().attributes)
 def test_an_attribute_of_another_type(domain: str, name: str) -> None:
     """The message names it; it is never replaced by the default."""
     for value in (2.0, "2", [1, 1], [1.5]):
@@ -55,64 +61,61 @@ def test_a_cache_that_is_an_initializer(operator: str, domain: str, held: str) -
 
 def test_a_legacy_page_table() -> None:
     """Paged mode with a rank-1 `cachestarts`, declared or fed, is a graph from before pages existed: refused."""
-    setting = Setting(cache_mode=1, page_size=4)
-    inputs, memory = one_call(setting, [300, 1])
+    paged = node(cache_mode=1, page_size=128)
+    inputs, memory = one_call(paged, [300, 1])
     inputs["cachestarts"] = np.arange(4)
-    before = memory.copy()
+    before = copy_of(memory)
     for shapes in ({}, {"cachestarts": ["slots"]}):
-        model = node_model(node_types(FLOAT, FLOAT), setting.attributes, shapes=shapes)
+        model = node_model(node_types(FLOAT, FLOAT), paged.attributes, shapes=shapes)
         with pytest.raises(Exception, match=r"cachestarts.*rank 1"):
-            setting.run(inputs, memory, create_session(model, quiet_options()))
-        assert_same_arrays(memory.arrays, before.arrays)
+            paged.run(inputs, memory, create_session(model, quiet_options()))
+        assert_same_arrays(arrays_of(memory), arrays_of(before))
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [Setting(), *(Setting(FLOAT, t2, FLOAT, bits, cache_mode=1) for bits, t2 in ((8, INT8), (4, INT4)))],
-    ids=str,
+    "stored", [node(), *(node(quant_bit=bits, cache_mode=1, page_size=128) for bits in (8, 4))], ids=str
 )
-def test_domains_and_absent_attributes(setting: Setting) -> None:
+def test_domains_and_absent_attributes(stored: Node) -> None:
     """A node without attributes but those that switch others on does what one with each default written out does; and
     a graph of the older domain gets the same bits."""
-    inputs, before = one_call(setting, [300, 1])
-    expected_memory = before.copy()
-    expected = setting.run(inputs, expected_memory)
-    needed = {name: getattr(setting, name) for name in ("quant_bit", "cache_mode") if getattr(setting, name)}
-    for attributes, domain in ((needed, DOMAINS[0]), (setting.attributes, DOMAINS[1])):
-        memory = before.copy()
-        got = setting.run(inputs, memory, session_of(node_model(setting.types(), attributes, domain=domain)))
+    inputs, before = one_call(stored, [300, 1])
+    expected_memory = copy_of(before)
+    expected = stored.run(inputs, expected_memory)
+    needed = {name: value for name, value in stored.attributes.items() if name in ("quant_bit", "cache_mode") and value}
+    for attributes, domain in ((needed, DOMAINS[0]), (stored.attributes, DOMAINS[1])):
+        memory = copy_of(before)
+        got = stored.run(inputs, memory, session_of(node_model(stored.types(), attributes, domain=domain)))
         assert_same_outputs([got], [expected])
-        assert_same_arrays(memory.arrays, expected_memory.arrays)
+        assert_same_arrays(arrays_of(memory), arrays_of(expected_memory))
 
 
 @pytest.mark.skipif(RUNTIME < (1, 24), reason="ONNX Runtime before 1.24 itself crashes on an empty-named last input")
 def test_an_empty_named_scale_is_an_absent_one() -> None:
     """Exporters write "" for an optional input that is left out."""
-    inputs, memory = one_call(Setting(), [300, 1])
-    key, _ = Setting().run(inputs, memory, session_of(node_model(node_types(FLOAT, FLOAT), {}, empty_scale=True)))
+    inputs, memory = one_call(node(), [300, 1])
+    key, _ = node().run(inputs, memory, session_of(node_model(node_types(FLOAT, FLOAT), {}, empty_scale=True)))
     assert_same_bits("key", key, inputs["current_key"])
     assert "scale" in refusal_of(node_model(node_types(FLOAT, INT8), dict(quant_bit=8), empty_scale=True))
 
 
 def test_a_session_works_after_a_refused_call() -> None:
     """After an error the same session serves the same caller, and the cache is as it was."""
-    setting = Setting()
-    inputs, memory = one_call(setting, [300, 1])
-    before = memory.copy()
+    inputs, memory = one_call(node(), [300, 1])
+    before = copy_of(memory)
     for wrong in (dict(start_pos=inputs["start_pos"] - 1), dict(kvstarts=inputs["kvstarts"] + 1)):
         with pytest.raises(Exception, match="|".join(wrong)):
-            setting.run(inputs | wrong, memory)
-        assert_same_arrays(memory.arrays, before.arrays)
-    assert_same_bits("key", setting.run(inputs, memory)[0], inputs["current_key"])
+            node().run(inputs | wrong, memory)
+        assert_same_arrays(arrays_of(memory), arrays_of(before))
+    assert_same_bits("key", node().run(inputs, memory)[0], inputs["current_key"])
 
 
 def test_sessions_and_options_of_their_own() -> None:
     """Any number of sessions register the library, and it outlives each of them; options that have it do so once."""
-    inputs, memory = one_call(Setting(), [300, 1])
+    inputs, memory = one_call(node(), [300, 1])
     for _ in range(3):
-        key, _ = Setting().run(inputs, memory, create_session(Setting().model(), quiet_options()))
+        key, _ = node().run(inputs, memory, create_session(node().model(), quiet_options()))
         assert_same_bits("key", key, inputs["current_key"])
     options = quiet_options()
     options.register_custom_ops_library(str(find_library()))
     with pytest.raises(Exception, match=r"(?i)domain already set"):
-        create_session(Setting().model(), options)
+        create_session(node().model(), options)

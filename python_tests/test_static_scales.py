@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from compare import assert_same_bits
 from compare import refused as refused_by_library
 from managed import make_manager, refused
-from node import node_model, node_types, session_of
+from one_node import node_model, node_types, session_of
 
 SPEC = CacheSpec(
     max_tokens=32,

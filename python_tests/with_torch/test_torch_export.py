@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from kvcache_ops import KvCacheError
+from kvcache_ops import Cache, KvCacheError
 from kvcache_ops.torch import int4_inputs, key_value_cache, multi_head_cache_attention
 from torch import Tensor, nn
 
@@ -116,8 +116,8 @@ def test_an_exported_module_runs_as_it_ran(
     for number, call in enumerate(calls):
         expected = module(cache=theirs[0], scale=theirs[1], **as_tensors(call, *without)).numpy()
         arrays = {name: array for name, array in call.items() if name not in without}
-        memory = {name: tensor.numpy() for name, tensor in zip(("cache", "scale"), mine) if tensor is not None}
-        (got,) = run_in_place(model, arrays, memory, int4=quant_bit == 4)
+        memory = Cache(spec, *(tensor.numpy() for tensor in mine if tensor is not None))
+        (got,) = run_in_place(model, arrays, memory)
         assert_same_bits(f"step {number}", got, expected)
         for name, tensor, other in zip(("cache", "scale"), mine, theirs):
             if tensor is not None:
@@ -160,7 +160,7 @@ def test_a_cache_that_is_a_buffer_is_refused_where_it_is_loaded() -> None:
     inputs = as_tensors(steps(spec)[0], "query", "decoding_batches")
     model = torch.onnx.export(Buffered().eval(), (), kwargs=inputs, opset_version=20, verbose=False).model_proto
     with pytest.raises(Exception, match=r"cache.*graph input"):
-        run_in_place(model, {name: tensor.numpy() for name, tensor in inputs.items()}, {})
+        run_in_place(model, {name: tensor.numpy() for name, tensor in inputs.items()}, None)
 
 
 def test_int4_inputs_names_what_it_cannot_change() -> None:
@@ -197,9 +197,8 @@ def test_the_block_runs_and_what_it_exports_does_too() -> None:
     names: dict = {}
     exec(compile(block, PAGE.name, "exec"), names)
     inputs = {name: tensor.numpy() for name, tensor in names["inputs"].items()}
-    cache = np.zeros_like(inputs["cache"])
     model: onnx.ModelProto = names["program"].model_proto
     used = {value.name for value in model.graph.input}
-    index = {name: array for name, array in inputs.items() if name != "cache" and name in used}
-    (attended,) = run_in_place(model, index, {"cache": cache})
-    assert np.array_equal(attended, names["attended"].numpy()) and np.array_equal(cache, inputs["cache"])
+    fed = {name: np.zeros_like(x) if name == "cache" else x for name, x in inputs.items() if name in used}
+    (attended,) = run_in_place(model, fed, None)
+    assert np.array_equal(attended, names["attended"].numpy()) and np.array_equal(fed["cache"], inputs["cache"])

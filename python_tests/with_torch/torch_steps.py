@@ -11,8 +11,7 @@ from kvcache_ops import Cache, CacheSpec
 from torch import Tensor
 
 from kvcache import create_session
-from node import quiet_options, run_node
-from setting import RaggedCache
+from one_node import RaggedCache, quiet_options, run_node
 
 NUM_HEADS = 4
 TYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -69,9 +68,6 @@ def as_arrays(step: dict[str, np.ndarray], memory: Cache, *without: str) -> dict
     return {name: array for name, array in step.items() if name not in without} | dict(cache=cache, scale=scale)
 
 
-def run_in_place(
-    model: onnx.ModelProto, inputs: dict[str, np.ndarray], memory: dict[str, np.ndarray], int4: bool = False
-) -> list[np.ndarray]:
-    """The outputs of the model in ONNX Runtime; `memory` is written, its `cache` packed bytes if `int4`."""
-    shape = (*memory["cache"].shape[:-1], memory["cache"].shape[-1] * 2) if int4 else None
-    return run_node(create_session(model.SerializeToString(), quiet_options()), inputs | memory, shape)
+def run_in_place(model: onnx.ModelProto, inputs: dict[str, np.ndarray], memory: Cache | None) -> list[np.ndarray]:
+    """The outputs of the model in ONNX Runtime; the memory is written."""
+    return run_node(create_session(model.SerializeToString(), quiet_options()), inputs, memory)

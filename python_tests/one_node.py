@@ -1,0 +1,286 @@
+"""One node of the library's operators: its model, a session of it, and calls with random rows in scattered slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from kvcache_ops import Cache, CacheSpec, _native, step_indices
+from kvcache_ops._cache import ONNX_TYPES
+from ml_dtypes import bfloat16, float8_e4m3fn
+from onnx import TensorProto, helper, numpy_helper
+
+from compare import Arrays
+from graph import IR_VERSION, OPSET
+from kvcache import DOMAIN, create_session
+from kvcache import ELEMENT_TYPES as OF_NUMPY
+
+# Of the package ml_dtypes; ONNX Runtime takes no such arrays.
+OF_ML_DTYPES = {np.dtype(bfloat16): TensorProto.BFLOAT16, np.dtype(float8_e4m3fn): TensorProto.FLOAT8E4M3FN}
+ELEMENT_TYPES = OF_NUMPY | OF_ML_DTYPES
+RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+DOMAINS = (DOMAIN, "pmx.dynamic_batching")
+# The domains of static batching, in which `KeyValueCache` has other inputs.
+STATIC_DOMAINS = ("opmx", "pmx")
+STATIC_INPUTS = ("current_key", "current_value", "start_pos", "cache", "scale")
+# The inputs and outputs of each operator of dynamic batching, by position.
+OPERATORS = {
+    name: (tuple(_native.input_names(name)), tuple(_native.output_names(name)))
+    for name in ("KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention")
+}
+INPUTS, PACKED_INPUTS, FUSED_INPUTS = (inputs for inputs, _ in OPERATORS.values())
+FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
+ROWS = ("query", "key", "value", "current_key", "current_value")
+
+
+def node_types(t1: int, t2: int, t3: int | None = None) -> dict[str, int]:
+    """The element type of each input of `KeyValueCache`, by name; without T3 there is no scale."""
+    types = dict.fromkeys(INPUTS, TensorProto.INT64) | dict(current_key=t1, current_value=t1, cache=t2, scale=t3)
+    return {name: element_type for name, element_type in types.items() if element_type is not None}
+
+
+def types_for(operator: str, **changed: int) -> dict[str, int]:
+    """The types of a float32 node's required inputs, some of them changed."""
+    required = [name for name in OPERATORS[operator][0] if name not in ("scale", "attn_mask")]
+    return {name: FLOAT if name in (*ROWS, "cache") else TensorProto.INT64 for name in required} | changed
+
+
+def node_model(
+    types: dict[str, int],
+    attributes: dict,
+    *,
+    operator: str = "KeyValueCache",
+    domain: str = DOMAIN,
+    shapes: dict[str, list] | None = None,
+    initializers: tuple[TensorProto, ...] = (),
+    empty_scale: bool = False,
+) -> bytes:
+    """The model; what `shapes` does not name has an open rank, so that every call reaches the operator."""
+    shapes = shapes or {}
+    signature, results = OPERATORS[operator]
+    if domain in STATIC_DOMAINS:
+        signature = STATIC_INPUTS
+    given = types.keys() | {tensor.name for tensor in initializers}
+    last = max(index for index, name in enumerate(signature) if name in given)
+    if RUNTIME < (1, 24):  # these crash on an empty name, so what is left out in the middle has no elements
+        left_out = (name for name in signature[:last] if name not in given)
+        initializers += tuple(numpy_helper.from_array(np.zeros(0, np.float16), name) for name in left_out)
+    held = {tensor.name for tensor in initializers}
+    names = [name if name in types or name in held else "" for name in signature[: last + 1]]
+    node = helper.make_node(
+        operator, names + [""] * empty_scale, list(results), name="cached", domain=domain, **attributes
+    )
+    fed = [name for name in names if name and name not in held]
+    inputs = [helper.make_tensor_value_info(name, types[name], shapes.get(name)) for name in fed]
+    outputs = [helper.make_tensor_value_info(name, types[names[0]], shapes.get(name)) for name in results]
+    graph = helper.make_graph([node], "node", inputs, outputs, list(initializers))
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
+    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
+
+
+def with_mass(model: bytes) -> bytes:
+    """The model of an attention operator that also gives the attention's mass."""
+    changed = onnx.load_from_string(model)
+    changed.graph.node[0].output.append("attention_mass")
+    changed.graph.output.append(helper.make_tensor_value_info("attention_mass", TensorProto.FLOAT, None))
+    return changed.SerializeToString()
+
+
+@lru_cache(maxsize=64)
+def session_of(model: bytes) -> onnxruntime.InferenceSession:
+    """A session of the model, made once."""
+    return create_session(model, quiet_options())
+
+
+def refusal_of(model: bytes) -> str:
+    """The message with which a session of the model is refused."""
+    with pytest.raises(Exception) as refusal:
+        create_session(model, quiet_options())
+    return str(refusal.value)
+
+
+def quiet_options(threads: int = 1) -> onnxruntime.SessionOptions:
+    """Options under which an expected error is not printed as well as raised; `threads` work inside an operator."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # tests share the processors
+    return options
+
+
+def run_node(session: onnxruntime.InferenceSession, inputs: Arrays, memory: Cache | None = None) -> list[np.ndarray]:
+    """Runs the model on the arrays' own memory: its outputs."""
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, array)
+    if memory is not None:
+        memory.bind(binding)
+    for output in session.get_outputs():
+        binding.bind_output(output.name, "cpu")
+    session.run_with_iobinding(binding)
+    return binding.copy_outputs_to_cpu()
+
+
+def types_of(inputs: Arrays, int4_cache: bool) -> dict[str, int]:
+    """The element types of a call's arrays."""
+    return {
+        name: TensorProto.INT4 if name == "cache" and int4_cache else ELEMENT_TYPES[array.dtype]
+        for name, array in inputs.items()
+    }
+
+
+def arrays_of(memory: Cache) -> Arrays:
+    """The cache and the scale that there is, by name."""
+    return {name: array for name, array in zip(("cache", "scale"), memory) if array is not None}
+
+
+def copy_of(memory: Cache) -> Cache:
+    """The same contents in other memory."""
+    made = memory.spec.allocate()
+    for name, array in arrays_of(memory).items():
+        arrays_of(made)[name][...] = array
+    return made
+
+
+def random_values(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Random finite values of many magnitudes, whose products stay in the range of float16; all values of int8."""
+    if dtype == "int8":
+        return random.integers(-128, 128, shape, np.int8)
+    values = random.standard_normal(shape) * 2.0 ** random.integers(-6, 7, shape)
+    return np.clip(values, -64, 64).astype(dtype)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A `KeyValueCache` of a layer, or with `group` a `MultiHeadCacheAttention` of so many query heads on each head."""
+
+    spec: CacheSpec
+    layer_idx: int = 0
+    num_repeat: int = 1
+    group: int = 0
+
+    def __str__(self) -> str:
+        spec, mode = self.spec, ("offset", "paged")[self.spec.cache_mode]
+        types = [name for name in (spec.dtype, spec.cache_dtype, spec.scale_dtype) if name]
+        return "-".join([*types, f"{mode}{spec.cache_layout}", *([f"heads{self.num_heads}"] if self.group else [])])
+
+    @property
+    def operator(self) -> str:
+        """Its name."""
+        return "MultiHeadCacheAttention" if self.group else "KeyValueCache"
+
+    @property
+    def num_heads(self) -> int:
+        """Of the query, or where there is none of the cache."""
+        return self.spec.num_kv_heads * (self.group or 1)
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """The attributes of attention alone."""
+        heads = dict(num_heads=self.num_heads, head_dim=self.spec.head_dim, num_kv_heads=self.spec.num_kv_heads)
+        return heads | dict(is_causal=1, is_alibi=0)
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """All attributes."""
+        found = self.spec.attributes(self.layer_idx, self.num_repeat)
+        if self.group:
+            del found["num_repeat"]
+        return found | (self.heads if self.group else {})
+
+    def types(self, given: Arrays | None = None, operator: str | None = None) -> dict[str, int]:
+        """The element types of the inputs, by name; the mask is there if it is given."""
+        spec = self.spec
+        known = dict.fromkeys((*ROWS, "attn_mask"), spec.dtype) | dict(cache=spec.cache_dtype, scale=spec.scale_dtype)
+        found = {name: known.get(name, "int64") for name in OPERATORS[operator or self.operator][0]}
+        left_out = {"attn_mask"} - (given or {}).keys()
+        return {name: ONNX_TYPES[type_] for name, type_ in found.items() if type_ and name not in left_out}
+
+    def model(self, given: Arrays | None = None) -> bytes:
+        """The model of this one node, with a mask if `given` has one."""
+        return node_model(self.types(given), self.attributes, operator=self.operator)
+
+    def memory(self, random: np.random.Generator) -> Cache:
+        """A cache with something in every slot, for showing what a call leaves alone."""
+        memory = self.spec.allocate()
+        if memory.cache.dtype == np.uint8:
+            memory.cache[...] = random.integers(0, 256, memory.cache.shape, np.uint8)
+        else:
+            memory.cache[...] = random_values(random, memory.cache.shape, self.spec.cache_dtype)
+        if memory.scale is not None:
+            memory.scale[...] = random.random(memory.scale.shape) + 0.01
+        return memory
+
+    def inputs(self, random: np.random.Generator, step: Arrays) -> Arrays:
+        """Random rows for the index inputs of a call, and those."""
+        spec, tokens = self.spec, int(step["seqstarts"][-1])
+        rows = dict(current_key=spec.num_kv_heads, current_value=spec.num_kv_heads)
+        if self.group:
+            rows |= dict(query=self.num_heads)
+            step = step | dict(decoding_batches=np.zeros(step["max_seqlen"].shape, np.int64))
+        return {
+            n: random_values(random, (tokens, heads, spec.head_dim), spec.dtype) for n, heads in rows.items()
+        } | step
+
+    def run(
+        self, inputs: Arrays, memory: Cache, session: onnxruntime.InferenceSession | None = None
+    ) -> list[np.ndarray]:
+        """One call on the memory itself: its outputs."""
+        return run_node(session or session_of(self.model(inputs)), inputs, memory)
+
+
+def node(
+    dtype: str = "float32", *types: str, layer_idx: int = 0, num_repeat: int = 1, group: int = 0, **sizes: Any
+) -> Node:
+    """A node of T1, T2 and T3, over a cache of two heads with room for 768 tokens if `sizes` do not say else."""
+    given = dict(zip(("cache_dtype", "scale_dtype"), types)) | dict(max_tokens=768, num_kv_heads=2, head_dim=16) | sizes
+    return Node(CacheSpec(dtype=dtype, **given), layer_idx, num_repeat, group)
+
+
+class RaggedCache:
+    """Sequences that share a cache of `max_t` slots: scattered pages, or one run each if `page_size` is None."""
+
+    def __init__(self, random: np.random.Generator, capacities: list[int], page_size: int | None = None):
+        self.page_size, self.capacities, self.lengths = page_size, capacities, [0] * len(capacities)
+        pages = [-(-capacity // page_size) if page_size else 1 for capacity in capacities]
+        self.starts = [[0] * count for count in pages]
+        # One block of slots for each page (or sequence), in random order with random gaps: starts are not aligned.
+        blocks = [(b, i) for b, count in enumerate(pages) for i in range(count)]
+        slot = int(random.integers(0, 3))
+        for b, i in (blocks[j] for j in random.permutation(len(blocks))):
+            self.starts[b][i] = slot
+            slot += (page_size or capacities[b]) + int(random.integers(0, 3))
+        self.max_t = slot
+
+    def step(self, random: np.random.Generator, members: list[int], seqlens: list[int]) -> dict[str, np.ndarray]:
+        """The index inputs of a call that stores that many tokens for each member; counts them as stored."""
+        start_pos, starts = [self.lengths[member] for member in members], [self.starts[member] for member in members]
+        for member, new in zip(members, seqlens):
+            self.lengths[member] += new
+            assert self.lengths[member] <= self.capacities[member], "more tokens than the sequence has slots"
+        if self.page_size is None:
+            indices = step_indices(seqlens, start_pos, cachestarts=[first for (first,) in starts])._asdict()
+        else:
+            max_p = max(map(len, starts), default=0) + int(random.integers(0, 3))
+            pages = dict(page_slots=starts, page_size=self.page_size, aligned=False, max_pages=max_p)
+            indices = step_indices(seqlens, start_pos, **pages)._asdict()
+        # max_seqlen and max_kvlen are bounds, exact ones or larger, and come as a scalar or as shape [1].
+        shape = [(), (1,)][random.integers(2)]
+        bounds = {name: (indices[name] + random.integers(0, 2)).reshape(shape) for name in ("max_seqlen", "max_kvlen")}
+        return indices | bounds
+
+
+def one_call(node: Node, seqlens: list[int], past: list[int] | None = None) -> tuple[Arrays, Cache]:
+    """The inputs of a call behind `past` tokens, and the memory as it is before."""
+    random, everyone, past = np.random.default_rng(7), list(range(len(seqlens))), past or [0] * len(seqlens)
+    page_size = node.spec.page_size if node.spec.cache_mode else None
+    ragged = RaggedCache(random, [a + b for a, b in zip(past, seqlens)], page_size)
+    assert ragged.max_t <= node.spec.max_tokens
+    memory = node.memory(random)
+    node.run(node.inputs(random, ragged.step(random, everyone, past)), memory)
+    return node.inputs(random, ragged.step(random, everyone, seqlens)), memory
