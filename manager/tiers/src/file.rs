@@ -253,7 +253,9 @@ impl BlockStore for FileTier {
 
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let uses = self.now(keys.len());
-        up_to_missing(keys.iter().zip(uses).map(|(key, used)| self.read(key, used)))
+        let (blocks, error) = up_to_missing(keys.iter().zip(uses).map(|(key, used)| self.read(key, used)));
+        self.state().held.touch_chain(&keys[..blocks.len()]);
+        (blocks, error)
     }
 
     fn usage(&self) -> Usage {

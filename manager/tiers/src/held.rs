@@ -55,6 +55,11 @@ impl<V> Held<V> {
         self.values.promote(key);
     }
 
+    /// Makes the first value of a chain the most recently used, so that the last goes first.
+    pub(crate) fn touch_chain(&mut self, keys: &[BlockKey]) {
+        keys.iter().rev().for_each(|key| self.touch(key));
+    }
+
     /// Takes all values, the least recently used first.
     pub(crate) fn drain(&mut self) -> Vec<(BlockKey, V, u64)> {
         self.nbytes = 0;

@@ -46,8 +46,7 @@ impl HostTier {
 
     /// Makes the first block of a chain the most recently used, so that the last is evicted first.
     pub(crate) fn touch_chain(&self, keys: &[BlockKey]) {
-        let (held, _) = &mut *self.state();
-        keys.iter().rev().for_each(|key| held.touch(key));
+        self.state().0.touch_chain(keys);
     }
 }
 
