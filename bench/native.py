@@ -36,19 +36,26 @@ def module() -> ModuleType:
     return loaded
 
 
-def call(tensors: Tensors, layer_idx: int, threads: int, by_reference: bool = False) -> object:
-    """A case on one layer of its cache, called without ONNX Runtime."""
-    described = {name: tensors.described(name) for name in [*tensors.inputs, *tensors.outputs]}
-    return module().Call(tensors.attributes | {"layer_idx": layer_idx}, described, threads, by_reference)
+class Call:
+    """A case on one layer of its cache, called without ONNX Runtime; it keeps the tensors, whose addresses it has."""
+
+    def __init__(self, tensors: Tensors, layer_idx: int, threads: int, by_reference: bool = False) -> None:
+        described = {name: tensors.described(name) for name in [*tensors.inputs, *tensors.outputs]}
+        attributes = tensors.attributes | {"layer_idx": layer_idx}
+        self._tensors, self._call = tensors, module().Call(attributes, described, threads, by_reference)
+
+    def __call__(self, times: int = 1) -> None:
+        """Makes the call so many times."""
+        self._call.run(times)
 
 
 def direct(tensors: Tensors, threads: int) -> Contender:
     """The operator called without ONNX Runtime, whose answer is checked."""
     case = tensors.case
-    calls = [call(tensors, layer_idx, threads) for layer_idx in tensors.layers]
-    tensors.check(f"called directly on {threads} threads", partial(calls[0].run, 1))
+    calls = [Call(tensors, layer_idx, threads) for layer_idx in tensors.layers]
+    tensors.check(f"called directly on {threads} threads", calls[0])
     times = 1 if case.cold else 16  # of which one call from Python takes little
-    runs = [partial(each.run, times) for each in calls]
+    runs = [partial(call, times) for call in calls]
     name = f"{case.name}, called directly on {threads} threads"
     return Contender(name, runs, threads, case.cold, is_busy=case.cold, iterations=times)
 
@@ -56,7 +63,7 @@ def direct(tensors: Tensors, threads: int) -> Contender:
 def expecting(case: Case) -> Tensors:
     """A case's tensors, which know the right answer on the first layer."""
     tensors = tensors_of(case)
-    tensors.expect(partial(call(tensors, tensors.layers[0], 1, by_reference=True).run, 1))
+    tensors.expect(Call(tensors, tensors.layers[0], 1, by_reference=True))
     return tensors
 
 
@@ -87,11 +94,14 @@ class Rooflines:
         contenders = []
         for streams in (1, 4, 8):
             loop = module().Roofline(threads, streams, non_temporal)
-            sides = [(each.ctypes.data, read // LINE, target.ctypes.data, written // LINE) for each in sources]
+
+            def move(source: np.ndarray, loop: object = loop) -> int:
+                return loop.run(source.ctypes.data, read // LINE, target.ctypes.data, written // LINE)
+
             target[:] = 0
-            if loop.run(*sides[0]) != sum_of_first or not target.view(np.uint64).all():
+            if move(sources[0]) != sum_of_first or not target.view(np.uint64).all():
                 raise WrongAnswer(f"a roofline of {streams} streams on {threads} threads does not move what it should")
-            runs = [partial(loop.run, *each) for each in sides]
+            runs = [partial(move, source) for source in sources]
             name = f"roofline of {case.name}, {streams} streams on {threads} threads"
             contenders.append(Contender(name, runs, threads, is_busy=True))
         return contenders

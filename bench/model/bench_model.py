@@ -54,13 +54,21 @@ def serve(connection: Any, make: Callable[..., Any], arguments: tuple[Any, ...])
     """A contender's process: makes it, then does what it is told, and says how long that took."""
     peer = make(*arguments)
     connection.send(None)
-    while (told := connection.recv()) is not None:
+    while (told := received(connection)) is not None:
         begin, used = time.perf_counter(), time.process_time()
         name, given = told
         result = decode(peer, *given) if name == "decode" else getattr(peer, name)(*given)
         seconds = time.perf_counter() - begin
         connection.send((result, seconds, (time.process_time() - used) / seconds))
     connection.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def received(connection: Any) -> Any:
+    """What comes next; ends the process where nothing comes any more."""
+    try:
+        return connection.recv()
+    except EOFError:
+        sys.exit()
 
 
 def decode(peer: Any, text: list[int], batch: int, first: int, steps: int) -> np.ndarray:

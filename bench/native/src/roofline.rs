@@ -91,7 +91,8 @@ unsafe fn walk<const STREAMS: usize, const NON_TEMPORAL: bool>(
 ) -> u64 {
     let (reads, writes) = (reads / STREAMS, writes / STREAMS);
     let steps = reads.max(writes);
-    let (mut read, mut written, mut due_reads, mut due_writes) = (0, 0, 0, 0);
+    // A line is read before one is written.
+    let (mut read, mut written, mut due_reads, mut due_writes) = (0, 0, steps - reads, 0);
     let mut lines = [Line([0; LINE / 8]); STREAMS];
     let mut sums = [0_u64; LINE / 8];
     for _ in 0..steps {
