@@ -32,11 +32,9 @@ GREEDY = dict(model="tiny", temperature=0)
 class Serving:
     """A server in a thread, its engine, and what it says."""
 
-    def __init__(
-        self, path: Path, grace: float = 0, max_requests: int = 64, context_shift: bool = False, **options: int
-    ) -> None:
+    def __init__(self, path: Path, grace: float = 0, app: dict[str, object] | None = None, **options: int) -> None:
         self.engine = Engine(path, **{"threads": 1} | options)
-        app = application(self.engine, name="tiny", max_requests=max_requests, context_shift=context_shift)
+        app = application(self.engine, **{"name": "tiny", "max_requests": 64} | (app or {}))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.server = Server(uvicorn.Config(app, lifespan="on", log_level="warning"), grace)
@@ -75,7 +73,7 @@ class Serving:
 
 
 @contextmanager
-def serving(path: Path, **options: float) -> Iterator[Serving]:
+def serving(path: Path, **options: object) -> Iterator[Serving]:
     """A server for a while."""
     found = Serving(path, **options)
     try:

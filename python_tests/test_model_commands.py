@@ -210,6 +210,10 @@ def test_chat_templates(source: Path) -> None:
     def rendered(text: str) -> str:
         return ChatTemplate(replace(model, chat_template=text)).text(messages)
 
+    told = [{"role": "developer", "content": "a"}]
+    assert template.text(told, False).startswith("<|start|>system: a")
+    knows = ChatTemplate(replace(model, chat_template="{{ messages[0].role }} {{ x }}{# developer #}"))
+    assert knows.text(told, variables={"x": 5}) == "developer 5"
     assert rendered("{{ messages | tojson }}") == """[{"role": "user", "content": "<the> 'é'"}]"""
     assert rendered("  {% for i in [1, 2] %}\n{{ i }}\n  {% break %}\n{% endfor %}") == "1\n"
     assert len(rendered("{{ strftime_now('%Y') }}")) == 4

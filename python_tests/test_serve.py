@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event
 
@@ -180,7 +181,7 @@ def test_what_fails_fails_alone(shared: Serving, expected: list[str], monkeypatc
 
 def test_overload(path: Path) -> None:
     """What is beyond the limit gets 503, and its place when there is one."""
-    with serving(path, max_requests=2, max_batch=1, token_budget=64) as full:
+    with serving(path, app={"max_requests": 2}, max_batch=1, token_budget=64) as full:
         ask = full.client.chat.completions.create
         streams = [ask(messages=MESSAGES, stream=True, **GREEDY) for _ in range(2)]
         assert full.metric('kvcache_requests_now{state="waiting"}') == 1
@@ -197,7 +198,7 @@ def test_overload(path: Path) -> None:
 
 def test_a_prompt_is_tokenized_in_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is beyond the limit is refused before it costs anything; a place is free again after a refusal."""
-    with serving(path, max_requests=1) as full, ThreadPoolExecutor(1) as pool:
+    with serving(path, app={"max_requests": 1}) as full, ThreadPoolExecutor(1) as pool:
         begun, go_on, encode = Event(), Event(), full.engine.encode
 
         def wait(prompt: str) -> list[int]:
@@ -380,7 +381,7 @@ def test_chat(shared: Serving, path: Path) -> None:
 def test_context_shift(path: Path, expected: list[str]) -> None:
     """A chat longer than the context loses its oldest messages, an answer goes on past it; a prompt is refused."""
     turns = [{"role": role, "content": "the"} for _ in range(9) for role in ("user", "assistant")]
-    with serving(path, max_tokens=128, context_shift=True) as server:
+    with serving(path, app={"context_shift": True}, max_tokens=128) as server:
         ask = server.client.chat.completions.create
         found = ask(messages=[MESSAGES[0], *turns, MESSAGES[1]], max_tokens=5, **GREEDY)
         same = ask(messages=[MESSAGES[0], *turns[-2:], MESSAGES[1]], max_tokens=5, **GREEDY)
@@ -391,3 +392,36 @@ def test_context_shift(path: Path, expected: list[str]) -> None:
         assert complete(prompt="a", max_tokens=300, **GREEDY).usage.completion_tokens == 300
         with pytest.raises(openai.BadRequestError, match="129 tokens"):
             complete(prompt="a" * 129, **GREEDY)
+
+
+def test_what_clients_send(shared: Serving) -> None:
+    """Roles, thoughts that are given back, variables of the template, values that change nothing."""
+    ask = shared.client.chat.completions.create
+    said = [{**MESSAGES[0], "role": "developer"}, MESSAGES[1]]
+    expected = ask(messages=MESSAGES, max_tokens=5, **GREEDY)
+    neutral = {"repetition_penalty": 1.0, "top_k": -1, "presence_penalty": 0, "logit_bias": {}, "tools": [],
+               "response_format": {"type": "text"}, "min_tokens": 0, "chat_template_kwargs": {"most": 1}}  # fmt: skip
+    about = {"user": "a", "store": False, "metadata": {}, "service_tier": "auto"}
+    found = ask(messages=said, max_tokens=5, extra_body=neutral | about, **GREEDY)
+    assert found.choices[0].message.content == expected.choices[0].message.content
+    thoughts = [*MESSAGES, {"role": "assistant", "content": "a", "reasoning_content": "b"}, MESSAGES[1]]
+    assert ask(messages=thoughts, max_tokens=1, **GREEDY).choices
+    for more in ({"repetition_penalty": 1.1}, {"chat_template_kwargs": {"messages": []}}, {"chat_template_kwargs": 1}):
+        with pytest.raises(openai.BadRequestError):
+            ask(messages=MESSAGES, extra_body=more, **GREEDY)
+
+
+def test_keys_and_origins(path: Path) -> None:
+    """Without its key nothing below /v1 is told; a page of an origin that is allowed may ask."""
+    with serving(path, app={"api_key": "secret", "allow_origin": ["http://page"]}) as server:
+        assert server.ask("GET", "/v1/models")[0] == 401 and server.ask("GET", "/health")[0] == 200
+        with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
+            server.client.models.list()
+        assert server.client.with_options(api_key="secret").models.list().data[0].id == "tiny"
+        for origin, status, allowed in (("http://page", 200, "http://page"), ("http://other", 400, None)):
+            connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+            headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            connection.request("OPTIONS", "/v1/completions", headers=headers)
+            response = connection.getresponse()
+            assert (response.status, response.getheader("access-control-allow-origin")) == (status, allowed)
+            connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _BUILD = ("weights", "activations", "cache", "quant_group", "cache_layout", "cache_mode", "page_size", "attention")
 _ENGINE = ("max_tokens", "max_batch", "token_budget", "threads")
+_SERVE = ("host", "port", "name", "max_requests", "grace", "context_shift", "api_key", "allow_origin")
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
 
@@ -61,7 +63,13 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     serve.add_argument("--port", type=int, default=8000, help="0 for any free one (8000)")
     serve.add_argument("--name", help="the model's name for clients, if not its own")
     serve.add_argument("--max-requests", type=int, default=256, help="running and waiting ones; others get 503 (256)")
-    serve.add_argument("--grace", type=float, default=30, help="seconds that requests get at shutdown (30)")
+    serve.add_argument("--grace", type=float, default=5, help="seconds that requests get at shutdown (5)")
+    serve.add_argument(
+        "--api-key", default=os.environ.get("KVCACHE_API_KEY"), help="what clients must bring ($KVCACHE_API_KEY)"
+    )
+    serve.add_argument(
+        "--allow-origin", action="append", default=[], help="a page's origin, or *; several times (CORS)"
+    )
     _add_context_shift(serve)
     _add_engine(serve)
     serve.set_defaults(run=_serve)
@@ -178,5 +186,5 @@ def _perplexity(given: Namespace) -> int:
 def _serve(given: Namespace) -> int:
     from kvcache_ops.serve import serve
 
-    serve(_engine(given), **_given(given, ("host", "port", "name", "max_requests", "grace", "context_shift")))
+    serve(_engine(given), **_given(given, _SERVE))
     return 0

@@ -35,31 +35,47 @@ class ChatTemplate:
             self._template = environment.from_string(model.chat_template)
         except jinja2.TemplateError as error:
             raise KvCacheError(f"the chat template of {model.name} is none: {error}", "chat_template") from error
-        self._model = model
+        self._model, self._knows_developers = model, "developer" in model.chat_template
         eos = [model.tokenizer.id_to_token(stop) for stop in model.stops[:1]]
         self._tokens = {"bos_token": model.bos or "", "eos_token": eos[0] if eos else ""}
 
-    def text(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The prompt for these messages, of "role" and "content" each, and perhaps the beginning of an answer."""
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = {},
+    ) -> str:
+        """The prompt for these messages, of "role" and "content" each, and perhaps the beginning of an answer.
+
+        variables: others that the template reads, such as `enable_thinking`. The role "developer" is "system" to a
+        template that does not know it.
+        """
+        fixed = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens}
+        if wrong := variables.keys() & (fixed.keys() | {"tools", "documents"}):
+            raise KvCacheError(f"{min(wrong)} is given to the template anyway, expected other names", "chat_template")
+        if not self._knows_developers:
+            renamed = {"role": "system"}
+            fixed["messages"] = [{**m, **renamed} if m.get("role") == "developer" else m for m in messages]
         try:
-            rendered: str = self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._tokens,
-            )
+            rendered: str = self._template.render(tools=None, documents=None, **fixed, **variables)
         except Exception as error:  # a template may do anything
             raise KvCacheError(f"the chat template refuses the messages: {error}", "chat_template") from error
         return rendered
 
     def tokens(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, most: int | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        most: int | None = None,
+        variables: Mapping[str, Any] = {},
     ) -> list[int]:
         """The tokens of `text`, which has its special ones already. Raises what `Model.encode` raises."""
-        return self._model.encode(self.text(messages, add_generation_prompt), most, add_special_tokens=False)
+        text = self.text(messages, add_generation_prompt, variables)
+        return self._model.encode(text, most, add_special_tokens=False)
 
-    def shortened(self, messages: Sequence[_Message], most: int, length: int) -> tuple[list[_Message], list[int]]:
+    def shortened(
+        self, messages: Sequence[_Message], most: int, length: int, variables: Mapping[str, Any] = {}
+    ) -> tuple[list[_Message], list[int]]:
         """Messages and their `tokens`; where these are more than `most`, without the oldest ones, at most `length`.
 
         Whole messages behind those of the system go, an answer together with its question; the last message stays.
@@ -68,7 +84,7 @@ class ChatTemplate:
         while True:
             last = len(left) <= kept + 1
             try:
-                tokens = self.tokens(left, most=most)
+                tokens = self.tokens(left, most=most, variables=variables)
             except KvCacheError as error:
                 if last or error.kind != "prompt_too_long":
                     raise
@@ -80,10 +96,10 @@ class ChatTemplate:
             while len(left) > kept + 1 and left[kept].get("role") != "user":
                 del left[kept]
 
-    def beginning(self, messages: Sequence[Mapping[str, Any]]) -> int:
+    def beginning(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = {}) -> int:
         """How many first tokens are those of the system's messages, or of what the template says in their place."""
         system = list(messages[: self._system(messages)])
-        one, other = (self.tokens([*system, {"role": "user", "content": content}]) for content in "01")
+        one, other = (self.tokens([*system, {"role": "user", "content": c}], variables=variables) for c in "01")
         return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), 0)
 
     @staticmethod

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine import Engine
@@ -30,7 +32,13 @@ _LARGEST_BODY = 16 << 20  # bytes
 
 
 def application(
-    engine: Engine, *, name: str | None = None, max_requests: int = 256, context_shift: bool = False
+    engine: Engine,
+    *,
+    name: str | None = None,
+    max_requests: int = 256,
+    context_shift: bool = False,
+    api_key: str | None = None,
+    allow_origin: Sequence[str] = (),
 ) -> Starlette:
     """An ASGI application with OpenAI's interface to a model, and `/health` and `/metrics`.
 
@@ -38,13 +46,21 @@ def application(
     hyphens for what a shell would read otherwise. max_requests: running and waiting ones; what comes beyond them is
     refused with 503. context_shift: a chat longer than the context goes on without its oldest messages, and an answer
     that outgrows it without the half of what is behind the beginning; else the one is refused, and the other ends.
+    api_key: what requests below /v1 must bring as `Authorization: Bearer KEY`, else they get 401. allow_origin: the
+    origins of pages whose scripts may ask (CORS), "*" for any.
 
     Raises KvCacheError "serve_range" for a `max_requests` below 1.
     """
     if not isinstance(max_requests, int) or max_requests < 1:
         raise KvCacheError(f"max_requests is {max_requests!r}, expected at least 1", "serve_range")
     short = re.sub(r"[^\w.]+", "-", engine.model.name, flags=re.ASCII).strip("-") or "model"
-    return _Routes(engine, name or short, max_requests, context_shift).application()
+    app = _Routes(engine, name or short, max_requests, context_shift).application()
+    if api_key is not None:
+        app.add_middleware(_ApiKey, key=api_key)
+    if allow_origin:
+        allowed = {"allow_origins": list(allow_origin), "allow_methods": ["*"], "allow_headers": ["*"]}
+        app.add_middleware(CORSMiddleware, **allowed)  # type: ignore[arg-type]
+    return app
 
 
 class _Routes:
@@ -140,9 +156,24 @@ class _Routes:
             raise KvCacheError(f"{self._name} has no chat template, expected prompts alone", "chat_template")
         context = self._engine.context_length
         if not self._context_shift:
-            return [self._template.tokens(call.messages, most=context)], None
-        _, tokens = self._template.shortened(call.messages, context, context // 2)
-        return [tokens], min(self._template.beginning(call.messages), context // 2)
+            return [self._template.tokens(call.messages, most=context, variables=call.variables)], None
+        _, tokens = self._template.shortened(call.messages, context, context // 2, call.variables)
+        return [tokens], min(self._template.beginning(call.messages, call.variables), context // 2)
+
+
+class _ApiKey:
+    """Refuses requests below /v1 without the key."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._expected = app, f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+            got = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(got, self._expected):
+                refusal = Refusal(401, "the API key is missing or wrong", "invalid_api_key")
+                return await refusal.response()(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 async def _body(request: Request) -> bytes:

@@ -17,6 +17,11 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "skip_special_tokens": (True,),
     "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -44,6 +49,7 @@ class Call:
     n: int = 1  # answers to each prompt
     stream: bool = False
     usage: bool = False  # in a last piece of the stream
+    variables: dict[str, Any] = field(default_factory=dict)  # of the chat template
 
 
 def read_call(body: bytes, chat: bool, context_length: int) -> Call:
@@ -66,6 +72,7 @@ def read_call(body: bytes, chat: bool, context_length: int) -> Call:
         raise _unsupported(f"stream_options.{next(iter(options))}")
     prompts = [] if chat else _prompts(taken.pop("prompt", None))
     messages = _messages(taken.pop("messages", None)) if chat else []
+    variables = _take(taken, "chat_template_kwargs", dict, {}) if chat else {}
     n = _number(taken, "n", 1, 1, _LARGEST_N)
     if (best := _take(taken, "best_of", int, n)) != n:
         raise _wrong("best_of", best, f"n, {n}: all answers are given")
@@ -74,7 +81,7 @@ def read_call(body: bytes, chat: bool, context_length: int) -> Call:
         neutral = any(value == other and type(value) is type(other) for other in _WITHOUT_EFFECT.get(name, ()))
         if not neutral and name not in _ABOUT_THE_CLIENT:
             raise _unsupported(name)
-    return Call(model, prompts, messages, sampling, n, stream, usage)
+    return Call(model, prompts, messages, sampling, n, stream, usage, variables)
 
 
 def _unsupported(name: str) -> Refusal:
@@ -125,6 +132,8 @@ def _sampling(taken: dict[str, Any], chat: bool, context_length: int) -> dict[st
     default = context_length if chat else _DEFAULT_TOKENS
     sampling: dict[str, Any] = {"max_new_tokens": default if limit is None else limit, "temperature": 1.0}
     sampling |= {name: taken.pop(name) for name in _SAMPLING if name in taken}
+    if sampling.get("top_k") == -1:  # as vLLM has it
+        sampling["top_k"] = 0
     sampling["logprobs"] = _logprobs(taken, chat)
     seed, stop = _take(taken, "seed", int, None), taken.pop("stop", ())
     sampling["seed"] = None if seed in (None, -1) else seed % LARGEST_SEED
@@ -170,8 +179,11 @@ def _message(where: str, message: object) -> dict[str, str]:
         texts = [text for part in parts if isinstance(text := part.get("text"), str)]
         content = "".join(texts) if len(texts) == len(content) else content
     taken.pop("name", None)
+    thoughts = {}
+    if role == "assistant" and isinstance(reasoning := taken.pop("reasoning_content", None), str):
+        thoughts["reasoning_content"] = reasoning  # of an answer that a client gives back
     if taken:
         raise _unsupported(f"{where}.{next(iter(taken))}")
     if not isinstance(content, str):
         raise _wrong(f"{where}.content", content, "a text, or parts of the type text")
-    return {"role": role, "content": content}
+    return {"role": role, "content": content, **thoughts}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from socket import socket
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -39,19 +41,22 @@ def serve(
     port: int = 8000,
     name: str | None = None,
     max_requests: int = 256,
-    grace: float = 30,
+    grace: float = 5,
     context_shift: bool = False,
+    api_key: str | None = None,
+    allow_origin: Sequence[str] = (),
 ) -> None:
     """Serves until SIGINT or SIGTERM. port: 0 for any free one, which the log says.
 
-    name, max_requests, context_shift: as `application` has them. grace: seconds that running requests get at the end.
+    grace: seconds that running requests get at the end, fewer than supervisors give. The others are `application`'s.
 
     Raises KvCacheError "serve_range" for a port that there is not, a negative `grace` and what `application` refuses.
     """
     for what, got, most in (("port", port, 65535), ("grace", grace, float("inf"))):
         if not 0 <= got <= most:
             raise KvCacheError(f"{what} is {got}, expected 0 to {most}", "serve_range")
-    app = application(engine, name=name, max_requests=max_requests, context_shift=context_shift)
+    limits: dict[str, Any] = {"max_requests": max_requests, "context_shift": context_shift}
+    app = application(engine, name=name, api_key=api_key, allow_origin=allow_origin, **limits)
     try:
         Server(uvicorn.Config(app, host=host, port=port, lifespan="on"), grace).run()
     except KeyboardInterrupt:  # which has ended it
