@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use crate::block::{Block, BlockError};
 use crate::error::Error;
 use crate::memory::CacheMemory;
-use crate::session::spec::SessionSpec;
+use crate::session::cache;
 use crate::spec::CacheSpec;
 use crate::state::Spill;
 use crate::store::{BlockKey, BlockStore, StoreError};
@@ -69,34 +69,8 @@ pub(crate) struct Blocks {
 
 /// What the names of all blocks of managers of such a cache begin with.
 pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
-    let SessionSpec {
-        num_layer,
-        num_heads,
-        head_dim,
-        cache_type,
-        scale_type,
-        quant_bit,
-        quant_group,
-        key_form,
-        rope,
-        fingerprint,
-        row_len,
-    } = SessionSpec::from(spec);
-    let rope = rope.map(|rope| {
-        let bits: Vec<u64> = rope.frequencies.iter().map(|frequency| frequency.to_bits()).collect();
-        (rope.style, rope.n_rot, bits)
-    });
-    let quantization = (cache_type, scale_type, quant_bit, quant_group);
-    let text = serde_json::json!([
-        // The number is that of the rule which names the pages behind.
-        "kvcache-block 2",
-        (num_layer, num_heads, head_dim),
-        quantization,
-        (key_form, rope),
-        fingerprint,
-        row_len,
-        spec.page_size(),
-    ]);
+    // The number is that of the rule which names the pages behind.
+    let text = serde_json::json!(["kvcache-block 3", cache::metadata(spec), spec.page_size()]);
     BlockKey::digest([text.to_string().as_bytes()])
 }
 

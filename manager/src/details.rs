@@ -169,7 +169,6 @@ impl SessionError {
             Self::Header { reason } => fields![reason],
             Self::Metadata { key, expected, got } => fields![key, expected, got],
             Self::MissingTensor { name } => fields![name],
-            Self::DuplicateTensor { name } => fields![name],
             Self::UnknownTensor { name } => fields![name],
             Self::Tensor { name, expected, got } => fields![name, expected, got],
             Self::Dimensions { name, expected, got } => fields![name, expected, got],

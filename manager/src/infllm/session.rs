@@ -1,12 +1,11 @@
 //! Sequences in files: their rows, their blocks and what queries are compared with.
 
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{Read, Write};
 use std::path::Path;
 
 use bytes::Bytes;
 use safetensors::Dtype;
-use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
 
 use super::config::{BlockScore, FarPositions, InfLlmConfig};
@@ -17,12 +16,9 @@ use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::positions::MAX_POSITION;
 use crate::seq_id::SeqId;
-use crate::session::contents::{Metadata, metadata};
+use crate::session::cache;
 use crate::session::error::SessionError;
-use crate::session::header::Header;
-use crate::session::read::{Reader, io};
-use crate::session::spec::SessionSpec;
-use crate::session::write::{Writer, replace};
+use crate::session::file::{self, Reader, Tensor, Writer, io};
 
 /// The metadata's entry.
 const KEY: &str = "infllm";
@@ -111,11 +107,8 @@ impl Setup {
         if self.config.has_blocks() { self.partition(n).blocks } else { 0 }
     }
 
-    /// The tensors of a sequence, one behind the other.
-    fn header(&self, saved: &Saved) -> Result<Header, SessionError> {
-        let mut metadata = metadata(&SessionSpec::from(&self.spec));
-        let text = serde_json::to_string(saved).map_err(|error| SessionError::Header { reason: error.to_string() })?;
-        metadata.insert(KEY.to_owned(), text);
+    /// The tensors of a sequence.
+    fn tensors(&self, saved: &Saved) -> [Tensor; 5] {
         let (layers, blocks) = (self.spec.geometry().num_layer, self.blocks(saved.n));
         let tokens = if self.config.score == BlockScore::Representatives {
             saved.n.saturating_sub(self.rest_start(saved.n))
@@ -124,23 +117,13 @@ impl Setup {
         };
         let rows = saved.n - self.partition(saved.n).blocks * self.config.block;
         let row_len = self.spec.bytes_per_token();
-        let all_scores = saved.scores.iter().sum();
-        let mut tensors = Vec::new();
-        let mut end = 0;
-        for (name, dtype, shape) in [
-            ("index", Dtype::F32, vec![blocks, layers, self.index_len()]),
-            ("mass", Dtype::F32, vec![layers, tokens, self.query_heads()]),
-            ("scores", Dtype::F32, vec![all_scores]),
-            ("blocks", Dtype::U8, vec![blocks, self.config.block, row_len]),
-            ("rows", Dtype::U8, vec![rows, row_len]),
-        ] {
-            let overflow = || SessionError::Header { reason: format!("{name} is too large") };
-            let len = shape.iter().try_fold(dtype.bitsize() / 8, |len: usize, &dim| len.checked_mul(dim));
-            let next = len.and_then(|len| len.checked_add(end)).ok_or_else(overflow)?;
-            tensors.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets: (end, next) }));
-            end = next;
-        }
-        Ok(Header { metadata, tensors })
+        [
+            Tensor::new("index", Dtype::F32, [blocks, layers, self.index_len()]),
+            Tensor::new("mass", Dtype::F32, [layers, tokens, self.query_heads()]),
+            Tensor::new("scores", Dtype::F32, [saved.scores.iter().sum()]),
+            Tensor::new("blocks", Dtype::U8, [blocks, self.config.block, row_len]),
+            Tensor::new("rows", Dtype::U8, [rows, row_len]),
+        ]
     }
 }
 
@@ -168,34 +151,36 @@ impl InfLlm {
             chosen: sequence.chosen.clone(),
             ..Saved::new(&self.setup.config)
         };
-        let header = self.setup.header(&saved)?;
-        replace(path.as_ref(), |file| self.write_seq(file, &header, memory, seq, sequence))
+        let mut metadata = cache::metadata(&self.setup.spec);
+        let text = serde_json::to_string(&saved).map_err(|error| SessionError::Header { reason: error.to_string() })?;
+        metadata.insert(KEY, text);
+        file::write(path.as_ref(), metadata, &self.setup.tensors(&saved), |file| {
+            self.write_seq(file, memory, seq, sequence)
+        })
     }
 
     fn write_seq(
         &self,
-        file: &mut (impl Write + Seek),
-        header: &Header,
+        writer: &mut Writer<impl Write>,
         memory: &(impl CacheMemory + ?Sized),
         seq: SeqId,
         sequence: &Sequence,
     ) -> Result<(), Error> {
-        let mut writer = Writer::new(file, header)?;
         let index_len = self.setup.index_len();
         let mut layers: Vec<_> = sequence.layers.iter().map(|layer| layer.index.blocks(index_len)).collect();
         for _ in &sequence.blocks {
             for numbers in layers.iter_mut().filter_map(Iterator::next) {
-                writer.write_all(numbers, |x: f32| x.to_le_bytes())?;
+                writer.numbers(numbers, f32::to_le_bytes)?;
             }
         }
         let mass = sequence.layers.iter().map(|layer| &layer.mass);
         let scores = sequence.layers.iter().map(|layer| &layer.scores);
         for numbers in mass.chain(scores) {
-            writer.write_all(numbers, |x: f32| x.to_le_bytes())?;
+            writer.numbers(numbers, f32::to_le_bytes)?;
         }
         for (i, block) in (0..).zip(&sequence.blocks) {
             for key in &block.keys {
-                writer.write(self.setup.get(&*self.blocks.store, seq, i, key)?.rows())?;
+                writer.bytes(self.setup.get(&*self.blocks.store, seq, i, key)?.rows())?;
             }
         }
         let page_size = self.setup.page_size();
@@ -205,9 +190,9 @@ impl InfLlm {
         for slots in slots.chunks(page_size) {
             let bytes = &mut bytes[..slots.len() * self.setup.spec.bytes_per_token()];
             memory.read_rows(slots, bytes).map_err(Error::memory)?;
-            writer.write(bytes)?;
+            writer.bytes(bytes)?;
         }
-        Ok(writer.finish()?)
+        Ok(())
     }
 
     /// Adds the sequence of a file, as [`create`](Self::create): its blocks go into the store, its rows into the cache.
@@ -226,16 +211,14 @@ impl InfLlm {
     ) -> Result<SeqId, Error> {
         self.check_new(seq)?;
         let file = File::open(path.as_ref()).map_err(io("open the file"))?;
-        let (header, mut reader) = Reader::open(file)?;
-        let facts = Metadata(&header.metadata);
-        let spec = SessionSpec::from(&self.setup.spec);
-        spec.check(&facts.spec(spec.row_len)?)?;
-        let other = || facts.error(KEY, "a sequence of the same configuration");
-        let saved: Saved = facts.get(KEY).and_then(|text| serde_json::from_str(text).ok()).ok_or_else(other)?;
+        let mut reader = Reader::open(file)?;
+        cache::check(&self.setup.spec, &reader)?;
+        let other = || reader.unexpected(KEY, "a sequence of the same configuration");
+        let saved: Saved = reader.get(KEY).and_then(|text| serde_json::from_str(text).ok()).ok_or_else(other)?;
         if !saved.fits(&self.setup) {
             return Err(other().into());
         }
-        check_tensors(&self.setup.header(&saved)?, &header)?;
+        reader.check_tensors(&self.setup.tensors(&saved))?;
         let rows = saved.n - self.setup.partition(saved.n).blocks * self.setup.config.block;
         let (need, free) = (rows.div_ceil(self.setup.page_size()), self.manager.state.pages.num_free());
         if need > free {
@@ -244,7 +227,7 @@ impl InfLlm {
         let mut sequence = Sequence::new(&self.setup, [self.manager.create(), self.manager.create()]);
         let mut blocks = Vec::new();
         let read = self.read_seq(&mut reader, memory, &saved, &mut sequence, &mut blocks);
-        if let Err(error) = read.and_then(|()| Ok(reader.end()?)) {
+        if let Err(error) = read.and_then(|()| Ok(reader.finish()?)) {
             blocks.into_iter().for_each(|(block, _)| self.forget(block));
             self.manager.free(sequence.rows)?;
             self.manager.free(sequence.resident)?;
@@ -256,7 +239,7 @@ impl InfLlm {
 
     fn read_seq(
         &mut self,
-        reader: &mut Reader<impl Read + Seek>,
+        reader: &mut Reader<impl Read>,
         memory: &mut (impl CacheMemory + ?Sized),
         saved: &Saved,
         sequence: &mut Sequence,
@@ -265,7 +248,7 @@ impl InfLlm {
         let (layers, block) = (self.setup.spec.geometry().num_layer, self.setup.config.block);
         let (rest, page_size) = (saved.n.saturating_sub(self.setup.rest_start(saved.n)), self.setup.page_size());
         let row_len = self.setup.spec.bytes_per_token();
-        let mut floats = |len: usize| reader.values(len, f32::from_le_bytes);
+        let mut floats = |len: usize| reader.numbers(len, f32::from_le_bytes);
         let indexes = (0..self.setup.blocks(saved.n)).map(|_| floats(layers * self.setup.index_len()));
         let indexes = indexes.collect::<Result<Vec<_>, _>>()?;
         if self.setup.config.score == BlockScore::Representatives {
@@ -278,7 +261,7 @@ impl InfLlm {
         }
         for index in indexes {
             let mut formed = Formed { keys: Vec::new() };
-            let bytes = reader.block(block * row_len)?;
+            let bytes = reader.bytes(block * row_len)?;
             let stored = bytes.chunks_exact(block * self.setup.group_row_len()).try_for_each(|rows| {
                 formed.keys.push(self.put(Bytes::copy_from_slice(rows))?);
                 Ok::<_, Error>(())
@@ -295,7 +278,7 @@ impl InfLlm {
         }
         let slots = self.slots(sequence.rows, 0..rows);
         for slots in slots.chunks(page_size) {
-            let rows = reader.block(slots.len() * row_len)?;
+            let rows = reader.bytes(slots.len() * row_len)?;
             memory.write_rows(slots, rows).map_err(Error::memory)?;
         }
         sequence.n = saved.n;
@@ -304,22 +287,5 @@ impl InfLlm {
         sequence.chosen = saved.chosen.iter().map(selection).collect();
         sequence.shifts.clone_from(&saved.shifts);
         Ok(())
-    }
-}
-
-/// The tensors of a file are just these.
-fn check_tensors(expected: &Header, got: &Header) -> Result<(), SessionError> {
-    let describe = |(name, tensor): &(String, TensorInfo)| {
-        format!("{name}: {:?} {:?} at {:?}", tensor.dtype, tensor.shape, tensor.data_offsets)
-    };
-    for (i, tensor) in expected.tensors.iter().enumerate() {
-        let (expected, got) = (describe(tensor), got.tensors.get(i).map_or_else(String::new, describe));
-        if expected != got {
-            return Err(SessionError::Tensor { name: tensor.0.clone(), expected, got });
-        }
-    }
-    match got.tensors.get(expected.tensors.len()) {
-        Some((name, _)) => Err(SessionError::UnknownTensor { name: name.clone() }),
-        None => Ok(()),
     }
 }

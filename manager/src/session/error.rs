@@ -51,10 +51,6 @@ pub enum SessionError {
     #[error("there is no tensor {name}")]
     MissingTensor { name: String },
 
-    /// Two tensors of one name.
-    #[error("there are two tensors {name}")]
-    DuplicateTensor { name: String },
-
     /// A tensor that no session has.
     #[error("there is a tensor {name}, which is not part of a session")]
     UnknownTensor { name: String },

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::path::Path;
 
 use super::error::SessionError;
+use super::file::io;
 use super::place::{Placed, Target, place};
-use super::read::{SessionFile, io};
-use super::spec::SessionSpec;
+use super::sequences;
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
@@ -29,7 +29,7 @@ impl Manager {
     /// Rows are shared as they were, as far as the mode can: pages with the same rows, or cells. Full pages of known
     /// tokens are sealed, and a prompt begins with pages that the prefix index has of it, but for its last token.
     ///
-    /// All of the file is checked before a slot is written; a large one is read twice for that.
+    /// All of the file is checked before a slot is written: it is read twice.
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::Session`]; [`Error::NoSlot`] where in the mode `runs` there is no run as long as a
@@ -74,19 +74,14 @@ impl Manager {
         memory: &mut (impl CacheMemory + ?Sized),
         index: Option<usize>,
     ) -> Result<Vec<SeqId>, Error> {
-        let file = SessionFile::open(File::open(path).map_err(io("open the file"))?)?;
-        let spec = SessionSpec::from(self.spec());
-        spec.check(file.spec())?;
-        let sequences = file.num_sequences();
-        if let Some(index) = index.filter(|&index| index >= sequences) {
-            return Err(SessionError::NoSequence { index, sequences }.into());
-        }
-        let (saved, rows) = file.read_sequences(|i| index.is_none_or(|index| i == index))?;
+        let file = File::open(path).map_err(io("open the file"))?;
+        let (saved, rows) = sequences::read(file, self.spec(), index)?;
         let Placed { seqs, targets } = self.plan_load(|spec, state, journal| place(spec, state, journal, &saved))?;
         drop(saved);
         let loading = Loading(self);
         loading.0.drain(memory)?;
-        let mut writer = Writer { targets: &targets, row_len: spec.row_len, slots: Vec::new(), rows: Vec::new() };
+        let row_len = loading.0.spec().bytes_per_token();
+        let mut writer = Writer { targets: &targets, row_len, slots: Vec::new(), rows: Vec::new() };
         rows.read(|first, bytes| writer.write(memory, first as u64, bytes))?;
         loading.0.commit_load();
         Ok(seqs)

@@ -1,17 +1,19 @@
 //! Sessions: sequences with their rows, written to a file and read again.
 //!
-//! `header` is the text before a file's data, `contents` and `spec` what it says; `write` and `read` move bytes. None
-//! of them knows a manager's state: that is what `save`, `load` and `place` are for.
+//! ```text
+//! save, load (with place)    a manager's state <-> saved sequences
+//! sequences                  saved sequences   <-> tensors
+//! cache                      the specification <-> metadata
+//! file                       metadata, tensors <-> a safetensors file with a digest
+//! ```
 
-pub(crate) mod contents;
+pub(crate) mod cache;
 pub(crate) mod error;
-pub(crate) mod header;
+pub(crate) mod file;
 pub(crate) mod load;
 mod place;
-pub(crate) mod read;
 mod save;
-pub(crate) mod spec;
-pub(crate) mod write;
+mod sequences;
 
 #[cfg(test)]
 mod tests;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::contents::SavedSequence;
 use super::error::SessionError;
+use super::sequences::SavedSequence;
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::positions::Positions;

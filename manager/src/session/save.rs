@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::contents::SavedSequence;
-use super::write::{Session, write};
+use super::sequences::{self, SavedSequence};
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
@@ -65,9 +64,9 @@ impl Manager {
         let page_size = self.spec().page_size();
         let mut rows = Rows::default();
         let saved = |sequence| rows.save(&self.state, sequence, page_size);
-        let sequences = sequences.into_iter().map(saved).collect();
-        let session = Session { spec: self.spec().into(), sequences, num_rows: rows.slots.len() };
-        write(path, &session, |range, bytes| memory.read_rows(&rows.slots[range], bytes).map_err(Error::memory))
+        let sequences: Vec<_> = sequences.into_iter().map(saved).collect();
+        let read_rows = |range, bytes: &mut [u8]| memory.read_rows(&rows.slots[range], bytes).map_err(Error::memory);
+        sequences::write(path, self.spec(), &sequences, rows.slots.len(), read_rows)
     }
 }
 

@@ -1,0 +1,115 @@
+//! What a session says of the cache that its rows are of, and what the cache that loads it must have in common with it.
+//! Slots, layout and mode may differ.
+
+use std::collections::BTreeMap;
+
+use kvcache_kernels::{Rope, RopeStyle};
+
+use super::error::SessionError;
+use super::file::{Reader, clip};
+use crate::spec::{CacheSpec, KeyForm};
+
+fn dimensions(spec: &CacheSpec) -> [(&'static str, usize); 3] {
+    let geometry = spec.geometry();
+    [("num_layer", geometry.num_layer), ("num_heads", geometry.num_heads), ("head_dim", geometry.head_dim)]
+}
+
+/// 0 without quantization.
+fn quantization(spec: &CacheSpec) -> [(&'static str, usize); 2] {
+    let (bit, group) = spec.quant().map_or((0, 0), |(bit, group, _)| (bit.element().bits(), group));
+    [("quant_bit", bit), ("quant_group", group)]
+}
+
+fn scale_type(spec: &CacheSpec) -> Option<&'static str> {
+    spec.quant().map(|(_, _, scale_type)| scale_type.name())
+}
+
+fn key_form(spec: &CacheSpec) -> &'static str {
+    match spec.key_form() {
+        KeyForm::Roped => "roped",
+        KeyForm::Raw => "raw",
+    }
+}
+
+fn rope_style(rope: &Rope) -> &'static str {
+    match rope.style() {
+        RopeStyle::Neox => "neox",
+        RopeStyle::Gptj => "gptj",
+    }
+}
+
+/// Decimal numbers as short as they can be to be read back exactly: equal texts are equal bits.
+fn frequencies(rope: &Rope) -> String {
+    rope.frequencies().map(|frequency| format!("{frequency:?}")).collect::<Vec<_>>().join(",")
+}
+
+/// The metadata of a cache.
+pub(crate) fn metadata(spec: &CacheSpec) -> BTreeMap<&'static str, String> {
+    let mut metadata = BTreeMap::from([
+        ("cache_type", spec.cache_type().name().to_owned()),
+        ("key_form", key_form(spec).to_owned()),
+        ("fingerprint", spec.fingerprint().to_owned()),
+    ]);
+    let numbers = dimensions(spec).into_iter().chain(quantization(spec));
+    metadata.extend(numbers.map(|(key, number)| (key, number.to_string())));
+    metadata.extend(scale_type(spec).map(|scale_type| ("scale_type", scale_type.to_owned())));
+    if let Some(rope) = spec.rope() {
+        metadata.insert("rope_style", rope_style(rope).to_owned());
+        metadata.insert("rope_n_rot", rope.n_rot().to_string());
+        metadata.insert("rope_frequencies", frequencies(rope));
+    }
+    metadata
+}
+
+/// Checks that a file's rows are such as the cache of this specification has.
+pub(crate) fn check<R>(spec: &CacheSpec, file: &Reader<R>) -> Result<(), SessionError> {
+    let text = |key| file.get(key).ok_or_else(|| file.unexpected(key, "a text"));
+    let number = |key| text(key)?.parse().map_err(|_| file.unexpected(key, "a number"));
+    for (name, expected) in dimensions(spec) {
+        let got = number(name)?;
+        if got != expected {
+            return Err(SessionError::Dimensions { name, expected, got });
+        }
+    }
+    check_type("cache", spec.cache_type().name(), text("cache_type")?)?;
+    for (attribute, expected) in quantization(spec) {
+        let got = number(attribute)?;
+        if got != expected {
+            return Err(SessionError::Quantization { attribute, expected, got });
+        }
+    }
+    check_type("scale", scale_type(spec).unwrap_or("none"), file.get("scale_type").unwrap_or("none"))?;
+    let (expected, got) = (key_form(spec), text("key_form")?);
+    if got != expected {
+        return Err(SessionError::KeyForm { expected: expected.to_owned(), got: clip(got) });
+    }
+    let style = file.get("rope_style").unwrap_or("none");
+    check_rope("the style", spec.rope().map_or("none", rope_style), style)?;
+    if let Some(rope) = spec.rope() {
+        check_rope("n_rot", &rope.n_rot().to_string(), text("rope_n_rot")?)?;
+        let (expected, got) = (frequencies(rope), text("rope_frequencies")?);
+        for (i, (expected, got)) in expected.split(',').zip(got.split(',')).enumerate() {
+            check_rope(&format!("frequency {i}"), expected, got)?;
+        }
+        check_rope("the list of frequencies", &expected, got)?;
+    }
+    let (expected, got) = (spec.fingerprint(), text("fingerprint")?);
+    if got != expected {
+        return Err(SessionError::Fingerprint { expected: clip(expected), got: clip(got) });
+    }
+    Ok(())
+}
+
+fn check_type(tensor: &'static str, expected: &str, got: &str) -> Result<(), SessionError> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(SessionError::Types { tensor, expected: expected.to_owned(), got: clip(got) })
+}
+
+fn check_rope(name: &str, expected: &str, got: &str) -> Result<(), SessionError> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(SessionError::Rope { name: name.to_owned(), expected: clip(expected), got: clip(got) })
+}
