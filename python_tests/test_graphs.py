@@ -1,4 +1,4 @@
-"""The node in graphs of every kind, on every optimization level: what surrounds it changes no bit of what it does."""
+"""The node in graphs of every kind, on every optimization level, and the shapes that its session infers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from kvcache_ops import step_indices
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from kvcache_ops import CACHE_LAYOUTS, step_indices
+from onnx import TensorProto, numpy_helper, parser
 from onnx.compose import add_prefix
 
-from compare import assert_same_arrays, assert_same_bits
+from compare import Arrays, assert_same_arrays, assert_same_bits
 from graph import IR_VERSION, OPSET
-from kvcache import DOMAIN, LAYOUT_AXES, create_session
+from kvcache import DOMAIN, create_session
 from one_node import (
     FLOAT,
-    HALF,
     INPUTS,
     STATIC_DOMAINS,
     STATIC_INPUTS,
@@ -34,39 +33,35 @@ from one_node import (
     types_for,
 )
 
+pytestmark = pytest.mark.runtime
+
 SIZES = dict(quant_bit=8, num_layers=2, cache_mode=1, page_size=3)
 STORED = node("float16", "int8", "float16", layer_idx=1, num_repeat=2, **SIZES)
-LEVELS = [
-    onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-]
-INPUT_TYPES = STORED.types()
-KEY_AND_VALUE = ("key", "value")
-
-pytestmark = pytest.mark.runtime
+LEVELS = ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"]
+# The node and its inputs in ONNX text.
+ATTRIBUTES = ", ".join(f"{name} = {value}" for name, value in STORED.attributes.items())
+NODE = f"key, value = {DOMAIN}.KeyValueCache <{ATTRIBUTES}> ({', '.join(INPUTS)})"
+TYPES = {TensorProto.FLOAT16: "float16", TensorProto.INT8: "int8", TensorProto.INT64: "int64"}
+DECLARED = {name: f"{TYPES[element_type]}[] {name}" for name, element_type in STORED.types().items()}
+OUTPUTS = "float16[] key, float16[] value"
 
 
 class Example:
-    """A call of three sequences and what the node makes of it by itself, which the kit compares with the oracle."""
+    """A call of three sequences and what the node makes of it by itself, which the kit compares with the reference."""
 
     def __init__(self) -> None:
         self.inputs, self.before = one_call(STORED, [5, 1, 2])
         self.expected = copy_of(self.before)
         self.outputs = STORED.run(self.inputs, self.expected)
 
-    def check(
-        self, session: onnxruntime.InferenceSession, extra: dict[str, np.ndarray] | None = None
-    ) -> list[np.ndarray]:
-        """Runs the session, whose first outputs are key and value, on a copy of the memory: all of its outputs."""
+    def check(self, session: onnxruntime.InferenceSession, *, times: int | None = None, **more: np.ndarray) -> None:
+        """Runs the session on a copy of the memory; its outputs are key and value, or `times` of each in one."""
         memory = copy_of(self.before)
         fed = {value.name for value in session.get_inputs()}
-        feeds = {name: x for name, x in (self.inputs | arrays_of(memory)).items() if name in fed}
-        outputs = session.run(None, feeds | (extra or {}))
-        for name, got, expected in zip(KEY_AND_VALUE, outputs, self.outputs):
-            assert_same_bits(name, got, expected)
+        feeds = {name: x for name, x in (self.inputs | arrays_of(memory) | more).items() if name in fed}
+        for got, expected in zip(session.run(None, feeds), self.outputs, strict=True):
+            assert_same_bits("output", got, expected if times is None else np.stack([expected] * times))
         assert_same_arrays(arrays_of(memory), arrays_of(self.expected))
-        return outputs
 
 
 @pytest.fixture
@@ -75,41 +70,13 @@ def example() -> Example:
     return Example()
 
 
-def the_node() -> NodeProto:
-    """The node, whose inputs and outputs have the operator's names."""
-    return helper.make_node("KeyValueCache", INPUTS, KEY_AND_VALUE, name="cached", domain=DOMAIN, **STORED.attributes)
-
-
-def value_infos(types: dict[str, int], shape: list | None = None) -> list[ValueInfoProto]:
-    """Declarations of the names, each of its type."""
-    return [helper.make_tensor_value_info(name, element_type, shape) for name, element_type in types.items()]
-
-
-def outputs_named(*names: str) -> list[ValueInfoProto]:
-    """Declarations of outputs of T1."""
-    return value_infos(dict.fromkeys(names, HALF))
-
-
-def model(
-    nodes: list[NodeProto],
-    inputs: list[ValueInfoProto],
-    outputs: list[ValueInfoProto],
-    *,
-    initializers: list[TensorProto] | None = None,
-    functions: list[onnx.FunctionProto] | None = None,
-) -> bytes:
-    """A model of these nodes."""
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers or [])
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("local", 1)]
-    made = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, functions=functions or [])
+def model(inputs: str, outputs: str, nodes: str, functions: str = "", initializers: Arrays | None = None) -> bytes:
+    """A model in ONNX text."""
+    opsets = ", ".join(f'"{domain}": {version}' for domain, version in (("", OPSET), (DOMAIN, 1), ("local", 1)))
+    header = f"<ir_version: {IR_VERSION}, opset_import: [{opsets}]>"
+    made = parser.parse_model(f"{header} graph ({inputs}) => ({outputs}) {{ {nodes} }} {functions}")
+    made.graph.initializer.extend(numpy_helper.from_array(x, name) for name, x in (initializers or {}).items())
     return made.SerializeToString()
-
-
-def session_at(level: onnxruntime.GraphOptimizationLevel, made: bytes) -> onnxruntime.InferenceSession:
-    """A session of the model on that level."""
-    options = quiet_options()
-    options.graph_optimization_level = level
-    return create_session(made, options)
 
 
 @pytest.mark.parametrize("format", ["ONNX", "ORT"])
@@ -123,13 +90,13 @@ def test_a_model_that_the_runtime_saved(example: Example, format: str, tmp_path:
     example.check(create_session(saved.read_bytes(), quiet_options()))
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
-def test_all_read_inputs_as_initializers(example: Example, level: onnxruntime.GraphOptimizationLevel) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_read_inputs_as_initializers(example: Example, level: str) -> None:
     """Constants in all places but the in-out ones: the node is not folded away, and stores each time."""
-    constants = [numpy_helper.from_array(np.asarray(x), name) for name, x in example.inputs.items()]
-    in_out = value_infos({name: INPUT_TYPES[name] for name in ("cache", "scale")})
-    made = model([the_node()], in_out, outputs_named(*KEY_AND_VALUE), initializers=constants)
-    session = session_at(level, made)
+    made = model(f"{DECLARED['cache']}, {DECLARED['scale']}", OUTPUTS, NODE, initializers=example.inputs)
+    options = quiet_options()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    session = create_session(made, options)
     for _ in range(2):
         example.check(session)
 
@@ -137,37 +104,26 @@ def test_all_read_inputs_as_initializers(example: Example, level: onnxruntime.Gr
 def test_the_body_of_a_loop(example: Example) -> None:
     """A node in a body stores in every iteration, into the cache of the graph around it. (A cache that is the state of
     a Scan or Loop may be a copy, which the operator cannot see.)"""
-    scalars = value_infos({"i": TensorProto.INT64, "go_on": TensorProto.BOOL}, [])
-    outputs = value_infos({"still": TensorProto.BOOL}, []) + outputs_named(*KEY_AND_VALUE)
-    nodes = [the_node(), helper.make_node("Identity", ["go_on"], ["still"])]
-    body = helper.make_graph(nodes, "body", scalars, outputs)
-    loop = helper.make_node("Loop", ["count", "condition"], ["keys", "values"], body=body)
-    inputs = value_infos(INPUT_TYPES) + value_infos({"count": TensorProto.INT64, "condition": TensorProto.BOOL}, [])
-    session = create_session(model([loop], inputs, outputs_named("keys", "values")), quiet_options())
-    memory = copy_of(example.before)
-    feeds = {"count": np.array(3), "condition": np.array(True)}
-    got = session.run(None, example.inputs | arrays_of(memory) | feeds)
-    for name, array, expected in zip(KEY_AND_VALUE, got, example.outputs):
-        assert_same_bits(name, array, np.stack([expected] * 3))
-    assert_same_arrays(arrays_of(memory), arrays_of(example.expected))
+    body = f"body (int64 i, bool go_on) => (bool still, {OUTPUTS}) {{ {NODE} still = Identity (go_on) }}"
+    inputs = ", ".join([*DECLARED.values(), "int64 count, bool condition"])
+    loop = f"keys, values = Loop <body = {body}> (count, condition)"
+    session = create_session(model(inputs, "float16[] keys, float16[] values", loop), quiet_options())
+    example.check(session, times=3, count=np.array(3), condition=np.array(True))
 
 
 def test_a_function_of_the_model(example: Example) -> None:
     """A node in a function that the model defines."""
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
-    function = helper.make_function("local", "Cached", INPUTS, KEY_AND_VALUE, [the_node()], opsets)
-    call = helper.make_node("Cached", INPUTS, KEY_AND_VALUE, domain="local")
-    made = model([call], value_infos(INPUT_TYPES), outputs_named(*KEY_AND_VALUE), functions=[function])
-    example.check(create_session(made, quiet_options()))
-
-
-# Of a float32 node of static batching.
-STATIC_TYPES = dict(current_key=FLOAT, current_value=FLOAT, start_pos=TensorProto.INT64, cache=FLOAT)
+    names = ", ".join(INPUTS)
+    opsets = f'opset_import: ["": {OPSET}, "{DOMAIN}": 1]'
+    function = f'<domain: "local", {opsets}> Cached ({names}) => (key, value) {{ {NODE} }}'
+    call = f"key, value = local.Cached ({names})"
+    example.check(create_session(model(", ".join(DECLARED.values()), OUTPUTS, call, function), quiet_options()))
 
 
 def test_both_operators_are_in_one_graph() -> None:
     """One name in four domains: each node is what its domain says."""
-    both = onnx.load_from_string(node_model(STATIC_TYPES, {}, domain="opmx"))
+    types = dict(current_key=FLOAT, current_value=FLOAT, start_pos=TensorProto.INT64, cache=FLOAT)
+    both = onnx.load_from_string(node_model(types, {}, domain="opmx"))
     dynamic = add_prefix(onnx.load_from_string(node_model(node_types(FLOAT, FLOAT), {})), "dynamic/")
     for field in ("node", "input", "output"):
         getattr(both.graph, field).extend(getattr(dynamic.graph, field))
@@ -189,43 +145,38 @@ INDEX_SHAPES = dict(seqstarts=["batch_and_end"], kvstarts=["batch_and_end"], cac
 INDEX_SHAPES |= dict(max_seqlen=[], max_kvlen=[])
 
 
-def inferred(stored: Node, shapes: dict[str, list]) -> dict[str, list]:
-    """The shapes of the outputs of a model that declares these, as its session tells them."""
-    return shapes_of(node_model(stored.types(), stored.attributes, shapes=shapes))
+def shapes_of(model: bytes) -> list[list]:
+    """The shapes of a model's outputs, as its session tells them."""
+    return [output.shape for output in create_session(model, quiet_options()).get_outputs()]
 
 
-def shapes_of(model: bytes) -> dict[str, list]:
-    """Those of a model's outputs."""
-    return {output.name: output.shape for output in create_session(model, quiet_options()).get_outputs()}
-
-
-def current(*shape: object) -> dict[str, list]:
-    """The declared shapes of both current tensors, beside those of the indices."""
-    return INDEX_SHAPES | {"current_key": list(shape), "current_value": list(shape)}
+def inferred(stored: Node, current: list | None, **shapes: list) -> list:
+    """The shape of key and value where these shapes are declared, and with `current` the indices' too."""
+    if current is not None:
+        shapes |= INDEX_SHAPES | dict(current_key=current, current_value=current)
+    key, value = shapes_of(node_model(stored.types(), stored.attributes, shapes=shapes))
+    assert key == value
+    return key
 
 
 @pytest.mark.parametrize("num_repeat", [1, 4])
 def test_known_sizes_are_known(num_repeat: int) -> None:
     """Heads are H * num_repeat; the number of tokens has a name of its own, the same in key and in value."""
-    shapes = inferred(node(num_repeat=num_repeat), current("tokens", 3, 16))
-    assert shapes["key"][1:] == [3 * num_repeat, 16] and shapes["value"] == shapes["key"]
-    assert isinstance(shapes["key"][0], str) and shapes["key"][0] not in ("", "tokens")
-    heads, head_dim = inferred(node(num_repeat=num_repeat), current("tokens", "heads", "head_dim"))["key"][1:]
+    tokens, *rest = inferred(node(num_repeat=num_repeat), ["tokens", 3, 16])
+    assert rest == [3 * num_repeat, 16] and isinstance(tokens, str) and tokens not in ("", "tokens")
+    _, heads, head_dim = inferred(node(num_repeat=num_repeat), ["tokens", "heads", "head_dim"])
     assert (heads == "heads") == (num_repeat == 1) and head_dim == "head_dim", "names pass through"
 
 
-@pytest.mark.parametrize("cache_layout", range(len(LAYOUT_AXES)))
+@pytest.mark.parametrize("cache_layout", range(len(CACHE_LAYOUTS)))
 def test_the_cache_tells_heads_and_their_size(cache_layout: int) -> None:
     """Alone, where the current tensors are declared without a shape; full declarations of every input agree."""
     sizes = {"MaxT": "slots", "L": 1, "2": 2, "H": 5, "Dh": "head_dim"}
-    stored = node(num_repeat=3, cache_layout=cache_layout)
-    shapes = inferred(stored, {"cache": [sizes[axis] for axis in LAYOUT_AXES[cache_layout]]})
-    assert shapes["key"][1:] == [15, "head_dim"] and shapes["value"] == shapes["key"]
+    cache = [sizes[axis] for axis in CACHE_LAYOUTS[cache_layout]]
+    assert inferred(node(num_repeat=3, cache_layout=cache_layout), None, cache=cache)[1:] == [15, "head_dim"]
+    cache = [{5: 3, "head_dim": 16}.get(size, size) for size in cache]
     stored = node("float16", "int8", "float32", quant_bit=8, num_repeat=2, cache_layout=cache_layout)
-    sizes |= {"H": 3, "Dh": 16}
-    cache = [sizes[axis] for axis in LAYOUT_AXES[cache_layout]]
-    shapes = inferred(stored, current("tokens", 3, 16) | {"cache": cache, "scale": [*cache[:4], 2]})
-    assert shapes["key"][1:] == [6, 16]
+    assert inferred(stored, ["tokens", 3, 16], cache=cache, scale=[*cache[:4], 2])[1:] == [6, 16]
 
 
 @pytest.mark.parametrize("domain", STATIC_DOMAINS)
@@ -233,7 +184,7 @@ def test_static_batching(domain: str) -> None:
     """Names of dimensions pass through, heads are repeated, and the length of the outputs has a name of its own."""
     shapes = dict(current_key=["batch", "tokens", 2, 8], cache=["max_b", 1, 2, "max_s", 2, 8])
     types = {name: TensorProto.INT64 if name == "start_pos" else FLOAT for name in STATIC_INPUTS[:4]}
-    for batch, length, *rest in shapes_of(node_model(types, dict(num_repeat=4), domain=domain, shapes=shapes)).values():
+    for batch, length, *rest in shapes_of(node_model(types, dict(num_repeat=4), domain=domain, shapes=shapes)):
         assert (batch, rest) == ("batch", [8, 8]) and length not in ("tokens", "max_s")
 
 
@@ -243,5 +194,5 @@ def test_attention(operator: str) -> None:
     attributes = dict(num_heads=4, head_dim=8, num_kv_heads=2)
     for query in (["tokens", "heads", "head_dim"], [5, 4, 8], None):
         model = node_model(types_for(operator), attributes, operator=operator, shapes={"query": query})
-        [[tokens, *rest]] = shapes_of(model).values()
+        [[tokens, *rest]] = shapes_of(model)
         assert rest == [4, 8] and (tokens == query[0] if query else isinstance(tokens, str) and tokens)
