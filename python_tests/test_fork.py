@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +17,6 @@ from kvcache_ops.manager import Append, HostMemory, Manager, Rope
 from compare import assert_same_bits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-
-SECONDS = 60
-"""How long a child may take for a call: far more than it needs."""
 
 
 def rows() -> np.ndarray:
@@ -44,26 +40,14 @@ def update() -> np.ndarray:
     return cache
 
 
-def wait_for(pid: int, seconds: float) -> int:
-    """The exit code of a child; one that has not ended in time is killed."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    pytest.fail(f"the child has not ended after {seconds} s")
-
-
 def call_in_a_fork(call: Callable[[], np.ndarray], path: Path, generations: int = 1) -> None:
     """Saves the call's result, and the number of threads after it, from a child; and from its child, and so on."""
     pid = os.fork()
     if pid:
-        assert wait_for(pid, SECONDS * generations) == 0
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         return
     code = 1
+    signal.alarm(60 * generations)  # far more than it needs
     try:
         np.savez(path / f"{generations}.npz", result=call(), threads=len(os.listdir("/proc/self/task")))
         if generations > 1:

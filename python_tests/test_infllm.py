@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from typing import Any
 
@@ -53,7 +52,7 @@ class Model:
         empty = [np.zeros((0, heads, DIM), np.float32) for heads in (HEADS * REPEAT, HEADS, HEADS)]
         self.rows = [list(empty) for _ in range(LAYERS)]
 
-    def run(self, step: InfLlmStep, *, raw: bool = False) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def run(self, step: InfLlmStep) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """By layer: new queries, and the keys and values that attention sees, as the operator gives them."""
         n, outputs = int(step.max_seqlen), []
         assert step.positions.shape == (n,)
@@ -61,8 +60,6 @@ class Model:
             new = [self.rng.standard_normal((n, *x.shape[1:])).astype(np.float32) for x in rows]
             self.rows[layer] = [np.concatenate(pair) for pair in zip(rows, new, strict=True)]
             query, key, value = new
-            if not raw:
-                query, key = rotated(query, step.positions), rotated(key, step.positions)
             index = [step.seqstarts, step.kvstarts, step.cachestarts(layer), step.start_pos]
             sizes = [step.max_seqlen, step.max_kvlen]
             arrays = [self.memory.cache, self.memory.scale]
@@ -71,11 +68,9 @@ class Model:
         return outputs
 
 
-def attend(query: np.ndarray, key: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    """The probabilities of queries over keys, (heads, queries, keys), where they are visible."""
-    key = np.repeat(key, query.shape[1] // key.shape[1], axis=1)
-    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(DIM)
-    return softmax(np.where(visible, scores, -np.inf))
+def scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """The products of queries and keys, (heads, queries, keys)."""
+    return np.einsum("qhd,khd->hqk", query, np.repeat(key, REPEAT, axis=1)) / np.sqrt(DIM)
 
 
 def paged(**more: Any) -> CacheSpec:
@@ -104,7 +99,7 @@ def test_far_constant_is_the_authors(eviction: str, max_cached: int) -> None:
             assert infllm.loads == step.loads <= missing
             assert max_cached > 3 or step.loads == missing
             queries = []
-            for layer, (query, key, value) in enumerate(model.run(step, raw=True)):
+            for layer, (query, key, value) in enumerate(model.run(step)):
                 rest = [*range(init + blocks * 4, token + 1)]
                 tokens = [*range(init), *(4 + 4 * b + i for b in wanted[layer] for i in range(4)), *rest]
                 _, all_keys, all_values = model.rows[layer]
@@ -114,10 +109,9 @@ def test_far_constant_is_the_authors(eviction: str, max_cached: int) -> None:
                 near = np.array([token - i < SIZES["local"] for i in tokens])
                 local = rotated(query, [token]), rotated(all_keys[tokens], tokens)
                 far = rotated(query, [SIZES["local"] - 1]), all_keys[tokens]
-                scores = [np.einsum("qhd,khd->hqk", q, np.repeat(k, REPEAT, axis=1)) for q, k in (local, far)]
-                expected = softmax(np.where(near, *scores) / np.sqrt(DIM))
-                positions = step.key_positions(layer)
-                probabilities = attend(rotated(query, step.positions), rotated(key, positions), np.bool_(True))
+                expected = softmax(np.where(near, scores(*local), scores(*far)))
+                keys = rotated(key, step.key_positions(layer))
+                probabilities = softmax(scores(rotated(query, step.positions), keys))
                 np.testing.assert_allclose(probabilities, expected, atol=1e-5)
                 infllm.observe(layer, probabilities.sum(1).astype(np.float32))
                 queries.append(query)
@@ -181,5 +175,3 @@ def test_steps_end_as_those_of_a_manager() -> None:
         pickle.dumps(infllm)
     infllm.free(s)
     infllm.check()
-    for kind in (InfLlm, InfLlmStep):
-        assert all(inspect.getdoc(getattr(kind, name)) for name in dir(kind) if not name.startswith("_"))
