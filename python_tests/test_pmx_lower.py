@@ -116,13 +116,7 @@ DYNAMIC = "opmx.dynamic_batching"
         ("SiLU", {"x": X, "y": X, "z": X}, {}, "opmx", "3 inputs, expected at most 2"),
         ("RMSNorm", {"x": X, "w": W[0]}, {"axis": 1.5}, "opmx", "attribute axis is FLOAT, expected an integer"),
         ("MoeSelect", {"x": X, "s": X}, {"num_experts_per_token": 1}, "opmx", "attribute num_experts is missing"),
-        (
-            "MoeSelect",
-            {"x": X, "s": X},
-            {"num_experts": 4, "num_experts_per_token": 5},
-            "opmx",
-            "num_experts_per_token 5, expected 1 to num_experts 4",
-        ),
+        ("MoeSelect", {"x": X, "s": X}, {"num_experts": 4, "num_experts_per_token": 5}, "opmx", "5, expected 1 to"),
         ("Linear", {"x": X, "w": W}, {"bias_term": 1}, "opmx", "bias_term 1, but the bias is missing"),
         ("RMSNorm", {"x": X, "": W[0]}, {}, "opmx", "input W is missing"),
         ("RotaryPositionEmbedding", TURNED, {"scaling_type": "yarn"}, DYNAMIC, "scaling_type 'yarn' is not known"),
@@ -137,6 +131,13 @@ def test_refusals(op_type: str, inputs: dict, attributes: dict, domain: str, wor
     with refused("unsupported", words) as refusal:
         lower(node_model(op_type, inputs, attributes, ["y"], domain=domain, weights=weights))
     assert f"{domain}::{op_type} '/it'" in str(refusal.value)
+
+
+@pytest.mark.parametrize(("op_type", "words"), [("SiLU", "2 outputs"), ("RMSNorm", "with skip_term 0")])
+def test_more_outputs_than_there_are(op_type: str, words: str) -> None:
+    """And a sum that the node says not to have."""
+    with refused("unsupported", words):
+        lower(node_model(op_type, {"x": X, "w": W[0]}, {}, ["a", "b"]))
 
 
 def test_static_batching() -> None:
@@ -160,13 +161,6 @@ def test_operators_in_functions() -> None:
     )
     with pytest.raises(KvCacheError, match="opmx::SiLU '/inner': it is in the function local::Outer"):
         lower(model)
-
-
-def test_more_outputs_than_there_are() -> None:
-    """And a sum that the node says not to have."""
-    for op_type, outputs, words in [("SiLU", ["a", "b"], "2 outputs"), ("RMSNorm", ["a", "b"], "with skip_term 0")]:
-        with pytest.raises(KvCacheError, match=words):
-            lower(node_model(op_type, {"x": X, "w": W[0]}, {}, outputs))
 
 
 @pytest.mark.parametrize("attention", ["native", "onnx"])
