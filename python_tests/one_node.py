@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from kvcache_ops import Cache, CacheSpec, _native, step_indices
@@ -35,6 +35,8 @@ OPERATORS = {
 }
 INPUTS, PACKED_INPUTS, FUSED_INPUTS = (inputs for inputs, _ in OPERATORS.values())
 FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
+# As ONNX text has them.
+TEXT_TYPES = {FLOAT: "float", HALF: "float16", INT8: "int8", INT4: "int4", TensorProto.INT64: "int64"}
 ROWS = ("query", "key", "value", "current_key", "current_value")
 
 
@@ -81,6 +83,17 @@ def node_model(
     graph = helper.make_graph([node], "node", inputs, outputs, list(initializers))
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
     return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
+
+
+def text_model(
+    inputs: str, outputs: str, nodes: str, functions: str = "", initializers: Arrays | None = None, domain: str = DOMAIN
+) -> bytes:
+    """A model in ONNX text, but for its initializers."""
+    opsets = ", ".join(f'"{name}": {version}' for name, version in (("", OPSET), (domain, 1), ("local", 1)))
+    header = f"<ir_version: {IR_VERSION}, opset_import: [{opsets}]>"
+    made = onnx.parser.parse_model(f"{header} graph ({inputs}) => ({outputs}) {{ {nodes} }} {functions}")
+    made.graph.initializer.extend(numpy_helper.from_array(x, name) for name, x in (initializers or {}).items())
+    return made.SerializeToString()
 
 
 def with_mass(model: bytes) -> bytes:

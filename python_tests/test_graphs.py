@@ -9,17 +9,18 @@ import onnx
 import onnxruntime
 import pytest
 from kvcache_ops import CACHE_LAYOUTS, step_indices
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto
 from onnx.compose import add_prefix
 
-from compare import Arrays, assert_same_arrays, assert_same_bits
-from graph import IR_VERSION, OPSET
+from compare import assert_same_arrays, assert_same_bits
+from graph import OPSET
 from kvcache import DOMAIN, create_session
 from one_node import (
     FLOAT,
     INPUTS,
     STATIC_DOMAINS,
     STATIC_INPUTS,
+    TEXT_TYPES,
     Node,
     arrays_of,
     copy_of,
@@ -30,6 +31,7 @@ from one_node import (
     quiet_options,
     run_node,
     session_of,
+    text_model,
     types_for,
 )
 
@@ -41,8 +43,7 @@ LEVELS = ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"]
 # The node and its inputs in ONNX text.
 ATTRIBUTES = ", ".join(f"{name} = {value}" for name, value in STORED.attributes.items())
 NODE = f"key, value = {DOMAIN}.KeyValueCache <{ATTRIBUTES}> ({', '.join(INPUTS)})"
-TYPES = {TensorProto.FLOAT16: "float16", TensorProto.INT8: "int8", TensorProto.INT64: "int64"}
-DECLARED = {name: f"{TYPES[element_type]}[] {name}" for name, element_type in STORED.types().items()}
+DECLARED = {name: f"{TEXT_TYPES[element_type]}[] {name}" for name, element_type in STORED.types().items()}
 OUTPUTS = "float16[] key, float16[] value"
 
 
@@ -70,15 +71,6 @@ def example() -> Example:
     return Example()
 
 
-def model(inputs: str, outputs: str, nodes: str, functions: str = "", initializers: Arrays | None = None) -> bytes:
-    """A model in ONNX text."""
-    opsets = ", ".join(f'"{domain}": {version}' for domain, version in (("", OPSET), (DOMAIN, 1), ("local", 1)))
-    header = f"<ir_version: {IR_VERSION}, opset_import: [{opsets}]>"
-    made = parser.parse_model(f"{header} graph ({inputs}) => ({outputs}) {{ {nodes} }} {functions}")
-    made.graph.initializer.extend(numpy_helper.from_array(x, name) for name, x in (initializers or {}).items())
-    return made.SerializeToString()
-
-
 @pytest.mark.parametrize("format", ["ONNX", "ORT"])
 def test_a_model_that_the_runtime_saved(example: Example, format: str, tmp_path: Path) -> None:
     """An optimized model, saved in either format, loads and works."""
@@ -93,7 +85,7 @@ def test_a_model_that_the_runtime_saved(example: Example, format: str, tmp_path:
 @pytest.mark.parametrize("level", LEVELS)
 def test_all_read_inputs_as_initializers(example: Example, level: str) -> None:
     """Constants in all places but the in-out ones: the node is not folded away, and stores each time."""
-    made = model(f"{DECLARED['cache']}, {DECLARED['scale']}", OUTPUTS, NODE, initializers=example.inputs)
+    made = text_model(f"{DECLARED['cache']}, {DECLARED['scale']}", OUTPUTS, NODE, initializers=example.inputs)
     options = quiet_options()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     session = create_session(made, options)
@@ -107,7 +99,7 @@ def test_the_body_of_a_loop(example: Example) -> None:
     body = f"body (int64 i, bool go_on) => (bool still, {OUTPUTS}) {{ {NODE} still = Identity (go_on) }}"
     inputs = ", ".join([*DECLARED.values(), "int64 count, bool condition"])
     loop = f"keys, values = Loop <body = {body}> (count, condition)"
-    session = create_session(model(inputs, "float16[] keys, float16[] values", loop), quiet_options())
+    session = create_session(text_model(inputs, "float16[] keys, float16[] values", loop), quiet_options())
     example.check(session, times=3, count=np.array(3), condition=np.array(True))
 
 
@@ -117,7 +109,7 @@ def test_a_function_of_the_model(example: Example) -> None:
     opsets = f'opset_import: ["": {OPSET}, "{DOMAIN}": 1]'
     function = f'<domain: "local", {opsets}> Cached ({names}) => (key, value) {{ {NODE} }}'
     call = f"key, value = local.Cached ({names})"
-    example.check(create_session(model(", ".join(DECLARED.values()), OUTPUTS, call, function), quiet_options()))
+    example.check(create_session(text_model(", ".join(DECLARED.values()), OUTPUTS, call, function), quiet_options()))
 
 
 def test_both_operators_are_in_one_graph() -> None:

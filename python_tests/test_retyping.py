@@ -12,14 +12,11 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from kvcache_ops import Cache
-from onnx import helper
 
 from compare import Arrays, assert_same_arrays, assert_same_bits
-from graph import Graph
 from kvcache import DOMAIN, create_session
 from one_node import (
     DOMAINS,
@@ -29,6 +26,7 @@ from one_node import (
     PACKED_INPUTS,
     ROWS,
     RUNTIME,
+    TEXT_TYPES,
     Node,
     arrays_of,
     copy_of,
@@ -39,6 +37,7 @@ from one_node import (
     random_values,
     run_node,
     session_of,
+    text_model,
 )
 
 pytestmark = pytest.mark.runtime
@@ -80,75 +79,56 @@ def among(
     output: bool = False,
     domain: str = DOMAIN,
     unit: bool = False,
+    branch: bool = False,
 ) -> bytes:
-    """The node with an operator before each of its rows and one behind its first output.
+    """The node with an operator before each of its rows and one behind each output, or in the branch of an If.
 
     Remedies: one of its rows is reshaped, or its first output is the graph's. The neighbors of a float32 node are
     float16, too.
     """
-    casts = node.spec.dtype == "float32"
-    names, results = OPERATORS[operator or node.operator]
-    types = node.types(operator=operator)
-    graph = Graph()
-    inputs = []
-    for name in names:
-        if name not in types:
-            continue
-        row = graph.input(name, types[name])
-        if name in ROWS:
-            row = neighbor(graph, before, graph.node("Cast", row, to=HALF) if casts else row, unit)
-            row = graph.node("Cast", row, to=FLOAT) if casts else row
-            if name == reshaped:
-                row = graph.node("Reshape", row, graph.int64(0, 0, node.spec.head_dim))
-        inputs.append(row)
+    operator, casts, lines = operator or node.operator, node.spec.dtype == "float32", []
+    types, results = node.types(operator=operator), OPERATORS[operator][1]
+    constants = {name: x.astype(np.float16) for name, x in (UNITS if unit else OPERANDS).items()}
+    constants["shape"] = np.array([0, 0, node.spec.head_dim])
+
+    def neighbor(name: str, op: str, *, back: bool) -> str:
+        """A float16 node of the operator; `back` to the node's own type."""
+        equation = '<equation = "thd,de->the">' if op == "Einsum" else ""
+        if casts:
+            lines.append(f"{name}_half = Cast <to = {HALF}> ({name})")
+        lines.append(f"{name}_near = {op} {equation} ({name}{'_half' if casts else ''}, {op})")
+        if casts and back:
+            lines.append(f"{name}_single = Cast <to = {FLOAT}> ({name}_near)")
+        return f"{name}_{'single' if casts and back else 'near'}"
+
+    inputs = {name: neighbor(name, before, back=True) if name in ROWS else name for name in types}
+    if reshaped:
+        lines.append(f"reshaped = Reshape ({inputs[reshaped]}, shape)")
+        inputs[reshaped] = "reshaped"
     attributes = node.heads if operator == "MultiHeadAttention" else node.attributes
-    made = graph.nodes(operator or node.operator, len(results), *inputs, domain=domain, **attributes)
-    for name, result in zip(results, made):
-        result = graph.node("Cast", result, to=HALF) if casts else result
-        graph.output(f"behind_{name}", neighbor(graph, behind, result, unit), HALF)
-    if output:
-        graph.output(results[0], made[0], FLOAT if casts else HALF)
-    return graph.serialize(domain)
-
-
-def neighbor(graph: Graph, operator: str, x: str, unit: bool) -> str:
-    """A float16 node of the operator."""
-    attributes = {"equation": "thd,de->the"} if operator == "Einsum" else {}
-    operand = (UNITS if unit else OPERANDS)[operator].astype(np.float16)
-    return graph.node(operator, x, graph.constant(operand), **attributes)
+    written = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    lines.append(f"{', '.join(results)} = {domain}.{operator} <{written}> ({', '.join(inputs.values())})")
+    outputs = [f"float16[] {neighbor(name, behind, back=False)}" for name in results]
+    outputs += [f"{TEXT_TYPES[types[next(iter(types))]]}[] {results[0]}"] if output else []
+    declared = ", ".join(f"{TEXT_TYPES[type_]}[] {name}" for name, type_ in types.items())
+    nodes, given = "\n".join(lines), ", ".join(outputs)
+    if branch:  # which is taken; nothing folds the condition, and the other branch gives something of the same types
+        names = [value.split()[1] for value in outputs]
+        other = [f"{value}_else" for value in outputs]
+        to = [HALF if value.startswith("float16") else FLOAT for value in outputs]
+        casts_only = "\n".join(f"{name}_else = Cast <to = {t}> (seqstarts)" for name, t in zip(names, to))
+        branches = f"then_branch = then () => ({given}) {{ {nodes} }}, "
+        branches += f"else_branch = other () => ({', '.join(other)}) {{ {casts_only} }}"
+        given = ", ".join(f"{value}_if" for value in outputs)
+        chosen = ", ".join(f"{name}_if" for name in names)
+        nodes = f"condition = Equal (max_seqlen, max_seqlen)\n{chosen} = If <{branches}> (condition)"
+    return text_model(declared, given, nodes, initializers=constants, domain=domain)
 
 
 def through(operator: str, x: np.ndarray) -> np.ndarray:
     """What a neighbor makes of the array."""
     wide = x.astype(np.float32)
     return (wide + ADDEND if operator == "Add" else wide * FACTOR).astype(np.float16).astype(x.dtype)
-
-
-def in_a_branch(model: bytes) -> bytes:
-    """The same nodes in the branch of an If that is taken; the other one gives something else of the same types."""
-    made = onnx.load_from_string(model)
-    nodes, outputs = list(made.graph.node), list(made.graph.output)
-    types = [output.type.tensor_type.elem_type for output in outputs]
-    others = [helper.make_tensor_value_info(f"other_{i}", t, None) for i, t in enumerate(types)]
-    casts = [helper.make_node("Cast", ["current_key"], [f"other_{i}"], to=t) for i, t in enumerate(types)]
-    branches = dict(
-        then_branch=helper.make_graph(nodes, "then", [], outputs),
-        else_branch=helper.make_graph(casts, "else", [], others),
-    )
-    chosen = [helper.make_tensor_value_info(f"chosen_{i}", t, None) for i, t in enumerate(types)]
-    for field, values in (
-        (
-            "node",
-            [
-                helper.make_node("Equal", ["max_seqlen", "max_seqlen"], ["condition"]),  # nothing folds it
-                helper.make_node("If", ["condition"], [value.name for value in chosen], **branches),
-            ],
-        ),
-        ("output", chosen),
-    ):
-        del getattr(made.graph, field)[:]
-        getattr(made.graph, field).extend(values)
-    return made.SerializeToString()
 
 
 def check_stored(
@@ -174,8 +154,7 @@ def check_stored(
 def test_neighbors_without_a_float16_kernel(node: Node, branch: bool) -> None:
     """Never lost in silence: a session stores rightly, or cannot be made, in words that say what to do."""
     for (before, behind), domain in zip([*product(OPERANDS, OPERANDS)][::3], DOMAINS * 3):
-        model = among(node, before, behind, domain=domain)
-        model = in_a_branch(model) if branch else model
+        model = among(node, before, behind, domain=domain, branch=branch)
         try:
             create_session(model, quiet_options())
         except Exception as refusal:
@@ -195,8 +174,8 @@ def test_what_keeps_the_node_float16_everywhere(node: Node, remedy: str, branch:
     options = dict(output=True) if remedy == "output" else dict(reshaped=remedy)
     for i, (operator, level) in enumerate(product(OPERANDS, LEVELS)):
         if i % 3 == 0 or operator == "MatMul":
-            model = among(node, operator, operator, **options)
-            check_stored(node, in_a_branch(model) if branch else model, operator, operator, level=level)
+            model = among(node, operator, operator, branch=branch, **options)
+            check_stored(node, model, operator, operator, level=level)
 
 
 @pytest.mark.parametrize("stored", [node(), node(quant_bit=8)], ids=str)
