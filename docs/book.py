@@ -30,7 +30,7 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     with tempfile.TemporaryDirectory() as copy:
-        shutil.copytree(DOCS, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        shutil.copytree(DOCS, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "*.jinja", "__pycache__"))
         for page in Path(copy).glob("*.md"):
             text = page.read_text(encoding="utf-8")
             page.write_text(OUTSIDE.sub(f"{arguments.repository.rstrip('/')}/", text), encoding="utf-8")
@@ -38,6 +38,7 @@ def main() -> int:
     print(done.stderr, end="", file=sys.stderr)
     if done.returncode != 0 or re.search(r"^\s*(WARN|ERROR)", done.stderr, re.MULTILINE):
         sys.exit("mdBook did not build the book without warnings")
+    (folder / "book.toml").unlink(missing_ok=True)  # mdBook copies what is in its folder
     print(f"the book is in {folder}: open index.html")
     return 0
 
