@@ -29,7 +29,7 @@ pub struct kvcache_attributes {
     pub quant_type: i64,
 }
 
-/// The same attributes as another struct, whose fields have the same names.
+/// Copies the attributes into another struct, whose fields have the same names.
 macro_rules! attributes {
     ($from:expr => $To:ident) => {
         $To {

@@ -6,6 +6,8 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
+use kvcache_op::panic_message;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// A rule of the operator is broken.
@@ -91,16 +93,12 @@ pub(crate) unsafe fn free<T>(object: *mut T) {
 /// Runs the body of a function. What it was given is not used again after a panic, except what C owns, which the
 /// operator writes only as memory.
 pub(crate) fn guard(body: impl FnOnce() -> Result<(), Error>) -> *mut kvcache_error {
-    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::Panic(text(panic.as_ref()))));
-    match result {
+    let panicked =
+        |panic: &(dyn Any + Send)| Error::Panic(panic_message(panic).unwrap_or("no reason given").to_owned());
+    match catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(&*panic))) {
         Ok(()) => ptr::null_mut(),
         Err(error) => kvcache_error::boxed(&error),
     }
-}
-
-pub(crate) fn text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no reason given").to_owned()
 }
 
 /// The object behind a pointer that must not be null.
@@ -116,7 +114,7 @@ pub(crate) unsafe fn required<'a, T>(
     unsafe { object.as_ref() }.ok_or(Error::Null { argument, expected })
 }
 
-/// Where a result goes, which must not be null.
+/// The place of a result, which must not be null.
 ///
 /// # Safety
 /// `object` is null or valid for writes for the lifetime, and nobody else accesses it.

@@ -1,24 +1,14 @@
 //! The threads of a call: a pool of the library's, or the caller's own.
 
-use std::any::Any;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Mutex;
 
-use kvcache_op::{Rayon, Serial, Workers};
+use kvcache_op::{Rayon, Serial, Workers, contain_panics};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, free, guard, kvcache_error, result};
 
 /// The threads that calls use. Several calls may use it at once.
-pub struct kvcache_workers(Threads);
-
-enum Threads {
-    /// A pool of the library's.
-    Pool(Pool),
-    /// The caller's own.
-    Custom(Custom),
-}
+pub struct kvcache_workers(Box<dyn Workers + Send + Sync>);
 
 /// A piece of work: `task(argument, i)` does part i. It does not throw or unwind.
 pub type kvcache_task = unsafe extern "C" fn(argument: *mut c_void, index: usize);
@@ -50,8 +40,7 @@ impl kvcache_workers {
         // SAFETY: null or workers that have not been freed.
         match unsafe { workers.as_ref() } {
             None => &Serial,
-            Some(Self(Threads::Pool(pool))) => pool,
-            Some(Self(Threads::Custom(custom))) => custom,
+            Some(Self(workers)) => &**workers,
         }
     }
 }
@@ -69,24 +58,14 @@ impl Workers for Pool {
     }
 }
 
-/// What a task needs: the kernel's own, and a place for the first panic.
-struct Argument<'a> {
-    task: &'a (dyn Fn(usize) + Sync),
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
-}
-
-/// Runs one part; a panic is kept, since none may reach C.
+/// Runs one part.
 ///
 /// # Safety
-/// `argument` is an [`Argument`].
+/// `argument` is a task that does not unwind.
 unsafe extern "C" fn run_task(argument: *mut c_void, index: usize) {
-    // SAFETY: `Custom::run` passes an `Argument`, which lives until all tasks have ended.
-    let argument = unsafe { &*argument.cast_const().cast::<Argument<'_>>() };
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (argument.task)(index)))
-        && let Ok(mut first) = argument.panic.lock()
-    {
-        first.get_or_insert(panic);
-    }
+    // SAFETY: `Custom::run` passes a task, which lives until all parts have ended.
+    let task = unsafe { *argument.cast_const().cast::<&(dyn Fn(usize) + Sync)>() };
+    task(index);
 }
 
 impl Workers for Custom {
@@ -95,14 +74,12 @@ impl Workers for Custom {
     }
 
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        let argument = Argument { task, panic: Mutex::new(None) };
-        let address = (&raw const argument).cast_mut().cast();
-        // SAFETY: `kvcache_workers_from`: the function calls `run_task` with this argument, and returns when all calls
-        // have ended.
-        unsafe { (self.parallel_for)(self.context, tasks, run_task, address) };
-        if let Ok(Some(panic)) = argument.panic.into_inner() {
-            resume_unwind(panic);
-        }
+        contain_panics(task, |task| {
+            let argument = (&raw const task).cast_mut().cast();
+            // SAFETY: `kvcache_workers_from`: the function calls `run_task` with this argument, and returns when all
+            // calls have ended. None unwinds: `contain_panics`.
+            unsafe { (self.parallel_for)(self.context, tasks, run_task, argument) };
+        });
     }
 }
 
@@ -120,7 +97,7 @@ pub unsafe extern "C" fn kvcache_workers_new(threads: usize, workers: *mut *mut 
             .num_threads(threads)
             .build()
             .map_err(|error| Error::Threads { threads, reason: error.to_string() })?;
-        *workers = Box::into_raw(Box::new(kvcache_workers(Threads::Pool(Pool(pool)))));
+        *workers = Box::into_raw(Box::new(kvcache_workers(Box::new(Pool(pool)))));
         Ok(())
     })
 }
@@ -142,7 +119,7 @@ pub unsafe extern "C" fn kvcache_workers_from(
         let workers = unsafe { result(workers, "workers") }?;
         let parallel_for = parallel_for.ok_or(Error::Null { argument: "parallel_for", expected: "a function" })?;
         let custom = Custom { threads: threads.max(1), context, parallel_for };
-        *workers = Box::into_raw(Box::new(kvcache_workers(Threads::Custom(custom))));
+        *workers = Box::into_raw(Box::new(kvcache_workers(Box::new(custom))));
         Ok(())
     })
 }

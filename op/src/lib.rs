@@ -7,6 +7,7 @@ mod attention;
 mod backend;
 mod checked_call;
 mod config;
+mod contain_panics;
 #[cfg(feature = "cuda")]
 pub mod device;
 #[cfg(feature = "dlpack")]
@@ -27,6 +28,7 @@ pub use attention::{
 };
 pub use backend::Backend;
 pub use checked_call::{Call, Layers};
+pub use contain_panics::{contain_panics, panic_message};
 #[cfg(feature = "cuda")]
 pub use device as cuda;
 pub use error::Error;

@@ -40,6 +40,16 @@ impl<A> AttributeSpec<A> {
     }
 }
 
+/// The attributes of an operator, whichever it is. [`Default`] gives absent ones their defaults.
+pub trait OperatorAttributes: Default {
+    /// The name of every attribute, and whether a graph must give it, in the specification's order.
+    fn names() -> Vec<(&'static str, bool)>;
+
+    /// Sets the attribute called `name`; `false` if the operator has no such attribute.
+    #[must_use]
+    fn set(&mut self, name: &str, value: i64) -> bool;
+}
+
 /// Declares the attributes of an operator, each with its default, the smallest and the largest legal value, and the
 /// only legal ones between these. One that a graph must give has a default that is not legal.
 macro_rules! attributes {
@@ -80,6 +90,16 @@ macro_rules! attributes {
         impl Default for $Attributes {
             fn default() -> Self {
                 Self { $($name: $default,)* }
+            }
+        }
+
+        impl OperatorAttributes for $Attributes {
+            fn names() -> Vec<(&'static str, bool)> {
+                Self::SPEC.iter().map(|spec| (spec.name, spec.required)).collect()
+            }
+
+            fn set(&mut self, name: &str, value: i64) -> bool {
+                self.set(name, value)
             }
         }
     };
@@ -177,5 +197,16 @@ impl CacheAttentionAttributes {
     #[must_use]
     pub fn set(&mut self, name: &str, value: i64) -> bool {
         self.attention.set(name, value) || name != Self::NOT_AN_ATTRIBUTE && self.cache.set(name, value)
+    }
+}
+
+impl OperatorAttributes for CacheAttentionAttributes {
+    fn names() -> Vec<(&'static str, bool)> {
+        let of_cache = Attributes::names().into_iter().filter(|(name, _)| *name != Self::NOT_AN_ATTRIBUTE);
+        AttentionAttributes::names().into_iter().chain(of_cache).collect()
+    }
+
+    fn set(&mut self, name: &str, value: i64) -> bool {
+        self.set(name, value)
     }
 }

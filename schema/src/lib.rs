@@ -12,7 +12,9 @@ pub mod shape;
 mod static_cache_layout;
 pub mod static_key_value_cache;
 
-pub use attributes::{AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, StaticAttributes};
+pub use attributes::{
+    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, OperatorAttributes, StaticAttributes,
+};
 pub use cache_layout::{Axis, CacheDims, CacheLayout, CacheStrides};
 pub use cache_mode::CacheMode;
 pub use combinations::TypeCombination;

@@ -77,13 +77,11 @@
 //!   the branch of an `If` or the body of a `Loop` it does not tell a node that its cache is an initializer of the
 //!   outer scope, so that one is not refused there.
 
-mod api_1_24;
-mod call_tensors;
-mod cpu;
+mod compute;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod definition;
 mod error;
+mod kernel;
 mod node;
 mod node_attributes;
 mod node_types;
@@ -91,7 +89,8 @@ mod operators;
 mod register;
 mod runtime;
 mod shape_inference;
-mod unwind;
+mod signature;
+mod tensors;
 mod workers;
 
 pub use node_types::runtime_type;

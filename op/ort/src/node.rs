@@ -3,19 +3,21 @@
 use std::ptr;
 
 use kvcache_op::ElementType;
+use kvcache_schema::OperatorAttributes;
 use ort::operator::KernelContext;
 use ort::sys::{ONNXTensorElementDataType, OrtTypeInfo};
 use ort::value::{DynTensorValueType, TensorElementType};
 use ort::{AsPointer, ortsys};
 
-use crate::definition::{Role, Signature};
 use crate::error::Error;
-use crate::node_attributes::{self, NodeAttributes};
+use crate::node_attributes;
 use crate::node_types::{NodeTypes, element_type};
+use crate::signature::{Role, Signature};
 
 /// A node for which a kernel is being made, on any provider.
 pub(crate) struct Node<'a> {
     context: &'a KernelContext<'a>,
+    signature: &'static Signature,
     types: NodeTypes,
 }
 
@@ -29,48 +31,54 @@ impl<'a> Node<'a> {
         signature: &'static Signature,
         types: &NodeTypes,
     ) -> Result<Self, Error> {
-        if signature.has_state() && is_retyped(context)? {
-            return Err(Error::Retyped { output: signature.outputs[0] });
+        let roles = || signature.inputs.iter().map(|name| (*name, Role::of(name))).enumerate();
+        if roles().any(|(_, (_, role))| role.is_state()) && is_cast_inserted(context)? {
+            return Err(Error::CastInserted { output: signature.outputs[0] });
         }
         // One without elements holds nothing, and counts as not given.
         let is_held = |index| {
             let constant = context.constant_input::<DynTensorValueType>(index);
             constant.is_ok_and(|tensor| tensor.shape().num_elements() > 0)
         };
-        let is_read = |name| name == "scale" && node_attributes::has_static_scales(context);
-        let is_written = |name| Role::of(name).is_state() && !is_read(name);
-        let mut inputs = signature.inputs.iter().enumerate();
-        if let Some((_, name)) = inputs.find(|&(index, name)| is_written(*name) && is_held(index)) {
+        let is_written =
+            |role: Role| role.is_state() && !(role == Role::Scale && node_attributes::has_static_scales(context));
+        if let Some((_, (name, _))) = roles().find(|&(index, (_, role))| is_written(role) && is_held(index)) {
             return Err(Error::Initializer { name });
         }
-        Ok(Self { context, types: types.completed(|index| read_type(context, index, signature.inputs[index]))? })
+        let types = types.completed(|index| read_type(context, index, signature.inputs[index]))?;
+        Ok(Self { context, signature, types })
     }
 
     pub(crate) fn types(&self) -> &NodeTypes {
         &self.types
     }
 
-    /// Its attributes; absent ones have their defaults.
+    /// The attributes; absent ones have their defaults.
     ///
     /// # Errors
     /// If an attribute is there with another type than integer.
-    pub(crate) fn attributes<A: NodeAttributes>(&self) -> Result<A, Error> {
+    pub(crate) fn attributes<A: OperatorAttributes>(&self) -> Result<A, Error> {
         node_attributes::of_kernel(self.context)
     }
 
-    /// The type of its input at `index`, which is not optional, or which it has.
+    /// The type of the input at `index`, which is not optional.
     pub(crate) fn element(&self, index: usize) -> ElementType {
-        self.types.input(index).expect("an input that the node has, of a type that was read")
+        self.types.input(index).expect("an input that every node has, of a type that was read")
     }
 
-    /// Whether it has an input at `index`: an optional one may be left out, or have the empty name.
+    /// The type of the scale at `index`, if the node has one.
+    pub(crate) fn scale(&self, index: usize) -> Option<ElementType> {
+        self.types.input(index)
+    }
+
+    /// Whether the node has an input at `index`: an optional one may be left out, or have the empty name.
     pub(crate) fn has_input(&self, index: usize) -> Result<bool, Error> {
         has_input(self.context, index)
     }
 
-    /// Whether it has an output at `index`: an optional one may be left out, or have the empty name.
-    pub(crate) fn has_output(&self, index: usize) -> Result<bool, Error> {
-        let mut count = 0;
+    /// Whether the node has the optional output: it may be left out, or have the empty name.
+    pub(crate) fn has_optional_output(&self) -> Result<bool, Error> {
+        let (index, mut count) = (self.signature.outputs.len(), 0);
         ortsys![unsafe KernelInfo_GetOutputCount(self.context.ptr(), &mut count)?];
         Ok(index < count && output_name(self.context, index)?.len() > 1) // the closing NUL counts
     }
@@ -93,8 +101,7 @@ fn read_type(context: &KernelContext<'_>, index: usize, name: &'static str) -> R
     if !has_input(context, index)? {
         return Ok(None);
     }
-    let info = TypeInfo::of_input(context, index)?;
-    let (role, got) = (Role::of(name), info.element()?);
+    let (role, got) = (Role::of(name), runtime_type_of(context, index)?);
     match element_type(got) {
         None if role != Role::Mask => Err(Error::ElementType { name, got, expected: role.types() }),
         // The operator refuses one of another role.
@@ -102,46 +109,26 @@ fn read_type(context: &KernelContext<'_>, index: usize, name: &'static str) -> R
     }
 }
 
-/// The runtime's description of an input's type.
-struct TypeInfo(*mut OrtTypeInfo);
+/// The type of the elements of the input at `index`, a tensor, which every input is by the operators' definitions.
+fn runtime_type_of(context: &KernelContext<'_>, index: usize) -> Result<TensorElementType, Error> {
+    /// The runtime's description of an input's type.
+    struct Info(*mut OrtTypeInfo);
 
-impl TypeInfo {
-    fn of_input(context: &KernelContext<'_>, index: usize) -> Result<Self, Error> {
-        let mut info = ptr::null_mut();
-        ortsys![unsafe KernelInfo_GetInputTypeInfo(context.ptr(), index, &mut info)?];
-        Ok(Self(info))
-    }
-
-    /// The type of the elements of a tensor, which every input is by the operators' definitions.
-    fn element(&self) -> Result<TensorElementType, Error> {
-        let mut tensor = ptr::null();
-        ortsys![unsafe CastTypeInfoToTensorInfo(self.0, &mut tensor)?];
-        let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-        if !tensor.is_null() {
-            ortsys![unsafe GetTensorElementType(tensor, &mut element)?];
+    impl Drop for Info {
+        fn drop(&mut self) {
+            ortsys![unsafe ReleaseTypeInfo(self.0)];
         }
-        Ok(element.into())
     }
-}
 
-impl Drop for TypeInfo {
-    fn drop(&mut self) {
-        ortsys![unsafe ReleaseTypeInfo(self.0)];
+    let mut info = ptr::null_mut();
+    ortsys![unsafe KernelInfo_GetInputTypeInfo(context.ptr(), index, &mut info)?];
+    let (info, mut tensor) = (Info(info), ptr::null());
+    ortsys![unsafe CastTypeInfoToTensorInfo(info.0, &mut tensor)?];
+    let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    if !tensor.is_null() {
+        ortsys![unsafe GetTensorElementType(tensor, &mut element)?];
     }
-}
-
-/// Runs `f`, which makes the kernel of a node, and names the node if that fails: ONNX Runtime names it when a call
-/// fails, but not here.
-pub(crate) fn naming_the_node<T>(
-    context: &KernelContext<'_>,
-    signature: &'static Signature,
-    f: impl FnOnce() -> Result<T, Error>,
-) -> Result<T, Error> {
-    f().map_err(|reason| Error::Node {
-        operator: signature.name,
-        name: context.node_name().unwrap_or_default(),
-        reason: Box::new(reason),
-    })
+    Ok(element.into())
 }
 
 /// Whether ONNX Runtime has changed a float16 node of the model to float32.
@@ -151,7 +138,7 @@ pub(crate) fn naming_the_node<T>(
 /// `Cast` keeps the output's name, so the node's own output gets a new one, which no other node has. (Names of inputs
 /// say less: a node that is float32 in the model may have such a first input, from a neighbor that was changed; and
 /// where T3 is float32, neither an int8 cache nor its scale is cast.)
-fn is_retyped(context: &KernelContext<'_>) -> Result<bool, Error> {
+fn is_cast_inserted(context: &KernelContext<'_>) -> Result<bool, Error> {
     Ok(output_name(context, 0)?.starts_with(b"InsertedPrecisionFreeCast_"))
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvcache_op::ElementType;
 use ort::value::TensorElementType;
 
-use crate::definition::Role;
+use crate::signature::Role;
 
 /// The types of a node's inputs, by position; `None` where a node leaves the input out, or where it may be any.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -21,17 +21,27 @@ impl NodeTypes {
     /// - All others are read from the node: a refusal then names them and their types, and the operators are few, for
     ///   the runtime goes through all of them for each node.
     pub(crate) fn all(inputs: &[&str]) -> Vec<Self> {
-        let mut choices = vec![Vec::with_capacity(inputs.len())];
-        for (index, role) in inputs.iter().map(|input| Role::of(input)).enumerate() {
-            let types: Vec<_> = match role {
-                Role::Rows if index > 0 => vec![None],
-                Role::Scale | Role::Mask => vec![None],
-                Role::Rows | Role::Cache | Role::Index => role.types().iter().copied().map(Some).collect(),
-            };
-            let longer = |choice: Vec<_>| types.iter().map(move |&element| [choice.as_slice(), &[element]].concat());
-            choices = choices.into_iter().flat_map(longer).collect();
-        }
-        choices.into_iter().map(|choice| Self(choice.into())).collect()
+        let caches = if inputs.contains(&"cache") { Role::Cache.types() } else { &[ElementType::Float32] };
+        let choice = |t1: ElementType, t2: ElementType| {
+            Self(
+                inputs
+                    .iter()
+                    .enumerate()
+                    .map(|(index, name)| match Role::of(name) {
+                        Role::Rows if index == 0 => Some(t1),
+                        Role::Cache => Some(t2),
+                        Role::Index => Some(ElementType::Int64),
+                        Role::Rows | Role::Scale | Role::Mask => None,
+                    })
+                    .collect(),
+            )
+        };
+        Role::Rows
+            .types()
+            .iter()
+            .flat_map(|&t1| caches.iter().map(move |&t2| (t1, t2)))
+            .map(|(t1, t2)| choice(t1, t2))
+            .collect()
     }
 
     /// These types, and of each input without one what `read` gives.
@@ -73,26 +83,17 @@ pub(crate) fn element_type(element: TensorElementType) -> Option<ElementType> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
 
     #[test]
-    fn every_choice_of_types_is_there_once() {
-        for (inputs, expected) in [
-            (&["current_key", "seqstarts", "current_value", "cache", "scale"][..], 4 * 6),
-            (&["query", "key", "attn_mask"], 4),
-        ] {
-            let choices = NodeTypes::all(inputs);
-            assert_eq!(choices.len(), expected);
-            assert_eq!(choices.iter().collect::<HashSet<_>>().len(), expected);
-            for types in choices {
-                let read = types.completed(|index| Ok::<_, ()>(Some(Role::of(inputs[index]).types()[1]))).unwrap();
-                for (index, input) in inputs.iter().enumerate() {
-                    assert!(Role::of(input).types().contains(&read.input(index).unwrap()));
-                    assert!(types.input(index).is_none_or(|known| read.input(index) == Some(known)));
-                }
-            }
+    fn a_choice_of_types_is_one_of_t1_and_of_the_cache() {
+        let choices = NodeTypes::all(&["current_key", "seqstarts", "current_value", "cache", "scale"]);
+        assert_eq!(choices.len(), ElementType::T1.len() * ElementType::T2.len());
+        for (choice, other) in choices.iter().zip(&choices[1..]) {
+            assert_ne!(choice, other);
+            assert!(ElementType::T1.contains(&choice.t1()) && choice.input(1) == Some(ElementType::Int64));
+            assert!([2, 4].iter().all(|&open| choice.input(open).is_none()));
         }
+        assert_eq!(NodeTypes::all(&["query", "key", "attn_mask"]).len(), ElementType::T1.len());
     }
 }

@@ -1,6 +1,5 @@
 //! `RegisterCustomOps`, the library's one symbol.
 
-use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
@@ -9,14 +8,15 @@ use ort::session::builder::SessionBuilder;
 use ort::sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOptions, OrtStatusPtr};
 use ort::{AsPointer, ortsys};
 
-use crate::cpu::TypedOperator;
+use crate::compute::Compute;
 #[cfg(feature = "cuda")]
-use crate::cuda::{CudaOperator, is_emulated};
-use crate::definition::Definition;
-use crate::error::Error;
-use crate::operators::OPERATORS;
+use crate::cuda::is_emulated;
+use crate::error::{Error, catch, without_nul};
+use crate::kernel::{Provider, TypedOperator};
+use crate::operators::{
+    KeyValueCacheNode, MultiHeadAttentionNode, MultiHeadCacheAttentionNode, StaticKeyValueCacheNode,
+};
 use crate::runtime::use_runtime;
-use crate::unwind::{catch, without_nul};
 
 /// Registers the operators in the session options: what ONNX Runtime calls when it is given this library.
 ///
@@ -88,26 +88,33 @@ unsafe impl Sync for Domain {}
 fn domains() -> Result<&'static [Domain], Error> {
     static MADE: OnceLock<Result<Vec<Domain>, String>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
-        let names: BTreeSet<_> = OPERATORS.into_iter().flat_map(|operator| operator.signature.domains).collect();
-        names.into_iter().map(domain).collect::<ort::Result<_>>().map_err(|error| error.to_string())
+        let names = [kvcache_schema::DOMAINS, kvcache_schema::static_key_value_cache::DOMAINS];
+        names.concat().into_iter().map(domain).collect::<ort::Result<_>>().map_err(|error| error.to_string())
     });
     made.as_deref().map_err(|reason| Error::Definition(reason.clone()))
 }
 
+/// The domain of this name, with its operators.
 fn domain(name: &str) -> ort::Result<Domain> {
-    let mut operators = OPERATORS.into_iter().filter(|operator| operator.signature.domains.contains(&name));
-    Ok(Domain(operators.try_fold(OperatorDomain::new(name)?, add)?))
+    let domain = OperatorDomain::new(name)?;
+    let domain = add::<KeyValueCacheNode>(domain, name)?;
+    let domain = add::<MultiHeadAttentionNode>(domain, name)?;
+    let domain = add::<MultiHeadCacheAttentionNode>(domain, name)?;
+    Ok(Domain(add::<StaticKeyValueCacheNode>(domain, name)?))
 }
 
-/// `domain` with the operator for every choice of types and every provider.
-fn add(domain: OperatorDomain, definition: &'static Definition) -> ort::Result<OperatorDomain> {
+/// The domain called `name` with the operator `C`, if it is one of this domain, on every provider.
+fn add<C: Compute>(domain: OperatorDomain, name: &str) -> ort::Result<OperatorDomain> {
+    if !C::SIGNATURE.domains.contains(&name) {
+        return Ok(domain);
+    }
     #[cfg(feature = "cuda")]
-    let domain = TypedOperator::all(definition).map(CudaOperator::new).try_fold(domain, OperatorDomain::add)?;
+    let domain = TypedOperator::<C>::add_all(domain, Provider::Cuda)?;
     #[cfg(feature = "cuda")]
     if is_emulated() {
         return Ok(domain);
     }
-    TypedOperator::all(definition).try_fold(domain, OperatorDomain::add)
+    TypedOperator::<C>::add_all(domain, Provider::Cpu)
 }
 
 /// A failed status of the runtime that `api` belongs to.

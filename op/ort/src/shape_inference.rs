@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvcache_op::Dim;
+use kvcache_schema::OperatorAttributes;
 use ort::operator::ShapeInferenceContext;
 use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
 
-use crate::definition::Signature;
 use crate::error::Error;
-use crate::node_attributes::{self, NodeAttributes};
+use crate::node_attributes;
+use crate::signature::Signature;
 
 /// A node whose outputs' shape is asked for.
 pub(crate) struct Inference<'a> {
@@ -18,7 +19,7 @@ pub(crate) struct Inference<'a> {
 
 impl Inference<'_> {
     /// Its attributes; absent and unreadable ones have their defaults.
-    pub(crate) fn attributes<A: NodeAttributes>(&self) -> A {
+    pub(crate) fn attributes<A: OperatorAttributes>(&self) -> A {
         node_attributes::of_inference(self.context)
     }
 
@@ -27,9 +28,6 @@ impl Inference<'_> {
         self.shapes.get(index).and_then(Option::as_deref)
     }
 }
-
-/// An operator's function for the shape of its outputs, as far as a graph knows it.
-pub(crate) type InferShape = fn(&Inference<'_>) -> Result<Vec<Dim>, Error>;
 
 /// Sets the type of the outputs of a node, that of its first input, and their shape.
 ///
@@ -41,7 +39,7 @@ pub(crate) type InferShape = fn(&Inference<'_>) -> Result<Vec<Dim>, Error>;
 pub(crate) fn infer_shape(
     context: &mut ShapeInferenceContext,
     signature: &Signature,
-    infer: InferShape,
+    infer: fn(&Inference<'_>) -> Result<Vec<Dim>, Error>,
 ) -> Result<(), Error> {
     let inputs = context.inputs();
     let shapes = inputs.iter().map(dims).collect();
@@ -94,24 +92,5 @@ fn tensor_type(element: TensorElementType, dims: &[Dim]) -> ValueType {
         ty: element,
         shape: Shape::new(dims.iter().map(len)),
         dimension_symbols: SymbolicDimensions::new(dims.iter().map(symbol)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shape_is_the_same_after_a_round_trip_through_the_runtimes_types() {
-        let shape = [Dim::Known(4), Dim::Symbol("heads".to_owned()), Dim::Unknown];
-        assert_eq!(dims(&tensor_type(TensorElementType::Float16, &shape)), Some(shape.to_vec()));
-        assert_eq!(dims(&tensor_type(TensorElementType::Float16, &[])), None);
-    }
-
-    #[test]
-    fn every_unknown_dimension_gets_a_name_of_its_own() {
-        let [a, b] = [named(Dim::Unknown, "A"), named(Dim::Unknown, "A")];
-        assert!(matches!((&a, &b), (Dim::Symbol(a), Dim::Symbol(b)) if a != b));
-        assert_eq!(named(Dim::Known(3), "A"), Dim::Known(3));
     }
 }

@@ -1,10 +1,6 @@
 //! ONNX Runtime's intra-op thread pool as the operator's workers.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, PoisonError};
-
-use kvcache_op::Workers;
+use kvcache_op::{Workers, contain_panics};
 use ort::operator::ComputeContext;
 
 /// The pool of the session that makes the call.
@@ -39,15 +35,7 @@ impl Workers for Pool<'_> {
         if tasks <= 1 {
             return (0..tasks).for_each(task);
         }
-        let panicked: Mutex<Option<Box<dyn Any + Send>>> = Mutex::new(None);
-        let outcome = self.context.par_for(tasks, 0, |i| {
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(i))) {
-                panicked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
-            }
-        });
-        if let Some(payload) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            resume_unwind(payload);
-        }
+        let outcome = contain_panics(task, |task| self.context.par_for(tasks, 0, task));
         if let Err(error) = outcome {
             panic!("the thread pool of ONNX Runtime failed: {error}");
         }

@@ -1,134 +1,165 @@
-//! `KeyValueCache`.
+//! `KeyValueCache` of dynamic and of static batching, and what other operators have in common with it.
 
-use kvcache_op::{Dim, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, TensorRef, Workers};
-use kvcache_schema::{Attributes, DOMAINS, INPUTS, NAME, OUTPUTS};
+#[cfg(feature = "cuda")]
+use kvcache_op::cuda::cudarc::driver::{CudaStream, sys::CUstream};
+#[cfg(feature = "cuda")]
+use kvcache_op::cuda::DeviceOutputs;
+use kvcache_op::{
+    Dim, ElementType, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, StaticInputDims, StaticInputs,
+    StaticKeyValueCache, TensorRef, Workers,
+};
+use kvcache_schema::{Attributes, DOMAINS, INPUTS, NAME, OUTPUTS, StaticAttributes, static_key_value_cache};
 
-use super::static_key_value_cache::{StaticKeyValueCacheNode, StaticPositions};
-use crate::call_tensors::{CallTensors, Tensors};
-use crate::definition::{Compute, Definition, Signature, position, positions};
+use crate::compute::{Compute, at};
+#[cfg(feature = "cuda")]
+use crate::cuda::DeviceTensors;
 use crate::error::Error;
 use crate::node::Node;
 use crate::shape_inference::Inference;
+use crate::signature::Signature;
+use crate::tensors::{HostTensors, Memory, Tensors};
 
-pub(crate) static KEY_VALUE_CACHE: Definition = Definition {
-    signature: Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: None },
-    infer_shape,
-    on_cpu: |node| Ok(Box::new(KeyValueCacheNode::new(node)?)),
-};
+/// Declares an operator that stores and loads: its node has no more than its operator and whether there is a scale.
+macro_rules! stores_and_loads {
+    ($Node:ident, $Operator:ident, $signature:expr, $inputs:ident, $infer_shape:ident) => {
+        pub(crate) struct $Node {
+            operator: $Operator,
+            has_scale: bool,
+        }
 
-/// A node of the operator, on any provider.
-pub(crate) struct KeyValueCacheNode {
-    pub(crate) operator: KeyValueCache,
-    pub(crate) has_scale: bool,
-}
+        impl Compute for $Node {
+            const SIGNATURE: Signature = $signature;
 
-impl KeyValueCacheNode {
-    pub(crate) const AT: StorePositions = StorePositions::of(&INPUTS);
+            fn new(node: &Node<'_>) -> Result<Self, Error> {
+                let operator = $Operator::new(node.attributes()?)?;
+                let [key, value, cache] = stored_types::<Self>(node);
+                let scale = node.scale(at!(Self, "scale"));
+                operator.check_types(key, value, cache, scale)?;
+                Ok(Self { operator, has_scale: scale.is_some() })
+            }
 
-    /// Checks the attributes of `node`, and that its types go together.
-    pub(crate) fn new(node: &Node<'_>) -> Result<Self, Error> {
-        let at = Self::AT;
-        let has_scale = node.has_input(at.scale)?;
-        let scale = has_scale.then(|| node.element(at.scale));
-        let [current_key, current_value, cache] =
-            [at.current_key, at.current_value, at.cache].map(|index| node.element(index));
-        let operator = KeyValueCache::new(node.attributes()?)?;
-        Ok(Self { operator: operator.with_types(current_key, current_value, cache, scale)?, has_scale })
-    }
-}
+            fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
+                $infer_shape(node)
+            }
 
-/// A call of a node that stores and loads, on the CPU.
-macro_rules! compute_rows {
-    ($($node:ty),*) => { $(
-        impl Compute for $node {
-            fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
-                let inputs = Self::AT.inputs(tensors)?;
-                let (cache, scale) = Self::AT.state(tensors, self.has_scale)?;
-                let call = self.operator.check(&inputs, cache, scale)?;
+            fn run(&self, tensors: &HostTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
+                let (cache, scale) = state::<Self, _>(tensors, self.has_scale)?;
+                let call = self.operator.check(&$inputs(tensors)?, cache, scale)?;
                 let [key, value] = outputs(tensors, &call.output_shape())?;
                 Ok(call.run(Outputs { key, value }, workers)?)
             }
+
+            #[cfg(feature = "cuda")]
+            fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
+                let [key, _, cache] = stored_types::<Self>(node);
+                let scale = node.scale(at!(Self, "scale"));
+                Ok(self.operator.prepare_device(key, cache, scale, stream)?)
+            }
+
+            #[cfg(feature = "cuda")]
+            unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
+                let (cache, scale) = state::<Self, _>(tensors, self.has_scale)?;
+                let call = self.operator.check_device($inputs(tensors)?, cache, scale)?;
+                let [key, value] = outputs(tensors, &call.output_shape())?;
+                // SAFETY: `stream` and `status` are as `launch` says.
+                Ok(unsafe { call.launch_raw(DeviceOutputs { key, value }, status, stream) }?)
+            }
         }
-    )* };
+    };
 }
 
-compute_rows!(KeyValueCacheNode, StaticKeyValueCacheNode);
+stores_and_loads!(
+    KeyValueCacheNode,
+    KeyValueCache,
+    Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: None },
+    dynamic_inputs,
+    infer_shape
+);
+
+stores_and_loads!(
+    StaticKeyValueCacheNode,
+    StaticKeyValueCache,
+    Signature {
+        name: NAME,
+        domains: static_key_value_cache::DOMAINS,
+        inputs: &static_key_value_cache::INPUTS,
+        outputs: &OUTPUTS,
+        optional_output: None,
+    },
+    static_inputs,
+    infer_static_shape
+);
+
+/// The types of the current key, the current value and the cache.
+pub(super) fn stored_types<C: Compute>(node: &Node<'_>) -> [ElementType; 3] {
+    [at!(C, "current_key"), at!(C, "current_value"), at!(C, "cache")].map(|index| node.element(index))
+}
+
+/// The inputs that the operator `C` has in common with `KeyValueCache`, to be read.
+pub(super) fn stored_inputs<'a, C: Compute, M: Memory, K: From<TensorRef<'a>>>(
+    tensors: &Tensors<'a, M>,
+) -> Result<Inputs<'a, M::Ref<'a>, K>, Error> {
+    Ok(Inputs {
+        current_key: tensors.read(at!(C, "current_key"))?,
+        current_value: tensors.read(at!(C, "current_value"))?,
+        indices: IndexInputs {
+            seqstarts: tensors.read(at!(C, "seqstarts"))?,
+            kvstarts: tensors.read_on_host(at!(C, "kvstarts"))?.into(),
+            cachestarts: tensors.read(at!(C, "cachestarts"))?,
+            start_pos: tensors.read(at!(C, "start_pos"))?,
+            max_seqlen: tensors.read_on_host(at!(C, "max_seqlen"))?,
+            max_kvlen: tensors.read_on_host(at!(C, "max_kvlen"))?,
+        },
+    })
+}
+
+fn dynamic_inputs<'a, M: Memory, K: From<TensorRef<'a>>>(
+    tensors: &Tensors<'a, M>,
+) -> Result<Inputs<'a, M::Ref<'a>, K>, Error> {
+    stored_inputs::<KeyValueCacheNode, M, K>(tensors)
+}
+
+fn static_inputs<'a, M: Memory>(tensors: &Tensors<'a, M>) -> Result<StaticInputs<'a, M::Ref<'a>>, Error> {
+    Ok(StaticInputs {
+        current_key: tensors.read(at!(StaticKeyValueCacheNode, "current_key"))?,
+        current_value: tensors.read(at!(StaticKeyValueCacheNode, "current_value"))?,
+        start_pos: tensors.read_on_host(at!(StaticKeyValueCacheNode, "start_pos"))?,
+    })
+}
+
+/// Cache and scale.
+#[expect(clippy::type_complexity, reason = "two tensors")]
+pub(super) fn state<'a, C: Compute, M: Memory>(
+    tensors: &Tensors<'a, M>,
+    has_scale: bool,
+) -> Result<(M::Mut<'a>, Option<M::Mut<'a>>), Error> {
+    let scale = has_scale.then(|| tensors.modify(at!(C, "scale"))).transpose()?;
+    Ok((tensors.modify(at!(C, "cache"))?, scale))
+}
 
 /// `key` and `value`.
-pub(crate) fn outputs<'a, T: Tensors<'a>>(tensors: &T, shape: &[usize]) -> Result<[T::Mut; 2], Error> {
-    let [key, value] = const { [position(&OUTPUTS, "key"), position(&OUTPUTS, "value")] };
-    Ok([tensors.write(key, shape)?, tensors.write(value, shape)?])
+fn outputs<'a, M: Memory>(tensors: &Tensors<'a, M>, shape: &[usize]) -> Result<[M::Mut<'a>; 2], Error> {
+    Ok([tensors.write(0, shape)?, tensors.write(1, shape)?])
 }
 
 fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
-    let at = KeyValueCacheNode::AT;
     let operator = KeyValueCache::new(node.attributes::<Attributes>())?;
     let known = InputDims {
-        current_key: node.shape(at.current_key),
-        current_value: node.shape(at.current_value),
-        cache: node.shape(at.cache),
+        current_key: node.shape(at!(KeyValueCacheNode, "current_key")),
+        current_value: node.shape(at!(KeyValueCacheNode, "current_value")),
+        cache: node.shape(at!(KeyValueCacheNode, "cache")),
         total_kvlen: None,
     };
     Ok(operator.infer_shape(&known).into())
 }
 
-positions! {
-    /// The positions of the inputs that an operator has in common with `KeyValueCache`.
-    StorePositions {
-        current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, cache, scale,
-    }
-}
-
-impl StorePositions {
-    pub(crate) fn inputs<'a, T: Tensors<'a>, K: From<TensorRef<'a>>>(
-        &self,
-        tensors: &T,
-    ) -> Result<Inputs<'a, T::Ref, K>, Error> {
-        Ok(Inputs {
-            current_key: tensors.read(self.current_key)?,
-            current_value: tensors.read(self.current_value)?,
-            indices: IndexInputs {
-                seqstarts: tensors.read(self.seqstarts)?,
-                kvstarts: tensors.read_on_host(self.kvstarts)?.into(),
-                cachestarts: tensors.read(self.cachestarts)?,
-                start_pos: tensors.read(self.start_pos)?,
-                max_seqlen: tensors.read_on_host(self.max_seqlen)?,
-                max_kvlen: tensors.read_on_host(self.max_kvlen)?,
-            },
-        })
-    }
-}
-
-/// Cache and scale.
-macro_rules! state {
-    ($($positions:ty),*) => { $(
-        impl $positions {
-            pub(crate) fn state<'a, T: Tensors<'a>>(
-                &self,
-                tensors: &T,
-                has_scale: bool,
-            ) -> Result<(T::Mut, Option<T::Mut>), Error> {
-                let scale = has_scale.then(|| tensors.modify(self.scale)).transpose()?;
-                Ok((tensors.modify(self.cache)?, scale))
-            }
-        }
-    )* };
-}
-
-state!(StorePositions, StaticPositions);
-
-#[cfg(test)]
-mod tests {
-    use kvcache_schema::multi_head_cache_attention;
-
-    use super::*;
-
-    #[test]
-    fn positions_are_those_of_the_specification() {
-        let StorePositions { current_key, seqstarts, max_seqlen, cache, scale, .. } = StorePositions::of(&INPUTS);
-        assert_eq!([current_key, seqstarts, max_seqlen, cache, scale], [0, 2, 6, 8, 9]);
-        let fused = StorePositions::of(&multi_head_cache_attention::INPUTS);
-        let StorePositions { current_key, seqstarts, max_seqlen, cache, scale, .. } = fused;
-        assert_eq!([current_key, seqstarts, max_seqlen, cache, scale], [1, 3, 8, 10, 11]);
-    }
+fn infer_static_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
+    let operator = StaticKeyValueCache::new(node.attributes::<StaticAttributes>())?;
+    let known = StaticInputDims {
+        current_key: node.shape(at!(StaticKeyValueCacheNode, "current_key")),
+        current_value: node.shape(at!(StaticKeyValueCacheNode, "current_value")),
+        cache: node.shape(at!(StaticKeyValueCacheNode, "cache")),
+        start_pos: None,
+    };
+    Ok(operator.infer_shape(&known).into())
 }

@@ -1,67 +1,82 @@
-//! `MultiHeadAttention`.
+//! `MultiHeadAttention`, and the outputs of both attention operators.
 
+#[cfg(feature = "cuda")]
+use kvcache_op::cuda::cudarc::driver::{CudaStream, sys::CUstream};
+#[cfg(feature = "cuda")]
+use kvcache_op::cuda::{DeviceAttentionCall, DeviceAttentionInputs};
 use kvcache_op::{AttentionAttributes, AttentionCall, AttentionInputs, Dim, MultiHeadAttention, Workers};
 use kvcache_schema::DOMAINS;
 use kvcache_schema::multi_head_attention::{INPUTS, MASS, NAME, OUTPUTS};
 
-use crate::call_tensors::{CallTensors, Tensors};
-use crate::definition::{Compute, Definition, Signature, positions};
+use crate::compute::{Compute, at};
+#[cfg(feature = "cuda")]
+use crate::cuda::DeviceTensors;
 use crate::error::Error;
 use crate::node::Node;
 use crate::shape_inference::Inference;
-
-pub(crate) static MULTI_HEAD_ATTENTION: Definition = Definition {
-    signature: Signature {
-        name: NAME,
-        domains: DOMAINS,
-        inputs: &INPUTS,
-        outputs: &OUTPUTS,
-        optional_output: Some(MASS),
-    },
-    infer_shape,
-    on_cpu: |node| Ok(Box::new(MultiHeadAttentionNode::new(node)?)),
-};
-
-positions! {
-    /// The positions of its inputs.
-    Positions {
-        query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask,
-    }
-}
-
-pub(crate) const AT: Positions = Positions::of(&INPUTS);
+use crate::signature::Signature;
+use crate::tensors::HostTensors;
 
 pub(crate) struct MultiHeadAttentionNode {
-    pub(crate) operator: MultiHeadAttention,
-    pub(crate) has_mask: bool,
-    pub(crate) has_mass: bool,
-}
-
-impl MultiHeadAttentionNode {
-    /// Checks the attributes of `node`, and that its types go together.
-    pub(crate) fn new(node: &Node<'_>) -> Result<Self, Error> {
-        let operator = MultiHeadAttention::new(node.attributes()?)?;
-        operator.check_types(node.element(AT.query), node.element(AT.key), node.element(AT.value))?;
-        let (has_mask, has_mass) = (node.has_input(AT.attn_mask)?, node.has_output(OUTPUTS.len())?);
-        Ok(Self { operator, has_mask, has_mass })
-    }
+    operator: MultiHeadAttention,
+    has_mask: bool,
+    has_mass: bool,
 }
 
 impl Compute for MultiHeadAttentionNode {
-    fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
+    const SIGNATURE: Signature =
+        Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: Some(MASS) };
+
+    fn new(node: &Node<'_>) -> Result<Self, Error> {
+        let operator = MultiHeadAttention::new(node.attributes()?)?;
+        let [query, key, value] =
+            [at!(Self, "query"), at!(Self, "key"), at!(Self, "value")].map(|index| node.element(index));
+        operator.check_types(query, key, value)?;
+        let (has_mask, has_mass) = (node.has_input(at!(Self, "attn_mask"))?, node.has_optional_output()?);
+        Ok(Self { operator, has_mask, has_mass })
+    }
+
+    fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
+        let operator = MultiHeadAttention::new(node.attributes::<AttentionAttributes>())?;
+        Ok(operator.infer_shape(node.shape(at!(Self, "query"))).into())
+    }
+
+    fn run(&self, tensors: &HostTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
         let inputs = AttentionInputs {
-            query: tensors.read(AT.query)?,
-            key: tensors.read(AT.key)?,
-            value: tensors.read(AT.value)?,
-            seqstarts: tensors.read(AT.seqstarts)?,
-            kvstarts: tensors.read(AT.kvstarts)?,
-            decoding_batches: tensors.read(AT.decoding_batches)?,
-            max_seqlen: tensors.read(AT.max_seqlen)?,
-            max_kvlen: tensors.read(AT.max_kvlen)?,
-            attn_mask: if self.has_mask { tensors.read_elements(AT.attn_mask)? } else { None },
+            query: tensors.read(at!(Self, "query"))?,
+            key: tensors.read(at!(Self, "key"))?,
+            value: tensors.read(at!(Self, "value"))?,
+            seqstarts: tensors.read(at!(Self, "seqstarts"))?,
+            kvstarts: tensors.read(at!(Self, "kvstarts"))?,
+            decoding_batches: tensors.read(at!(Self, "decoding_batches"))?,
+            max_seqlen: tensors.read(at!(Self, "max_seqlen"))?,
+            max_kvlen: tensors.read(at!(Self, "max_kvlen"))?,
+            attn_mask: if self.has_mask { tensors.read_elements(at!(Self, "attn_mask"))? } else { None },
         };
-        let call = self.operator.check(&inputs)?;
-        run(call, self.has_mass, tensors, workers)
+        run(self.operator.check(&inputs)?, self.has_mass, tensors, workers)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
+        Ok(self.operator.prepare_device(node.element(at!(Self, "query")), stream)?)
+    }
+
+    #[cfg(feature = "cuda")]
+    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
+        let inputs = DeviceAttentionInputs {
+            query: tensors.read(at!(Self, "query"))?,
+            key: tensors.read(at!(Self, "key"))?,
+            value: tensors.read(at!(Self, "value"))?,
+            seqstarts: tensors.read(at!(Self, "seqstarts"))?,
+            kvstarts: tensors.read(at!(Self, "kvstarts"))?,
+            decoding_batches: tensors.read_on_host(at!(Self, "decoding_batches"))?,
+            max_seqlen: tensors.read_on_host(at!(Self, "max_seqlen"))?,
+            max_kvlen: tensors.read_on_host(at!(Self, "max_kvlen"))?,
+            attn_mask: if self.has_mask { tensors.read_elements(at!(Self, "attn_mask"))? } else { None },
+            exact_rows: true,
+        };
+        // SAFETY: `stream` and `status` are as `launch` says.
+        unsafe { launch(self.operator.check_device(inputs)?, self.has_mass, tensors, status, stream) }
     }
 }
 
@@ -69,7 +84,7 @@ impl Compute for MultiHeadAttentionNode {
 pub(super) fn run(
     call: AttentionCall<'_>,
     has_mass: bool,
-    tensors: &CallTensors<'_>,
+    tensors: &HostTensors<'_>,
     workers: &dyn Workers,
 ) -> Result<(), Error> {
     let attn_output = tensors.write(0, &call.output_shape())?;
@@ -80,7 +95,23 @@ pub(super) fn run(
     Ok(call.run_with_mass(attn_output, attention_mass, workers)?)
 }
 
-fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
-    let operator = MultiHeadAttention::new(node.attributes::<AttentionAttributes>())?;
-    Ok(operator.infer_shape(node.shape(AT.query)).into())
+/// Launches a call on the node's outputs.
+///
+/// # Safety
+/// The conditions of [`Compute::launch`].
+#[cfg(feature = "cuda")]
+pub(super) unsafe fn launch<'a>(
+    mut call: DeviceAttentionCall<'a>,
+    has_mass: bool,
+    tensors: &DeviceTensors<'a>,
+    status: u64,
+    stream: CUstream,
+) -> Result<(), Error> {
+    if has_mass {
+        let attention_mass = tensors.write(OUTPUTS.len(), &call.mass_shape())?;
+        call = call.with_mass(attention_mass)?;
+    }
+    let attn_output = tensors.write(0, &call.output_shape())?;
+    // SAFETY: `stream` and `status` are as `launch` says.
+    Ok(unsafe { call.launch_raw_alloc(attn_output, status, stream) }?)
 }

@@ -1,77 +1,79 @@
 //! `MultiHeadCacheAttention`.
 
+#[cfg(feature = "cuda")]
+use kvcache_op::cuda::cudarc::driver::{CudaStream, sys::CUstream};
 use kvcache_op::{CacheAttentionAttributes, CacheAttentionInputs, Dim, MultiHeadCacheAttention, TensorRef, Workers};
 use kvcache_schema::DOMAINS;
 use kvcache_schema::multi_head_cache_attention::{INPUTS, MASS, NAME, OUTPUTS};
 
-use super::key_value_cache::StorePositions;
+use super::key_value_cache::{state, stored_inputs, stored_types};
+#[cfg(feature = "cuda")]
+use super::multi_head_attention::launch;
 use super::multi_head_attention::run;
-use crate::call_tensors::{CallTensors, Tensors};
-use crate::definition::{Compute, Definition, Signature, position};
+use crate::compute::{Compute, at};
+#[cfg(feature = "cuda")]
+use crate::cuda::DeviceTensors;
 use crate::error::Error;
 use crate::node::Node;
 use crate::shape_inference::Inference;
-
-pub(crate) static MULTI_HEAD_CACHE_ATTENTION: Definition = Definition {
-    signature: Signature {
-        name: NAME,
-        domains: DOMAINS,
-        inputs: &INPUTS,
-        outputs: &OUTPUTS,
-        optional_output: Some(MASS),
-    },
-    infer_shape,
-    on_cpu: |node| Ok(Box::new(MultiHeadCacheAttentionNode::new(node)?)),
-};
-
-pub(crate) const AT: StorePositions = StorePositions::of(&INPUTS);
-pub(crate) const QUERY: usize = position(&INPUTS, "query");
-pub(crate) const DECODING_BATCHES: usize = position(&INPUTS, "decoding_batches");
-pub(crate) const ATTN_MASK: usize = position(&INPUTS, "attn_mask");
+use crate::signature::Signature;
+use crate::tensors::{HostTensors, Memory, Tensors};
 
 pub(crate) struct MultiHeadCacheAttentionNode {
-    pub(crate) operator: MultiHeadCacheAttention,
-    pub(crate) has_scale: bool,
-    pub(crate) has_mask: bool,
-    pub(crate) has_mass: bool,
+    operator: MultiHeadCacheAttention,
+    has_scale: bool,
+    has_mask: bool,
+    has_mass: bool,
 }
 
 impl MultiHeadCacheAttentionNode {
-    /// Checks the attributes of `node`, and that its types go together.
-    pub(crate) fn new(node: &Node<'_>) -> Result<Self, Error> {
-        let has_scale = node.has_input(AT.scale)?;
-        let scale = has_scale.then(|| node.element(AT.scale));
-        let operator = MultiHeadCacheAttention::new(node.attributes()?)?;
-        let [query, current_key, current_value, cache] =
-            [QUERY, AT.current_key, AT.current_value, AT.cache].map(|index| node.element(index));
-        operator.check_types(query, current_key, current_value, cache, scale)?;
-        let (has_mask, has_mass) = (node.has_input(ATTN_MASK)?, node.has_output(OUTPUTS.len())?);
-        Ok(Self { operator, has_scale, has_mask, has_mass })
-    }
-
-    pub(crate) fn inputs<'a, T: Tensors<'a>, K: From<TensorRef<'a>>>(
+    fn inputs<'a, M: Memory, K: From<TensorRef<'a>>>(
         &self,
-        tensors: &T,
-    ) -> Result<CacheAttentionInputs<'a, T::Ref, K>, Error> {
+        tensors: &Tensors<'a, M>,
+    ) -> Result<CacheAttentionInputs<'a, M::Ref<'a>, K>, Error> {
         Ok(CacheAttentionInputs {
-            query: tensors.read(QUERY)?,
-            stored: AT.inputs(tensors)?,
-            decoding_batches: tensors.read_on_host(DECODING_BATCHES)?,
-            attn_mask: if self.has_mask { tensors.read_elements(ATTN_MASK)? } else { None },
+            query: tensors.read(at!(Self, "query"))?,
+            stored: stored_inputs::<Self, M, K>(tensors)?,
+            decoding_batches: tensors.read_on_host(at!(Self, "decoding_batches"))?,
+            attn_mask: if self.has_mask { tensors.read_elements(at!(Self, "attn_mask"))? } else { None },
         })
     }
 }
 
 impl Compute for MultiHeadCacheAttentionNode {
-    fn run(&self, tensors: &CallTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
-        let inputs = self.inputs(tensors)?;
-        let (cache, scale) = AT.state(tensors, self.has_scale)?;
-        let call = self.operator.check(&inputs, cache, scale)?;
+    const SIGNATURE: Signature =
+        Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: Some(MASS) };
+
+    fn new(node: &Node<'_>) -> Result<Self, Error> {
+        let operator = MultiHeadCacheAttention::new(node.attributes()?)?;
+        let ([key, value, cache], scale) = (stored_types::<Self>(node), node.scale(at!(Self, "scale")));
+        operator.check_types(node.element(at!(Self, "query")), key, value, cache, scale)?;
+        let (has_mask, has_mass) = (node.has_input(at!(Self, "attn_mask"))?, node.has_optional_output()?);
+        Ok(Self { operator, has_scale: scale.is_some(), has_mask, has_mass })
+    }
+
+    fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
+        let operator = MultiHeadCacheAttention::new(node.attributes::<CacheAttentionAttributes>())?;
+        Ok(operator.infer_shape(node.shape(at!(Self, "query"))).into())
+    }
+
+    fn run(&self, tensors: &HostTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
+        let (cache, scale) = state::<Self, _>(tensors, self.has_scale)?;
+        let call = self.operator.check(&self.inputs(tensors)?, cache, scale)?;
         run(call, self.has_mass, tensors, workers)
     }
-}
 
-fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
-    let operator = MultiHeadCacheAttention::new(node.attributes::<CacheAttentionAttributes>())?;
-    Ok(operator.infer_shape(node.shape(QUERY)).into())
+    #[cfg(feature = "cuda")]
+    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error> {
+        let ([_, _, cache], scale) = (stored_types::<Self>(node), node.scale(at!(Self, "scale")));
+        Ok(self.operator.prepare_device(node.element(at!(Self, "query")), cache, scale, stream)?)
+    }
+
+    #[cfg(feature = "cuda")]
+    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error> {
+        let (cache, scale) = state::<Self, _>(tensors, self.has_scale)?;
+        let call = self.operator.check_device(self.inputs(tensors)?, cache, scale)?;
+        // SAFETY: `stream` and `status` are as `launch` says.
+        unsafe { launch(call, self.has_mass, tensors, status, stream) }
+    }
 }
