@@ -8,47 +8,6 @@ from numpy.typing import NDArray
 
 from kvcache_ops._cache import T1, T2, T3, CacheSpec
 
-__all__ = [
-    "Append",
-    "FileTier",
-    "HostMemory",
-    "HostTier",
-    "InfLlm",
-    "InfLlmStep",
-    "Manager",
-    "ObjectTier",
-    "RedisTier",
-    "Rope",
-    "StateCache",
-    "StateStep",
-    "Step",
-    "__version__",
-    "address_of",
-    "attribute_names",
-    "cache_geometry",
-    "cache_layouts",
-    "check",
-    "check_node",
-    "conformance_cases",
-    "cuda",
-    "domains",
-    "element_types",
-    "error_kinds",
-    "find_slot",
-    "infllm_partition",
-    "input_names",
-    "instruction_sets",
-    "legal_types",
-    "n_kv",
-    "oldest_onnxruntime",
-    "output_names",
-    "pack_int4",
-    "run",
-    "run_suites",
-    "self_extend_positions",
-    "slot_stable",
-    "unpack_int4",
-]
 __version__: str
 
 _Ints = NDArray[np.int64]

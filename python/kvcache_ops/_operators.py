@@ -9,8 +9,9 @@ has begun is completed: Ctrl-C raises KeyboardInterrupt when it is over, and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     _Key = TypeVar("_Key", bound=Tensor, default=NDArray[np.number[Any]])
     _Value = TypeVar("_Value", bound=Tensor, default=NDArray[np.number[Any]])
     _Attended = TypeVar("_Attended", bound=Tensor, default=NDArray[np.floating[Any]])
+
+_Arguments = ParamSpec("_Arguments")
 
 # The names of the inputs, and which of them are indices.
 _OPERATORS = ("KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention")
@@ -98,28 +101,6 @@ def run(
     return outputs
 
 
-def check(
-    attributes: Attributes,
-    current_key: Tensor,
-    current_value: Tensor,
-    seqstarts: Indices,
-    kvstarts: Indices,
-    cachestarts: Indices,
-    start_pos: Indices,
-    max_seqlen: Indices,
-    max_kvlen: Indices,
-    cache: Tensor,
-    scale: Tensor | None = None,
-    **more: int,
-) -> tuple[int, int, int]:
-    """Checks a call of `run` and writes nothing.
-
-    Gives the shape of key and value: (kvstarts[B], H * num_repeat, Dh). Raises what `run` raises.
-    """
-    inputs = [current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen]
-    return _check("KeyValueCache", attributes, more, [*inputs, cache, scale])
-
-
 def multi_head_attention(
     attributes: Attributes,
     query: Tensor,
@@ -153,24 +134,6 @@ def multi_head_attention(
     (output,) = _call("MultiHeadAttention", attributes, more, inputs, [attn_output, attention_mass])
     attended: _Attended = output
     return attended
-
-
-def check_multi_head_attention(
-    attributes: Attributes,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seqstarts: Indices,
-    kvstarts: Indices,
-    decoding_batches: Indices,
-    max_seqlen: Indices,
-    max_kvlen: Indices,
-    attn_mask: Tensor | None = None,
-    **more: int,
-) -> tuple[int, int, int]:
-    """Checks a call of `multi_head_attention`. Gives the shape of attn_output; raises what the call raises."""
-    inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask]
-    return _check("MultiHeadAttention", attributes, more, inputs)
 
 
 def multi_head_cache_attention(
@@ -207,38 +170,38 @@ def multi_head_cache_attention(
     return attended
 
 
-def check_multi_head_cache_attention(
-    attributes: Attributes,
-    query: Tensor,
-    current_key: Tensor,
-    current_value: Tensor,
-    seqstarts: Indices,
-    kvstarts: Indices,
-    cachestarts: Indices,
-    start_pos: Indices,
-    decoding_batches: Indices,
-    max_seqlen: Indices,
-    max_kvlen: Indices,
-    cache: Tensor,
-    scale: Tensor | None = None,
-    attn_mask: Tensor | None = None,
-    **more: int,
-) -> tuple[int, int, int]:
-    """Checks a call of `multi_head_cache_attention`. Gives the shape of attn_output; raises what the call raises."""
-    step = [seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen]
-    inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
-    return _check("MultiHeadCacheAttention", attributes, more, inputs)
-
-
 def _call(op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any], outputs: list[Any]) -> Any:
     """The outputs: those given, new arrays for the others. Tensors are held against the CacheSpec, if it is one."""
     tensors = _tensors(op_type, inputs)
     return _native.run(op_type, node_attributes(op_type, attributes, more), tensors, outputs, _operands(attributes))
 
 
-def _check(op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any]) -> tuple[int, int, int]:
-    tensors = _tensors(op_type, inputs)
-    return _native.check(op_type, node_attributes(op_type, attributes, more), tensors, _operands(attributes))
+def _check_of(name: str, op_type: str, call: Callable[_Arguments, Any]) -> Callable[_Arguments, tuple[int, int, int]]:
+    """The check of a call: a function of its parameters but the outputs, which are by keyword."""
+    parameters = signature(call).parameters.values()
+    without_outputs = Signature([parameter for parameter in parameters if parameter.kind != Parameter.KEYWORD_ONLY])
+
+    def check(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> tuple[int, int, int]:
+        bound = without_outputs.bind(*args, **kwargs)
+        bound.apply_defaults()
+        attributes, *inputs, more = bound.arguments.values()
+        tensors = _tensors(op_type, inputs)
+        return _native.check(op_type, node_attributes(op_type, attributes, more), tensors, _operands(attributes))
+
+    check.__name__ = check.__qualname__ = name
+    check.__doc__ = f"""Checks a call of `{call.__name__}` and writes nothing.
+
+    Gives the shape of the outputs; raises what the call raises.
+    """
+    vars(check)["__signature__"] = without_outputs.replace(return_annotation=tuple[int, int, int])
+    return check
+
+
+check = _check_of("check", "KeyValueCache", run)
+check_multi_head_attention = _check_of("check_multi_head_attention", "MultiHeadAttention", multi_head_attention)
+check_multi_head_cache_attention = _check_of(
+    "check_multi_head_cache_attention", "MultiHeadCacheAttention", multi_head_cache_attention
+)
 
 
 def _operands(attributes: Attributes) -> dict[str, Operand] | None:

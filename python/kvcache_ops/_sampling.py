@@ -72,7 +72,7 @@ class TokenLogprobs:
 
     @classmethod
     def of(cls, logits: NDArray[np.float32], token: int, count: int, offset: int) -> TokenLogprobs:
-        """Those of a token, from the logits (vocabulary) that it was drawn from."""
+        """The logprobs of a token, from the logits (vocabulary) that it was drawn from."""
         wide = logits.astype(np.float64)
         logs = wide - wide.max()
         logs -= np.log(np.exp(logs).sum())

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyString};
 use smallvec::{SmallVec, smallvec};
 
+use crate::arguments::{count, integer, not_of_type, type_error};
 use crate::id::Id;
-use crate::numbers::{count, integer, not_of_type, type_error};
 use crate::refusal::refusal;
 
 type Tokens = SmallVec<[u32; 4]>;
@@ -40,7 +40,7 @@ pub struct Append {
 }
 
 impl Append {
-    /// The same for the manager.
+    /// This append, as the manager takes it.
     pub fn borrow(&self) -> core::Append<'_> {
         let append = match &self.rows {
             Rows::Tokens(tokens) => core::Append::tokens(self.seq, tokens),
@@ -186,7 +186,7 @@ pub(crate) fn appends_of<'py>(appends: &Bound<'py, PyAny>) -> PyResult<Vec<Bound
 /// Numbers of tokens by sequence, of a dict {s: n}.
 ///
 /// # Errors
-/// Those of [`Id`] and [`count`].
+/// The errors of [`Id`] and [`count`].
 pub(crate) fn counts_of(appends: &Bound<'_, PyDict>) -> PyResult<Vec<(core::SeqId, usize)>> {
     appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, count("range", "n", &n)?))).collect()
 }

@@ -1,61 +1,124 @@
-//! The numbers that a manager is given, by the names of their arguments.
+//! Arguments from Python: numbers in their range, from any object with `__index__`, and names out of several.
 
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::numbers::{choice, count, integer, within};
+use crate::refusal::refusal;
 
+/// A number of 64 bits.
+///
+/// # Errors
+/// `TypeError` for what is no integer, `ManagerError` of this kind for one of more than 64 bits, and what `__index__`
+/// raises.
+pub fn integer(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
+    value.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(value.py()) {
+            let message = format!("{name} has more than 64 bits, expected {} to {}", i64::MIN, i64::MAX);
+            refusal!(kind, message, name = name, min = i64::MIN, max = i64::MAX).into()
+        } else {
+            not_of_type(error, name, "an int", value)
+        }
+    })
+}
+
+/// A number between these two, inclusive.
+///
+/// # Errors
+/// `TypeError` for what is no integer, `ManagerError` of this kind for another one.
+pub fn within(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>, min: i64, max: i64) -> PyResult<i64> {
+    let got = integer(kind, name, value)?;
+    if (min..=max).contains(&got) {
+        return Ok(got);
+    }
+    let message = format!("{name} is {got}, expected {min} to {max}");
+    Err(refusal!(kind, message, name = name, got = got, min = min, max = max).into())
+}
+
+/// A number that counts something.
+///
+/// # Errors
+/// The errors of [`within`].
+pub fn count(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    // Not negative: 64 bits hold it.
+    within(kind, name, value, 0, i64::MAX).map(|count| count as usize)
+}
+
+/// A name out of several.
+///
+/// # Errors
+/// `ManagerError` of kind `spec_name`.
+pub fn choice<T: Copy>(name: &'static str, got: &str, choices: &[(&'static str, T)]) -> PyResult<T> {
+    if let Some((_, choice)) = choices.iter().find(|(choice, _)| *choice == got) {
+        return Ok(*choice);
+    }
+    let expected = choices.iter().map(|(choice, _)| *choice).collect::<Vec<_>>().join(", ");
+    let message = format!("{name} is {got:?}, expected one of {expected}");
+    Err(refusal!("spec_name", message, name = name, got = got.to_owned(), expected = expected).into())
+}
+
+/// Why an argument could not be converted: it is of another type, or its own conversion raised something else.
+pub fn not_of_type(error: PyErr, name: &str, expected: &str, got: &Bound<'_, PyAny>) -> PyErr {
+    if error.is_instance_of::<PyTypeError>(got.py()) { type_error(name, expected, got) } else { error }
+}
+
+/// An argument of another type.
+pub fn type_error(name: &str, expected: &str, got: &Bound<'_, PyAny>) -> PyErr {
+    match got.get_type().name() {
+        Ok(class) => PyTypeError::new_err(format!("{name}: expected {expected}, got {class}")),
+        Err(error) => error,
+    }
+}
+
+/// Arguments by their names: each is a type, which says the name where it refuses a number.
 macro_rules! numbers {
-    ($($kind:literal { $($name:ident: $number:ty = $read:ident),* $(,)? })*) => {
-        $($(
-            pub fn $name(value: &Bound<'_, PyAny>) -> PyResult<$number> {
-                $read($kind, stringify!($name), value)
+    ($($kind:literal { $($Type:ident $name:ident: $number:ty = $read:ident),* $(,)? })*) => { $($(
+        #[derive(Debug, Clone, Copy)]
+        pub struct $Type(pub $number);
+
+        impl FromPyObject<'_, '_> for $Type {
+            type Error = PyErr;
+
+            fn extract(value: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+                $read($kind, stringify!($name), &value).map(Self)
             }
-        )*)*
-    };
-}
-
-fn optional_count(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
-    if value.is_none() { Ok(None) } else { count(kind, name, value).map(Some) }
-}
-
-fn optional_integer(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
-    if value.is_none() { Ok(None) } else { integer(kind, name, value).map(Some) }
+        }
+    )*)* };
 }
 
 numbers! {
     "spec_range" {
-        max_pages: Option<usize> = optional_count,
-        window: Option<usize> = optional_count,
-        sink: usize = count,
-        slack: usize = count,
-        pad: usize = count,
-        init: usize = count,
-        local: usize = count,
-        block: usize = count,
-        topk: usize = count,
-        repr_topk: Option<usize> = optional_count,
-        max_cached: Option<usize> = optional_count,
-        num_repeat: usize = count,
+        MaxPages max_pages: usize = count,
+        Window window: usize = count,
+        Sink sink: usize = count,
+        Slack slack: usize = count,
+        Pad pad: usize = count,
+        Init init: usize = count,
+        Local local: usize = count,
+        BlockLen block: usize = count,
+        Topk topk: usize = count,
+        ReprTopk repr_topk: usize = count,
+        MaxCached max_cached: usize = count,
+        NumRepeat num_repeat: usize = count,
     }
     "range" {
-        nbytes: usize = count,
-        reserve: usize = count,
-        pages: usize = count,
-        index: usize = count,
-        layer: usize = count,
-        n: usize = count,
-        max_moves: Option<usize> = optional_count,
-        p0: i64 = integer,
-        p1: i64 = integer,
-        delta: i64 = integer,
-        d: i64 = integer,
-        n_ctx: i64 = integer,
-        n_new: i64 = integer,
-        n_keep: i64 = integer,
-        n_discard: Option<i64> = optional_integer,
-        ga_n: i64 = integer,
-        ga_w: i64 = integer,
+        Nbytes nbytes: usize = count,
+        Reserve reserve: usize = count,
+        Pages pages: usize = count,
+        Index index: usize = count,
+        Layer layer: usize = count,
+        N n: usize = count,
+        MaxMoves max_moves: usize = count,
+        P0 p0: i64 = integer,
+        P1 p1: i64 = integer,
+        Delta delta: i64 = integer,
+        D d: i64 = integer,
+        NCtx n_ctx: i64 = integer,
+        NNew n_new: i64 = integer,
+        NKeep n_keep: i64 = integer,
+        NDiscard n_discard: i64 = integer,
+        GaN ga_n: i64 = integer,
+        GaW ga_w: i64 = integer,
     }
 }
 
@@ -64,15 +127,19 @@ numbers! {
 #[derive(Debug, Clone, Copy)]
 pub struct ShiftLimit(pub Option<Option<u32>>);
 
-pub fn shift_limit(value: &Bound<'_, PyAny>) -> PyResult<ShiftLimit> {
-    if value.is_none() {
-        return Ok(ShiftLimit(Some(None)));
-    }
-    match value.cast::<PyString>() {
-        Ok(name) => choice("shift_limit", name.to_str()?, &[("default", ShiftLimit(None))]),
-        Err(_) => {
-            let limit = within("spec_range", "shift_limit", value, 0, u32::MAX.into())?;
-            Ok(ShiftLimit(Some(Some(limit as u32))))
+impl FromPyObject<'_, '_> for ShiftLimit {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        if value.is_none() {
+            return Ok(Self(Some(None)));
+        }
+        match value.cast::<PyString>() {
+            Ok(name) => choice("shift_limit", name.to_str()?, &[("default", Self(None))]),
+            Err(_) => {
+                let limit = within("spec_range", "shift_limit", &value, 0, u32::MAX.into())?;
+                Ok(Self(Some(Some(limit as u32))))
+            }
         }
     }
 }

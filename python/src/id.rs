@@ -5,7 +5,7 @@ use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use slotmap::{Key, KeyData};
 
-use crate::numbers::not_of_type;
+use crate::arguments::not_of_type;
 use crate::refusal::refusal;
 
 /// A sequence's id.

@@ -12,15 +12,17 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::append::counts_of;
-use crate::arguments::{self, ShiftLimit};
+use crate::arguments::{
+    BlockLen, Init, Layer, Local, MaxCached, MaxPages, N, NumRepeat, ReprTopk, ShiftLimit, Topk, choice, count,
+    type_error,
+};
 use crate::buffers::Pool;
 use crate::id::Id;
 use crate::infllm_step::InfLlmStep;
+use crate::locked::{HeldTiers, InfLlmParts, SharedInfLlm};
 use crate::memory::HostMemory;
-use crate::numbers::{choice, count, type_error};
 use crate::refusal::Refusal;
 use crate::rope::Rope;
-use crate::shared::{HeldTiers, InfLlmParts, SharedInfLlm};
 use crate::spec::{self, given};
 use crate::tiers::tiers_of;
 
@@ -72,7 +74,7 @@ impl InfLlm {
     #[pyo3(
         signature = (
             spec, *, init, local, block, topk, repr_topk=None, max_cached=None, alpha=1.0, score="representatives",
-            positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false, num_repeat=1,
+            positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false, num_repeat=NumRepeat(1),
             key_form="roped", rope=None, max_pages=None, shift_limit=ShiftLimit(None), tiers=None
         ),
         text_signature = "(spec, *, init, local, block, topk, repr_topk=4, max_cached=None, alpha=1.0, \
@@ -83,12 +85,12 @@ impl InfLlm {
     #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
     fn new(
         spec: Bound<'_, PyAny>,
-        #[pyo3(from_py_with = arguments::init)] init: usize,
-        #[pyo3(from_py_with = arguments::local)] local: usize,
-        #[pyo3(from_py_with = arguments::block)] block: usize,
-        #[pyo3(from_py_with = arguments::topk)] topk: usize,
-        #[pyo3(from_py_with = arguments::repr_topk)] repr_topk: Option<usize>,
-        #[pyo3(from_py_with = arguments::max_cached)] max_cached: Option<usize>,
+        init: Init,
+        local: Local,
+        block: BlockLen,
+        topk: Topk,
+        repr_topk: Option<ReprTopk>,
+        max_cached: Option<MaxCached>,
         alpha: f32,
         score: &str,
         positions: &str,
@@ -96,11 +98,11 @@ impl InfLlm {
         eviction: &str,
         decay: f32,
         per_layer: bool,
-        #[pyo3(from_py_with = arguments::num_repeat)] num_repeat: usize,
+        num_repeat: NumRepeat,
         key_form: &str,
         rope: Option<&Bound<'_, Rope>>,
-        #[pyo3(from_py_with = arguments::max_pages)] max_pages: Option<usize>,
-        #[pyo3(from_py_with = arguments::shift_limit)] shift_limit: ShiftLimit,
+        max_pages: Option<MaxPages>,
+        shift_limit: ShiftLimit,
         tiers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let scores = [
@@ -116,22 +118,22 @@ impl InfLlm {
             ("far_fixed", FarPositions::FarFixed { n_ctx }),
         ];
         let evictions = [("lru", Eviction::Lru), ("decayed", Eviction::Decayed { decay })];
-        let default = InfLlmConfig::new(init, local, block, topk);
+        let default = InfLlmConfig::new(init.0, local.0, block.0, topk.0);
         let config = InfLlmConfig {
-            repr_topk: repr_topk.unwrap_or(default.repr_topk),
-            max_cached: max_cached.unwrap_or(topk),
+            repr_topk: repr_topk.map_or(default.repr_topk, |topk| topk.0),
+            max_cached: max_cached.map_or(topk.0, |cached| cached.0),
             alpha,
             score: choice("score", score, &scores)?,
             positions: choice("positions", positions, &all_positions)?,
             eviction: choice("eviction", eviction, &evictions)?,
             per_layer,
-            num_repeat,
+            num_repeat: num_repeat.0,
             ..default
         };
         let paged = spec.getattr("cache_mode")?.extract::<i64>()? == 1;
         let mode = if paged { spec::mode(&spec, None)? } else { Mode::Runs };
         let mut builder = spec::builder(&spec)?.mode(mode).key_form(spec::key_form(key_form)?);
-        builder = given(builder, max_pages, CacheSpecBuilder::max_pages);
+        builder = given(builder, max_pages.map(|pages| pages.0), CacheSpecBuilder::max_pages);
         builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
         builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
         let cache = builder.build().map_err(Refusal::from)?;
@@ -198,16 +200,11 @@ impl InfLlm {
     ///
     /// Raises ManagerError: layer, shape, mass (NaN, infinite or negative), observed_twice; step_closed, if no step is
     /// open.
-    fn observe(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = arguments::layer)] layer: usize,
-        scores: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+    fn observe(&self, py: Python<'_>, layer: Layer, scores: &Bound<'_, PyAny>) -> PyResult<()> {
         let scores: PyReadonlyArray2<'_, f32> = floats("scores", scores)?;
         self.shared.with(py, |infllm| {
             let mut step = infllm.open_step().ok_or_else(Refusal::step_closed)?;
-            let observed = step.observe(layer, scores.as_array());
+            let observed = step.observe(layer.0, scores.as_array());
             step.detach();
             Ok(observed?)
         })
@@ -217,28 +214,18 @@ impl InfLlm {
     /// attention multiplies them with the keys of blocks. The next step sees the blocks that fit them best.
     ///
     /// Raises ManagerError: layer, shape, selected_twice, step_open.
-    fn select(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = arguments::layer)] layer: usize,
-        queries: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+    fn select(&self, py: Python<'_>, layer: Layer, queries: &Bound<'_, PyAny>) -> PyResult<()> {
         let queries: PyReadonlyArray3<'_, f32> = floats("queries", queries)?;
         let queries = queries.as_array();
-        self.with(py, |infllm| py.detach(|| infllm.select(layer, queries)))
+        self.with(py, |infllm| py.detach(|| infllm.select(layer.0, queries)))
     }
 
     /// The blocks that the next step of a sequence sees in a layer, int64 in ascending order.
     ///
     /// Raises ManagerError: unknown_seq, lost, layer, not_selected.
-    #[pyo3(signature = (s, layer=0))]
-    fn blocks<'py>(
-        &self,
-        py: Python<'py>,
-        s: Id,
-        #[pyo3(from_py_with = arguments::layer)] layer: usize,
-    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let blocks = self.with(py, |infllm| infllm.blocks(s.0, layer))?;
+    #[pyo3(signature = (s, layer=Layer(0)), text_signature = "($self, s, layer=0)")]
+    fn blocks<'py>(&self, py: Python<'py>, s: Id, layer: Layer) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let blocks = self.with(py, |infllm| infllm.blocks(s.0, layer.0))?;
         Ok(blocks.into_iter().map(i64::from).collect::<Vec<_>>().into_pyarray(py))
     }
 
@@ -267,8 +254,8 @@ impl InfLlm {
     /// The pages that a sequence has at most, when no step gives it more than `n` tokens.
     ///
     /// Raises ManagerError: spec_range.
-    fn max_pages(&self, py: Python<'_>, #[pyo3(from_py_with = arguments::n)] n: usize) -> PyResult<usize> {
-        self.with(py, |infllm| infllm.config().max_pages(infllm.spec().page_size(), n))
+    fn max_pages(&self, py: Python<'_>, n: N) -> PyResult<usize> {
+        self.with(py, |infllm| infllm.config().max_pages(infllm.spec().page_size(), n.0))
     }
 
     /// Saves a sequence with all of its blocks, to be loaded by `load_seq`. The file is replaced once it is whole on

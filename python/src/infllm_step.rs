@@ -6,12 +6,11 @@ use kvcache_manager as core;
 use numpy::ndarray::Array2;
 use numpy::{IntoPyArray, PyArray0, PyArray1, PyArray2, ToPyArray};
 use pyo3::prelude::*;
-use pyo3::types::PyType;
 
-use crate::arguments;
+use crate::arguments::Layer;
+use crate::locked::{InfLlmParts, OpenStep, SharedInfLlm};
 use crate::memory::HostMemory;
 use crate::refusal::Refusal;
-use crate::shared::SharedInfLlm;
 use crate::step::{Indices, common_step};
 
 /// An open step of an `InfLlm`: the inputs of the operator and of the model, as int64 arrays, for B batch entries with
@@ -24,25 +23,18 @@ use crate::step::{Indices, common_step};
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct InfLlmStep {
-    shared: Arc<SharedInfLlm>,
-    number: u64,
+    open: OpenStep<core::InfLlm, InfLlmParts>,
     memory: Py<HostMemory>,
     indices: Indices<8>,
     /// By layer.
-    layers: Vec<Layer>,
+    layers: Vec<LayerTensors>,
     loads: usize,
 }
 
 #[derive(Debug)]
-struct Layer {
+struct LayerTensors {
     cachestarts: Array2<i64>,
     key_positions: Vec<i64>,
-}
-
-impl Drop for InfLlmStep {
-    fn drop(&mut self) {
-        self.shared.abandon(self.number);
-    }
 }
 
 impl InfLlmStep {
@@ -58,7 +50,7 @@ impl InfLlmStep {
         let layer = |layer| {
             let mut key_positions = Vec::new();
             step.key_positions_into(layer, &mut key_positions).ok()?;
-            Some(Layer { cachestarts: step.cachestarts(layer).ok()?.to_owned(), key_positions })
+            Some(LayerTensors { cachestarts: step.cachestarts(layer).ok()?.to_owned(), key_positions })
         };
         let indices = [
             step.seqstarts(),
@@ -75,12 +67,11 @@ impl InfLlmStep {
             memory,
             layers: (0..).map_while(layer).collect(),
             loads: step.loads(),
-            number: shared.opened(),
-            shared: Arc::clone(shared),
+            open: OpenStep::new(shared),
         })
     }
 
-    fn layer(&self, layer: usize) -> PyResult<&Layer> {
+    fn layer(&self, layer: usize) -> PyResult<&LayerTensors> {
         let num_layer = self.layers.len();
         let unknown = || core::Error::from(core::InfLlmError::Layer { layer, num_layer });
         Ok(self.layers.get(layer).ok_or_else(|| Refusal::from(unknown()))?)
@@ -88,22 +79,19 @@ impl InfLlmStep {
 
     fn end(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
         if !commit {
-            return self.shared.with(py, |infllm| {
-                self.shared.step(infllm, self.number).ok_or_else(Refusal::step_closed)?.rollback();
+            return self.open.with(py, |step| {
+                step.rollback();
                 Ok(())
             });
         }
-        self.shared.with_memory(py, self.memory.bind(py), |infllm, memory| {
-            let step = self.shared.step(infllm, self.number).ok_or_else(Refusal::step_closed)?;
-            step.commit(memory).map_err(Refusal::from)
+        let shared = &self.open.shared;
+        shared.with_memory(py, self.memory.bind(py), |infllm, memory| {
+            self.open.step(infllm)?.commit(memory).map_err(Refusal::from)
         })
     }
 
     fn end_open(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
-        let open = self
-            .shared
-            .with(py, |infllm| Ok(self.shared.step(infllm, self.number).map(core::InfLlmStep::detach).is_some()))?;
-        if open { self.end(py, commit) } else { Ok(()) }
+        if self.open.end_open(py, |step| step.detach())? { self.end(py, commit) } else { Ok(()) }
     }
 }
 
@@ -120,25 +108,17 @@ impl InfLlmStep {
     /// Shape (B, pages): the first slot of each page of a layer, -1 behind the last page.
     ///
     /// Raises ManagerError: layer.
-    #[pyo3(signature = (layer=0))]
-    fn cachestarts<'py>(
-        &self,
-        py: Python<'py>,
-        #[pyo3(from_py_with = arguments::layer)] layer: usize,
-    ) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        Ok(self.layer(layer)?.cachestarts.to_pyarray(py))
+    #[pyo3(signature = (layer=Layer(0)), text_signature = "($self, layer=0)")]
+    fn cachestarts<'py>(&self, py: Python<'py>, layer: Layer) -> PyResult<Bound<'py, PyArray2<i64>>> {
+        Ok(self.layer(layer.0)?.cachestarts.to_pyarray(py))
     }
 
     /// Shape (k): the positions of all rows of a layer, in the order of the operator's outputs.
     ///
     /// Raises ManagerError: layer.
-    #[pyo3(signature = (layer=0))]
-    fn key_positions<'py>(
-        &self,
-        py: Python<'py>,
-        #[pyo3(from_py_with = arguments::layer)] layer: usize,
-    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        Ok(self.layer(layer)?.key_positions.clone().into_pyarray(py))
+    #[pyo3(signature = (layer=Layer(0)), text_signature = "($self, layer=0)")]
+    fn key_positions<'py>(&self, py: Python<'py>, layer: Layer) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        Ok(self.layer(layer.0)?.key_positions.clone().into_pyarray(py))
     }
 
     /// Ends the step: its rows are stored, and those that have left the last tokens become blocks.

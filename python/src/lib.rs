@@ -5,19 +5,18 @@ mod append;
 mod arguments;
 mod buffers;
 mod conformance;
-mod figures;
+mod formulas;
 mod id;
 mod infllm;
 mod infllm_step;
+mod locked;
 mod manager;
 mod mask;
 mod memory;
-mod numbers;
 mod operator;
 mod refusal;
 mod rope;
 mod sessions;
-mod shared;
 mod spec;
 mod states;
 mod stats;
@@ -41,7 +40,7 @@ mod _native {
     #[pymodule_export]
     use super::conformance::{conformance_cases, error_kinds, run_suites};
     #[pymodule_export]
-    use super::figures::{find_slot, infllm_partition, n_kv, self_extend_positions, slot_stable};
+    use super::formulas::{find_slot, infllm_partition, n_kv, self_extend_positions, slot_stable};
     #[pymodule_export]
     use super::infllm::InfLlm;
     #[pymodule_export]

@@ -9,16 +9,19 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::append::appends_of;
-use crate::arguments::ShiftLimit;
+use crate::arguments::{
+    D, Delta, GaN, GaW, MaxMoves, MaxPages, NCtx, NDiscard, NKeep, NNew, P0, P1, Pad, Pages, Reserve, ShiftLimit, Sink,
+    Slack, Window,
+};
 use crate::id::Id;
+use crate::locked::{HeldTiers, Parts, Pools, SharedManager};
 use crate::memory::HostMemory;
 use crate::refusal::Refusal;
 use crate::rope::Rope;
-use crate::shared::{HeldTiers, Parts, Pools, SharedManager};
 use crate::spec::given;
 use crate::step::Step;
 use crate::tiers::tiers_of;
-use crate::{arguments, spec, stats};
+use crate::{spec, stats};
 
 /// Decides which slots of the cache of a `CacheSpec` hold which tokens of which sequence. It has metadata only.
 ///
@@ -72,8 +75,8 @@ impl Manager {
     #[new]
     #[pyo3(
         signature = (
-            spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=0, slack=0, pad=32,
-            defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true, fingerprint="", tiers=None
+            spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=Sink(0), slack=Slack(0),
+            pad=Pad(32), defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true, fingerprint="", tiers=None
         ),
         text_signature = "(spec, *, mode=None, max_pages=None, key_form='roped', rope=None, window=None, sink=0, \
             slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='', tiers=None)"
@@ -82,15 +85,15 @@ impl Manager {
     fn new(
         spec: Bound<'_, PyAny>,
         mode: Option<&str>,
-        #[pyo3(from_py_with = arguments::max_pages)] max_pages: Option<usize>,
+        max_pages: Option<MaxPages>,
         key_form: &str,
         rope: Option<&Bound<'_, Rope>>,
-        #[pyo3(from_py_with = arguments::window)] window: Option<usize>,
-        #[pyo3(from_py_with = arguments::sink)] sink: usize,
-        #[pyo3(from_py_with = arguments::slack)] slack: usize,
-        #[pyo3(from_py_with = arguments::pad)] pad: usize,
+        window: Option<Window>,
+        sink: Sink,
+        slack: Slack,
+        pad: Pad,
         defrag_threshold: Option<f64>,
-        #[pyo3(from_py_with = arguments::shift_limit)] shift_limit: ShiftLimit,
+        shift_limit: ShiftLimit,
         prefix_sharing: bool,
         fingerprint: &str,
         tiers: Option<&Bound<'_, PyAny>>,
@@ -98,14 +101,14 @@ impl Manager {
         let mut builder = spec::builder(&spec)?
             .mode(spec::mode(&spec, mode)?)
             .key_form(spec::key_form(key_form)?)
-            .sink(sink)
-            .slack(slack)
-            .pad(pad)
+            .sink(sink.0)
+            .slack(slack.0)
+            .pad(pad.0)
             .prefix_sharing(prefix_sharing)
             .fingerprint(fingerprint);
-        builder = given(builder, max_pages, CacheSpecBuilder::max_pages);
+        builder = given(builder, max_pages.map(|pages| pages.0), CacheSpecBuilder::max_pages);
         builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
-        builder = given(builder, window, CacheSpecBuilder::window);
+        builder = given(builder, window.map(|window| window.0), CacheSpecBuilder::window);
         builder = given(builder, defrag_threshold, CacheSpecBuilder::defrag_threshold);
         builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
         let core_spec = builder.build().map_err(Refusal::from)?;
@@ -131,19 +134,14 @@ impl Manager {
     /// prefixes only with those of the same `salt`.
     ///
     /// Raises ManagerError: step_open.
-    #[pyo3(signature = (reserve=0, salt=Default::default()), text_signature = "($self, reserve=0, salt=b'')")]
-    fn create(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = arguments::reserve)] reserve: usize,
-        salt: &[u8],
-    ) -> PyResult<u64> {
+    #[pyo3(signature = (reserve=Reserve(0), salt=Default::default()), text_signature = "($self, reserve=0, salt=b'')")]
+    fn create(&self, py: Python<'_>, reserve: Reserve, salt: &[u8]) -> PyResult<u64> {
         self.with(py, |manager| {
             if let Some(step) = manager.open_step() {
                 step.detach();
                 return Err(core::Error::StepOpen);
             }
-            Ok(Id(manager.create_with(&Create { reserve, salt })).number())
+            Ok(Id(manager.create_with(&Create { reserve: reserve.0, salt })).number())
         })
     }
 
@@ -165,30 +163,17 @@ impl Manager {
     /// others keep their positions. p0 < 0 is 0, p1 < 0 is behind the last position.
     ///
     /// Raises ManagerError: unknown_seq, step_open, lost, window_lost; CapacityError: out_of_pages, no_slot.
-    #[pyo3(signature = (s, p0=-1, p1=-1), text_signature = "($self, s, p0=-1, p1=-1)")]
-    fn seq_rm(
-        &self,
-        py: Python<'_>,
-        s: Option<Id>,
-        #[pyo3(from_py_with = arguments::p0)] p0: i64,
-        #[pyo3(from_py_with = arguments::p1)] p1: i64,
-    ) -> PyResult<usize> {
-        self.with(py, |manager| manager.seq_rm(s.map(|s| s.0), p0..p1))
+    #[pyo3(signature = (s, p0=P0(-1), p1=P1(-1)), text_signature = "($self, s, p0=-1, p1=-1)")]
+    fn seq_rm(&self, py: Python<'_>, s: Option<Id>, p0: P0, p1: P1) -> PyResult<usize> {
+        self.with(py, |manager| manager.seq_rm(s.map(|s| s.0), p0.0..p1.0))
     }
 
     /// Gives the empty sequence `dst` the rows of `src` at positions [p0, p1), as in `seq_rm`; gives how many they are.
     ///
     /// Raises ManagerError: not_empty, unknown_seq, step_open, lost; CapacityError: out_of_pages, no_slot.
-    #[pyo3(signature = (src, dst, p0=-1, p1=-1), text_signature = "($self, src, dst, p0=-1, p1=-1)")]
-    fn seq_cp(
-        &self,
-        py: Python<'_>,
-        src: Id,
-        dst: Id,
-        #[pyo3(from_py_with = arguments::p0)] p0: i64,
-        #[pyo3(from_py_with = arguments::p1)] p1: i64,
-    ) -> PyResult<usize> {
-        self.with(py, |manager| manager.seq_cp(src.0, dst.0, p0..p1))
+    #[pyo3(signature = (src, dst, p0=P0(-1), p1=P1(-1)), text_signature = "($self, src, dst, p0=-1, p1=-1)")]
+    fn seq_cp(&self, py: Python<'_>, src: Id, dst: Id, p0: P0, p1: P1) -> PyResult<usize> {
+        self.with(py, |manager| manager.seq_cp(src.0, dst.0, p0.0..p1.0))
     }
 
     /// Empties all other sequences. They stay, without rows.
@@ -203,30 +188,16 @@ impl Manager {
     ///
     /// Raises ManagerError: position_order, position_overflow, not_shiftable, shift_limit, unknown_seq, step_open, lost;
     /// CapacityError: out_of_pages, no_slot.
-    fn seq_add(
-        &self,
-        py: Python<'_>,
-        s: Id,
-        #[pyo3(from_py_with = arguments::p0)] p0: i64,
-        #[pyo3(from_py_with = arguments::p1)] p1: i64,
-        #[pyo3(from_py_with = arguments::delta)] delta: i64,
-    ) -> PyResult<()> {
-        self.with(py, |manager| manager.seq_add(s.0, p0..p1, delta))
+    fn seq_add(&self, py: Python<'_>, s: Id, p0: P0, p1: P1, delta: Delta) -> PyResult<()> {
+        self.with(py, |manager| manager.seq_add(s.0, p0.0..p1.0, delta.0))
     }
 
     /// Divides the positions [p0, p1) of `s`, as in `seq_rm`, by `d` and rounds them down. Keys that are stored roped
     /// are rotated by the next step or `update`.
     ///
     /// Raises ManagerError: range (d < 1), and as `seq_add`.
-    fn seq_div(
-        &self,
-        py: Python<'_>,
-        s: Id,
-        #[pyo3(from_py_with = arguments::p0)] p0: i64,
-        #[pyo3(from_py_with = arguments::p1)] p1: i64,
-        #[pyo3(from_py_with = arguments::d)] d: i64,
-    ) -> PyResult<()> {
-        self.with(py, |manager| manager.seq_div(s.0, p0..p1, d))
+    fn seq_div(&self, py: Python<'_>, s: Id, p0: P0, p1: P1, d: D) -> PyResult<()> {
+        self.with(py, |manager| manager.seq_div(s.0, p0.0..p1.0, d.0))
     }
 
     /// The rows of a sequence.
@@ -276,54 +247,48 @@ impl Manager {
     /// given, n_discard is half of what is behind n_keep.
     ///
     /// Raises ManagerError: no_progress, range, and as `seq_rm` and `seq_add`.
-    #[pyo3(signature = (s, n_ctx, n_new, n_keep=0, n_discard=None))]
+    #[pyo3(
+        signature = (s, n_ctx, n_new, n_keep=NKeep(0), n_discard=None),
+        text_signature = "($self, s, n_ctx, n_new, n_keep=0, n_discard=None)"
+    )]
     fn context_shift(
         &self,
         py: Python<'_>,
         s: Id,
-        #[pyo3(from_py_with = arguments::n_ctx)] n_ctx: i64,
-        #[pyo3(from_py_with = arguments::n_new)] n_new: i64,
-        #[pyo3(from_py_with = arguments::n_keep)] n_keep: i64,
-        #[pyo3(from_py_with = arguments::n_discard)] n_discard: Option<i64>,
+        n_ctx: NCtx,
+        n_new: NNew,
+        n_keep: NKeep,
+        n_discard: Option<NDiscard>,
     ) -> PyResult<i64> {
-        self.with(py, |manager| manager.context_shift(s.0, &ContextShift { n_ctx, n_new, n_keep, n_discard }))
+        self.with(py, |manager| {
+            manager.context_shift(
+                s.0,
+                &ContextShift { n_ctx: n_ctx.0, n_new: n_new.0, n_keep: n_keep.0, n_discard: n_discard.map(|n| n.0) },
+            )
+        })
     }
 
     /// Self-extend, before each step: where `ga_w` positions or more are not grouped yet, every `ga_n` of these become
     /// one, a whole number of ga_w at a time, and those behind move down. Gives the position of the next token.
     ///
     /// Raises ManagerError: group_width (ga_w is no multiple of ga_n), range, and as `seq_add`.
-    fn self_extend(
-        &self,
-        py: Python<'_>,
-        s: Id,
-        #[pyo3(from_py_with = arguments::ga_n)] ga_n: i64,
-        #[pyo3(from_py_with = arguments::ga_w)] ga_w: i64,
-    ) -> PyResult<i64> {
-        self.with(py, |manager| manager.self_extend(s.0, ga_n, ga_w))
+    fn self_extend(&self, py: Python<'_>, s: Id, ga_n: GaN, ga_w: GaW) -> PyResult<i64> {
+        self.with(py, |manager| manager.self_extend(s.0, ga_n.0, ga_w.0))
     }
 
     /// Moves rows together, in at most `max_moves` copies (src, dst, len), in slots, of the next step or `update`.
     ///
     /// Raises ManagerError: step_open.
     #[pyo3(signature = (max_moves=None))]
-    fn defrag(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = arguments::max_moves)] max_moves: Option<usize>,
-    ) -> PyResult<Vec<(usize, usize, usize)>> {
-        self.with(py, |manager| Ok(stats::moves(manager.defrag(max_moves)?)))
+    fn defrag(&self, py: Python<'_>, max_moves: Option<MaxMoves>) -> PyResult<Vec<(usize, usize, usize)>> {
+        self.with(py, |manager| Ok(stats::moves(manager.defrag(max_moves.map(|moves| moves.0))?)))
     }
 
     /// Moves the highest page in use to the lowest free one below it, `pages` times at most; gives the copies.
     ///
     /// Raises ManagerError: step_open.
-    fn compact(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = arguments::pages)] pages: usize,
-    ) -> PyResult<Vec<(usize, usize, usize)>> {
-        self.with(py, |manager| Ok(stats::moves(manager.compact(pages)?)))
+    fn compact(&self, py: Python<'_>, pages: Pages) -> PyResult<Vec<(usize, usize, usize)>> {
+        self.with(py, |manager| Ok(stats::moves(manager.compact(pages.0)?)))
     }
 
     /// Makes the copies that are queued, then rotates the keys whose positions have changed. A step does so by itself.

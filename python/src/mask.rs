@@ -7,8 +7,8 @@ use numpy::{PyArrayDescr, PyArrayDescrMethods, dtype};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use crate::arguments::{choice, within};
 use crate::buffers::{Buffer, Pool};
-use crate::numbers::{choice, within};
 use crate::refusal::{Refusal, refusal};
 
 /// Argument `window`.

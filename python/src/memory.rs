@@ -11,7 +11,7 @@ use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMet
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
-use crate::numbers::type_error;
+use crate::arguments::type_error;
 use crate::refusal::{Refusal, refusal};
 use crate::spec;
 use crate::threads::Threads;
@@ -141,7 +141,7 @@ impl Arrays<'_> {
     /// Gives `used` the memory, for its use alone. The memory lets other threads of Python run while it moves rows.
     ///
     /// # Errors
-    /// What `used` says.
+    /// The errors of `used`.
     pub fn using<R>(
         self,
         py: Python<'_>,

@@ -1,23 +1,45 @@
-//! What Python gets for a refusal: `ManagerError`, or `CapacityError` where there is no room, with `kind` and `details`.
+//! Refusals as Python's exceptions: `KvCacheError` of an operator with its `kind`; of a manager `ManagerError`, or
+//! `CapacityError` where there is no room, with `kind` and `details`.
 
 use kvcache_manager::{Detail, Error, SessionError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
+/// The class of the exception.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Operator,
+    Manager,
+    Capacity,
+}
+
 /// A refusal on its way to Python.
 #[derive(Debug)]
 pub struct Refusal {
-    capacity: bool,
+    class: Class,
     kind: &'static str,
     message: String,
     details: Vec<(&'static str, Detail)>,
 }
 
 impl Refusal {
-    /// A refusal of this binding's own.
-    pub fn new(kind: &'static str, message: String, details: Vec<(&'static str, Detail)>) -> Self {
-        Self { capacity: false, kind, message, details }
+    /// A refusal of an operator by this binding, for what the library cannot see.
+    pub fn new(kind: &'static str, message: impl Into<String>) -> Self {
+        Self { class: Class::Operator, kind, message: message.into(), details: Vec::new() }
+    }
+
+    /// A refusal of a manager by this binding.
+    pub fn of_manager(kind: &'static str, message: impl Into<String>, details: Vec<(&'static str, Detail)>) -> Self {
+        Self { class: Class::Manager, kind, message: message.into(), details }
+    }
+
+    /// Adds to the sentence, if the refusal is of this kind.
+    pub fn because(mut self, kind: &str, why: &str) -> Self {
+        if self.kind == kind {
+            self.message.push_str(why);
+        }
+        self
     }
 
     /// A step that has ended.
@@ -26,12 +48,12 @@ impl Refusal {
     }
 }
 
-/// A refusal of this binding's own: its kind, its message and its details by name.
+/// A refusal of a manager by this binding: its kind, its message and its details by name.
 macro_rules! refusal {
     ($kind:expr, $message:expr $(, $name:ident = $value:expr)* $(,)?) => {
-        $crate::refusal::Refusal::new(
+        $crate::refusal::Refusal::of_manager(
             $kind,
-            $message.into(),
+            $message,
             vec![$((stringify!($name), ::kvcache_manager::Detail::from($value))),*],
         )
     };
@@ -45,20 +67,29 @@ impl From<Error> for Refusal {
             Error::Session(session) => matches!(session, SessionError::NoRoom { .. }),
             _ => false,
         };
-        Self { capacity: no_room(&error), kind: error.kind(), message: error.to_string(), details: error.details() }
+        let class = if no_room(&error) { Class::Capacity } else { Class::Manager };
+        Self { class, kind: error.kind(), message: error.to_string(), details: error.details() }
     }
 }
 
-static MANAGER_ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-static CAPACITY_ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+impl From<kvcache_op::Error> for Refusal {
+    fn from(error: kvcache_op::Error) -> Self {
+        Self::new(error.kind(), error.to_string())
+    }
+}
 
 impl Refusal {
     fn raise(self, py: Python<'_>) -> PyResult<PyErr> {
-        let class = if self.capacity {
-            CAPACITY_ERROR.import(py, "kvcache_ops._errors", "CapacityError")?
-        } else {
-            MANAGER_ERROR.import(py, "kvcache_ops._errors", "ManagerError")?
+        static CLASSES: [PyOnceLock<Py<PyType>>; 3] = [const { PyOnceLock::new() }; 3];
+        let name = match self.class {
+            Class::Operator => "KvCacheError",
+            Class::Manager => "ManagerError",
+            Class::Capacity => "CapacityError",
         };
+        let class = CLASSES[self.class as usize].import(py, "kvcache_ops._errors", name)?;
+        if self.class == Class::Operator {
+            return Ok(PyErr::from_value(class.call1((self.message, self.kind))?));
+        }
         let details = PyDict::new(py);
         for (name, detail) in self.details {
             match detail {

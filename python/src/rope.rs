@@ -1,10 +1,10 @@
-//! `Rope`: how keys turn when their positions change.
+//! `Rope`: how keys are rotated when their positions change.
 
 use kvcache_manager as core;
 use kvcache_manager::RopeStyle;
 use pyo3::prelude::*;
 
-use crate::numbers::{choice, within};
+use crate::arguments::{choice, within};
 use crate::refusal::{Refusal, refusal};
 
 const STYLES: [(&str, RopeStyle); 2] = [("neox", RopeStyle::Neox), ("gptj", RopeStyle::Gptj)];
@@ -12,7 +12,7 @@ const STYLES: [(&str, RopeStyle); 2] = [("neox", RopeStyle::Neox), ("gptj", Rope
 /// Longer than any head. Frequencies are checked one by one.
 const MAX_N_ROT: i64 = 1 << 16;
 
-/// A rotary position embedding: pair i of the first `n_rot` elements of a head turns by f_i radians a position.
+/// A rotary position embedding: pair i of the first `n_rot` elements of a head is rotated by f_i radians a position.
 ///
 /// f_i = scale * base**(-2 * i / n_rot), or scale * inv_freq[i] where the n_rot / 2 numbers `inv_freq` are given, as
 /// YaRN and Llama 3 compute them; `base` is not used then. style: "neox" pairs elements i and i + n_rot / 2, "gptj" 2i
@@ -31,7 +31,7 @@ impl From<core::Rope> for Rope {
 }
 
 impl Rope {
-    /// The same for the manager.
+    /// This embedding, as the manager takes it.
     pub fn core(&self) -> &core::Rope {
         &self.0
     }
@@ -58,7 +58,7 @@ impl Rope {
         Ok(Self(rope))
     }
 
-    /// The elements of a head that turn: the first ones.
+    /// The number of elements of a head that are rotated: the first ones.
     #[getter]
     fn n_rot(&self) -> usize {
         self.0.n_rot()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kvcache_manager as core;
 use pyo3::prelude::*;
 
-use crate::arguments;
+use crate::arguments::Index;
 use crate::id::Id;
 use crate::manager::Manager;
 use crate::memory::{Detaching, HostMemory};
@@ -46,16 +46,10 @@ impl Manager {
     /// Loads one saved sequence, by its index in the file, beside those that there are; its id.
     ///
     /// Raises ManagerError: no_sequence, and as `load`.
-    #[pyo3(signature = (path, memory, index=0))]
-    fn load_seq(
-        &self,
-        py: Python<'_>,
-        path: PathBuf,
-        memory: &Bound<'_, HostMemory>,
-        #[pyo3(from_py_with = arguments::index)] index: usize,
-    ) -> PyResult<u64> {
+    #[pyo3(signature = (path, memory, index=Index(0)), text_signature = "($self, path, memory, index=0)")]
+    fn load_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, index: Index) -> PyResult<u64> {
         let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
-            memory.detached(|memory| manager.load_seq(path, memory, index))
+            memory.detached(|memory| manager.load_seq(path, memory, index.0))
         };
         Ok(Id(self.shared.with_memory(py, memory, load)?).number())
     }

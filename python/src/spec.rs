@@ -7,7 +7,21 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use crate::numbers::{choice, type_error};
+use crate::arguments::{choice, type_error};
+
+/// The fields of a `CacheSpec`, by their names.
+#[derive(FromPyObject)]
+struct Fields {
+    num_layers: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    max_tokens: usize,
+    cache_layout: i64,
+    quant_group: usize,
+    cache_dtype: String,
+    scale_dtype: Option<String>,
+    static_scale: bool,
+}
 
 /// A specification of the cache of a `CacheSpec`, but for its mode.
 ///
@@ -19,26 +33,19 @@ pub fn builder(spec: &Bound<'_, PyAny>) -> PyResult<CacheSpecBuilder> {
     if !spec.is_instance(CLASS.import(spec.py(), "kvcache_ops._cache", "CacheSpec")?)? {
         return Err(other());
     }
-    let size = |name| spec.getattr(name)?.extract();
+    let fields: Fields = spec.extract()?;
     let geometry = Geometry {
-        num_layer: size("num_layers")?,
-        num_heads: size("num_kv_heads")?,
-        head_dim: size("head_dim")?,
-        max_t: size("max_tokens")?,
+        num_layer: fields.num_layers,
+        num_heads: fields.num_kv_heads,
+        head_dim: fields.head_dim,
+        max_t: fields.max_tokens,
     };
-    let code = |name| spec.getattr(name)?.extract::<i64>();
-    let element = |name| {
-        let name: Option<String> = spec.getattr(name)?.extract()?;
-        PyResult::Ok(name.as_deref().and_then(ElementType::from_name))
-    };
-    let layout = CacheLayout::from_code(code("cache_layout")?).ok_or_else(other)?;
+    let layout = CacheLayout::from_code(fields.cache_layout).ok_or_else(other)?;
+    let cache_type = ElementType::from_name(&fields.cache_dtype).ok_or_else(other)?;
+    let scale_type = fields.scale_dtype.as_deref().filter(|_| !fields.static_scale).and_then(ElementType::from_name);
     let builder = core::CacheSpec::builder(geometry).layout(layout);
-    let cache_type = element("cache_dtype")?.ok_or_else(other)?;
-    if spec.getattr("static_scale")?.extract()? {
-        return Ok(builder.cache_type(cache_type));
-    }
-    Ok(match (QuantBit::of_element(cache_type), element("scale_dtype")?) {
-        (Some(bit), Some(scale_type)) => builder.quantized(bit, size("quant_group")?, scale_type),
+    Ok(match (QuantBit::of_element(cache_type), scale_type) {
+        (Some(bit), Some(scale_type)) => builder.quantized(bit, fields.quant_group, scale_type),
         _ => builder.cache_type(cache_type),
     })
 }
@@ -67,7 +74,7 @@ pub fn mode(spec: &Bound<'_, PyAny>, name: Option<&str>) -> PyResult<Mode> {
     name.map_or(Ok(modes[0].1), |name| choice("mode", name, modes))
 }
 
-/// What stored keys are, by its name.
+/// The form of stored keys, by its name.
 ///
 /// # Errors
 /// `ManagerError` of kind `spec_name`.

@@ -1,41 +1,21 @@
 //! `StateCache` and `StateStep`: the states of recurrent layers.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kvcache_manager as core;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyIterator, PyList, PyType};
+use pyo3::types::{PyDict, PyIterator, PyList};
 
 use crate::append::counts_of;
-use crate::arguments;
+use crate::arguments::{D, Delta, P0, P1, count};
 use crate::id::Id;
-use crate::numbers::count;
+use crate::locked::{OpenStep, Shared};
 use crate::refusal::Refusal;
+use crate::step::context_manager;
 
-/// What a cache and its steps have in common. No Python code runs while the lock is held.
-#[derive(Debug)]
-struct Shared {
-    states: Mutex<core::StateCache>,
-    /// The number of the open step, or of the last one.
-    latest: AtomicU64,
-}
-
-impl Shared {
-    fn with<R>(&self, used: impl FnOnce(&mut core::StateCache) -> Result<R, core::Error>) -> PyResult<R> {
-        let outcome = used(&mut self.states.lock().unwrap_or_else(PoisonError::into_inner));
-        Ok(outcome.map_err(Refusal::from)?)
-    }
-
-    /// Ends this step by `end`; whether it was open.
-    fn end(&self, number: u64, end: impl FnOnce(core::StateStep<'_>)) -> bool {
-        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = (number == self.latest.load(Ordering::Relaxed)).then(|| states.open_step()).flatten();
-        open.map(end).is_some()
-    }
-}
+type SharedStates = Shared<core::StateCache, ()>;
 
 /// Decides which cells hold the states of which sequences in recurrent layers, as Mamba and RWKV have them: a row a
 /// sequence, which every step replaces. Cell i is row i of the caller's memory, (size, row_bytes) of any type.
@@ -48,7 +28,17 @@ impl Shared {
 /// Raises ManagerError: spec_range, out_of_memory.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
-pub struct StateCache(Arc<Shared>);
+pub struct StateCache(Arc<SharedStates>);
+
+impl StateCache {
+    fn with<R>(
+        &self,
+        py: Python<'_>,
+        used: impl FnOnce(&mut core::StateCache) -> Result<R, core::Error>,
+    ) -> PyResult<R> {
+        self.0.with(py, |states| Ok(used(states)?))
+    }
+}
 
 #[pymethods]
 impl StateCache {
@@ -56,110 +46,91 @@ impl StateCache {
     fn new(size: &Bound<'_, PyAny>, row_bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
         let number = |name, value| count("spec_range", name, value);
         let states = core::StateCache::new(number("size", size)?, number("row_bytes", row_bytes)?);
-        let states = Mutex::new(states.map_err(Refusal::from)?);
-        Ok(Self(Arc::new(Shared { states, latest: AtomicU64::new(0) })))
+        Ok(Self(Arc::new(Shared::new(states.map_err(Refusal::from)?, ()))))
     }
 
     /// The cells, which are also the most sequences.
     #[getter]
-    fn size(&self) -> PyResult<usize> {
-        self.0.with(|states| Ok(states.size()))
+    fn size(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |states| Ok(states.size()))
     }
 
     /// The bytes of all cells.
     #[getter]
-    fn nbytes(&self) -> PyResult<usize> {
-        self.0.with(|states| Ok(states.nbytes()))
+    fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |states| Ok(states.nbytes()))
     }
 
     /// A sequence without tokens; its id: `s`, that of a `Manager`, or one that no sequence here has.
     ///
     /// Raises ManagerError: known_seq, step_open; CapacityError: no_slot.
     #[pyo3(signature = (s=None))]
-    fn create(&self, s: Option<Id>) -> PyResult<u64> {
-        self.0.with(|states| Ok(Id(states.create(s.map(|s| s.0))?).number()))
+    fn create(&self, py: Python<'_>, s: Option<Id>) -> PyResult<u64> {
+        self.with(py, |states| Ok(Id(states.create(s.map(|s| s.0))?).number()))
     }
 
     /// A sequence with the state of `s`; its id: `to`, that of a `Manager`'s fork, or a new one. No bytes move.
     ///
     /// Raises ManagerError: unknown_seq, lost, known_seq, step_open; CapacityError: no_slot.
     #[pyo3(signature = (s, to=None))]
-    fn fork(&self, s: Id, to: Option<Id>) -> PyResult<u64> {
-        self.0.with(|states| Ok(Id(states.fork(s.0, to.map(|to| to.0))?).number()))
+    fn fork(&self, py: Python<'_>, s: Id, to: Option<Id>) -> PyResult<u64> {
+        self.with(py, |states| Ok(Id(states.fork(s.0, to.map(|to| to.0))?).number()))
     }
 
     /// Removes a sequence.
     ///
     /// Raises ManagerError: unknown_seq, step_open.
-    fn free(&self, s: Id) -> PyResult<()> {
-        self.0.with(|states| states.free(s.0))
+    fn free(&self, py: Python<'_>, s: Id) -> PyResult<()> {
+        self.with(py, |states| states.free(s.0))
     }
 
     /// The cell with the state of a sequence, or None before its first token.
     ///
     /// Raises ManagerError: unknown_seq, lost.
-    fn tail(&self, s: Id) -> PyResult<Option<usize>> {
-        self.0.with(|states| states.tail(s.0))
+    fn tail(&self, py: Python<'_>, s: Id) -> PyResult<Option<usize>> {
+        self.with(py, |states| states.tail(s.0))
     }
 
     /// The position of a sequence's last token, or None before its first token.
     ///
     /// Raises ManagerError: unknown_seq, lost.
-    fn pos_max(&self, s: Id) -> PyResult<Option<i64>> {
-        self.0.with(|states| states.pos_max(s.0))
+    fn pos_max(&self, py: Python<'_>, s: Id) -> PyResult<Option<i64>> {
+        self.with(py, |states| states.pos_max(s.0))
     }
 
     /// Removes the tokens at positions [p0, p1): all of a state, or nothing. p0 < 0 is 0, p1 < 0 is behind the last
     /// position.
     ///
     /// Raises ManagerError: partial_state, unknown_seq, lost, step_open.
-    #[pyo3(signature = (s, p0=-1, p1=-1), text_signature = "($self, s, p0=-1, p1=-1)")]
-    fn seq_rm(
-        &self,
-        s: Id,
-        #[pyo3(from_py_with = arguments::p0)] p0: i64,
-        #[pyo3(from_py_with = arguments::p1)] p1: i64,
-    ) -> PyResult<()> {
-        self.0.with(|states| states.seq_rm(s.0, p0..p1))
+    #[pyo3(signature = (s, p0=P0(-1), p1=P1(-1)), text_signature = "($self, s, p0=-1, p1=-1)")]
+    fn seq_rm(&self, py: Python<'_>, s: Id, p0: P0, p1: P1) -> PyResult<()> {
+        self.with(py, |states| states.seq_rm(s.0, p0.0..p1.0))
     }
 
     /// Adds `delta` to the position of the last token of `s`, if it is in [p0, p1); below 0 the state is removed.
     ///
     /// Raises ManagerError: position_overflow, unknown_seq, lost, step_open.
-    fn seq_add(
-        &self,
-        s: Id,
-        #[pyo3(from_py_with = arguments::p0)] p0: i64,
-        #[pyo3(from_py_with = arguments::p1)] p1: i64,
-        #[pyo3(from_py_with = arguments::delta)] delta: i64,
-    ) -> PyResult<()> {
-        self.0.with(|states| states.seq_add(s.0, p0..p1, delta))
+    fn seq_add(&self, py: Python<'_>, s: Id, p0: P0, p1: P1, delta: Delta) -> PyResult<()> {
+        self.with(py, |states| states.seq_add(s.0, p0.0..p1.0, delta.0))
     }
 
     /// Divides the position of the last token of `s` by `d`, if it is in [p0, p1), and rounds it down.
     ///
     /// Raises ManagerError: range (d < 1), unknown_seq, lost, step_open.
-    fn seq_div(
-        &self,
-        s: Id,
-        #[pyo3(from_py_with = arguments::p0)] p0: i64,
-        #[pyo3(from_py_with = arguments::p1)] p1: i64,
-        #[pyo3(from_py_with = arguments::d)] d: i64,
-    ) -> PyResult<()> {
-        self.0.with(|states| states.seq_div(s.0, p0..p1, d))
+    fn seq_div(&self, py: Python<'_>, s: Id, p0: P0, p1: P1, d: D) -> PyResult<()> {
+        self.with(py, |states| states.seq_div(s.0, p0.0..p1.0, d.0))
     }
 
     /// Opens a step that appends `n` tokens to each sequence of `appends`, a dict {s: n}: all of them or none.
     ///
     /// Raises ManagerError: unknown_seq, lost, empty_append, position_overflow, step_open.
     fn begin_step(&self, appends: &Bound<'_, PyDict>) -> PyResult<StateStep> {
-        let appends = counts_of(appends)?;
-        self.0.with(|states| {
-            let step = states.begin_step(&appends)?;
+        let counts = counts_of(appends)?;
+        self.with(appends.py(), |states| {
+            let step = states.begin_step(&counts)?;
             let splits = step.splits().to_vec();
             step.detach();
-            let number = 1 + self.0.latest.fetch_add(1, Ordering::Relaxed);
-            Ok(StateStep { shared: Arc::clone(&self.0), number, splits })
+            Ok(StateStep { open: OpenStep::new(&self.0), splits })
         })
     }
 }
@@ -177,22 +148,17 @@ type Split<'py> = (Vec<u64>, usize, Bound<'py, PyArray1<i64>>, Bound<'py, PyArra
 #[pyclass(frozen, sequence, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct StateStep {
-    shared: Arc<Shared>,
-    number: u64,
+    open: OpenStep<core::StateCache, ()>,
     splits: Vec<core::StateSplit>,
 }
 
-impl Drop for StateStep {
-    fn drop(&mut self) {
-        self.shared.end(self.number, |step| step.rollback());
+impl StateStep {
+    fn end_open(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
+        self.open.end_open(py, |step| if commit { step.commit() } else { step.rollback() }).map(drop)
     }
 }
 
-impl StateStep {
-    fn end(&self, end: impl FnOnce(core::StateStep<'_>)) -> PyResult<()> {
-        if self.shared.end(self.number, end) { Ok(()) } else { Err(Refusal::step_closed().into()) }
-    }
-}
+context_manager!(StateStep);
 
 #[pymethods]
 impl StateStep {
@@ -216,30 +182,14 @@ impl StateStep {
     /// Ends the step: its sequences have the states that were written.
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
-    fn commit(&self) -> PyResult<()> {
-        self.end(|step| step.commit())
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+        self.open.with(py, |step| Ok(step.commit()))
     }
 
     /// Ends the step: its sequences have the states that they had, if these were not overwritten.
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
-    fn rollback(&self) -> PyResult<()> {
-        self.end(|step| step.rollback())
-    }
-
-    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
-    }
-
-    /// Ends a step that is still open.
-    #[pyo3(signature = (exc_type, exc_value, traceback, /))]
-    fn __exit__(
-        &self,
-        exc_type: Option<&Bound<'_, PyType>>,
-        exc_value: Option<&Bound<'_, PyAny>>,
-        traceback: Option<&Bound<'_, PyAny>>,
-    ) {
-        let _ = (exc_value, traceback);
-        self.shared.end(self.number, |step| if exc_type.is_none() { step.commit() } else { step.rollback() });
+    fn rollback(&self, py: Python<'_>) -> PyResult<()> {
+        self.open.with(py, |step| Ok(step.rollback()))
     }
 }

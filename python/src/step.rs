@@ -8,18 +8,16 @@ use kvcache_manager::{MaskSpec, MaskWindow};
 use numpy::ndarray::{Ix0, Ix1, IxDyn};
 use numpy::{PyArray0, PyArray1, PyArrayDyn};
 use pyo3::prelude::*;
-use pyo3::types::PyType;
 
 use crate::buffers::{Buffer, Pool, array};
+use crate::locked::{OpenStep, Parts, SharedManager};
 use crate::mask;
-use crate::refusal::Refusal;
-use crate::shared::SharedManager;
 
 /// Tensors of numbers in one buffer.
 #[derive(Debug)]
 pub struct Indices<const N: usize> {
     buffer: Arc<Buffer>,
-    /// Where each ends.
+    /// The end of each tensor in the buffer.
     ends: [usize; N],
 }
 
@@ -92,6 +90,13 @@ macro_rules! common_step {
             }
         }
 
+        $crate::step::context_manager!($step);
+    };
+}
+
+/// A step as a context manager, by `end_open`.
+macro_rules! context_manager {
+    ($step:ty) => {
         #[pymethods]
         impl $step {
             fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -103,7 +108,7 @@ macro_rules! common_step {
             fn __exit__(
                 &self,
                 py: Python<'_>,
-                exc_type: Option<&Bound<'_, PyType>>,
+                exc_type: Option<&Bound<'_, ::pyo3::types::PyType>>,
                 exc_value: Option<&Bound<'_, PyAny>>,
                 traceback: Option<&Bound<'_, PyAny>>,
             ) -> PyResult<()> {
@@ -114,7 +119,7 @@ macro_rules! common_step {
     };
 }
 
-pub(crate) use {common_step, tensors};
+pub(crate) use {common_step, context_manager, tensors};
 
 /// An open step: the inputs of the operator and of the model, as int64 arrays in row-major order, for B batch entries
 /// with s new rows and k rows in all.
@@ -127,20 +132,13 @@ pub(crate) use {common_step, tensors};
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct Step {
-    shared: Arc<SharedManager>,
-    number: u64,
+    open: OpenStep<core::Manager, Parts>,
     indices: Indices<10>,
     cachestarts: Arc<Buffer>,
     cachestarts_shape: Vec<usize>,
     /// `kvstarts[B]`.
     rows: usize,
     key_positions: Mutex<Option<Arc<Buffer>>>,
-}
-
-impl Drop for Step {
-    fn drop(&mut self) {
-        self.shared.abandon(self.number);
-    }
 }
 
 impl Step {
@@ -174,25 +172,12 @@ impl Step {
             cachestarts_shape: starts.shape().to_vec(),
             rows: step.kvstarts().last().map_or(0, |&rows| rows as usize),
             key_positions: Mutex::new(None),
-            number: shared.opened(),
-            shared: Arc::clone(shared),
+            open: OpenStep::new(shared),
         })
-    }
-
-    /// Has `use_it` use the open step.
-    fn with_open<R>(&self, py: Python<'_>, use_it: impl FnOnce(core::Step<'_>) -> Result<R, Refusal>) -> PyResult<R> {
-        self.shared.with(py, |manager| use_it(self.shared.step(manager, self.number).ok_or_else(Refusal::step_closed)?))
     }
 
     fn end_open(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
-        self.shared.with(py, |manager| {
-            match self.shared.step(manager, self.number) {
-                Some(step) if commit => step.commit(),
-                Some(step) => step.rollback(),
-                None => {}
-            }
-            Ok(())
-        })
+        self.open.end_open(py, |step| if commit { step.commit() } else { step.rollback() }).map(drop)
     }
 }
 
@@ -224,8 +209,8 @@ impl Step {
         let made = match made {
             Some(made) => made,
             None => {
-                let made = self.with_open(py, |step| {
-                    let made = self.shared.parts.pools.key_positions.take(self.rows, |positions| {
+                let made = self.open.with(py, |step| {
+                    let made = self.open.shared.parts.pools.key_positions.take(self.rows, |positions| {
                         step.key_positions_into(positions);
                         Ok(())
                     });
@@ -263,10 +248,10 @@ impl Step {
         mask::check_slopes(alibi.as_deref())?;
         let spec = MaskSpec::causal().window(window);
         let spec = alibi.as_deref().map_or(spec, |slopes| spec.alibi(slopes));
-        let (buffer, shape) = self.with_open(py, |step| {
+        let (buffer, shape) = self.open.with(py, |step| {
             let shape = step.mask_shape(&spec);
             let fill = if half { mask::fill::<f16> } else { mask::fill::<f32> };
-            let made = fill(&step, &spec, &shape, &self.shared.parts.pools.masks);
+            let made = fill(&step, &spec, &shape, &self.open.shared.parts.pools.masks);
             step.detach();
             Ok((made?, shape))
         })?;
@@ -282,7 +267,7 @@ impl Step {
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        self.with_open(py, |step| {
+        self.open.with(py, |step| {
             step.commit();
             Ok(())
         })
@@ -292,7 +277,7 @@ impl Step {
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
     fn rollback(&self, py: Python<'_>) -> PyResult<()> {
-        self.with_open(py, |step| {
+        self.open.with(py, |step| {
             step.rollback();
             Ok(())
         })

@@ -12,8 +12,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyDict;
 
-use crate::arguments;
-use crate::numbers::type_error;
+use crate::arguments::{Nbytes, type_error};
 use crate::refusal::refusal;
 
 /// The seconds that a tier has for an answer, unless it is given others.
@@ -32,8 +31,8 @@ pub struct HostTier {
 #[pymethods]
 impl HostTier {
     #[new]
-    fn new(#[pyo3(from_py_with = arguments::nbytes)] nbytes: usize) -> Self {
-        Self { nbytes: nbytes as u64 }
+    fn new(nbytes: Nbytes) -> Self {
+        Self { nbytes: nbytes.0 as u64 }
     }
 }
 
@@ -51,9 +50,9 @@ pub struct FileTier(Tier);
 impl FileTier {
     #[new]
     #[pyo3(signature = (path, nbytes, *, deadline=DEADLINE), text_signature = "(path, nbytes, *, deadline=2.0)")]
-    fn new(path: PathBuf, #[pyo3(from_py_with = arguments::nbytes)] nbytes: usize, deadline: f64) -> PyResult<Self> {
+    fn new(path: PathBuf, nbytes: Nbytes, deadline: f64) -> PyResult<Self> {
         let deadline = seconds("deadline", deadline)?;
-        let store = core::FileTier::open(&path, nbytes as u64)
+        let store = core::FileTier::open(&path, nbytes.0 as u64)
             .map_err(|error| unusable(format!("{}: {error}", path.display())))?;
         Ok(Self(Tier::new("file", Arc::new(store)).deadline(deadline)))
     }

@@ -11,7 +11,7 @@ from kvcache_ops.torch._operator import Operator
 
 
 def _shape(inputs: dict[str, Any], attributes: dict[str, int], all_keys: Callable[[], Any]) -> Any:
-    """That of the queries."""
+    """The shape of the queries."""
     return inputs["query"].shape
 
 

@@ -11,8 +11,8 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::geometry::element;
 use super::kind::{Kind, Operator};
-use super::refused::Refused;
 use super::tensor::{Access, Tensor};
+use crate::refusal::Refusal;
 use crate::threads::Threads;
 
 /// The inputs that a call may lack.
@@ -51,7 +51,7 @@ pub fn run<'py>(
         })
         .collect::<PyResult<Vec<_>>>()?;
     let call = Here((checked, outputs.iter().chain(&mass).map(Tensor::write).collect()));
-    py.detach(move || call.run()).map_err(Refused::from)?;
+    py.detach(move || call.run()).map_err(Refusal::from)?;
     PyTuple::new(py, outputs.iter().map(Tensor::object))
 }
 
@@ -109,7 +109,7 @@ fn prepare<'py>(
                 Ok(tensor)
             }
             None if OPTIONAL.contains(name) => Ok(None),
-            None => Err(Refused::new("input_missing", format!("{name} is absent, expected a tensor")).into()),
+            None => Err(Refusal::new("input_missing", format!("{name} is absent, expected a tensor")).into()),
         })
         .collect::<PyResult<Vec<_>>>()?;
     Ok((operator, Operands { kind, tensors }))
@@ -126,11 +126,11 @@ fn allocate<'py>(
     let of_ml_dtypes = |_| py.import("ml_dtypes").and_then(|package| package.getattr(name));
     let dtype = numpy.getattr(name).or_else(of_ml_dtypes).map_err(|error| {
         let message = format!("{output} of {name} needs the package ml_dtypes, unless it is given: {error}");
-        PyErr::from(Refused::new("package_missing", message))
+        PyErr::from(Refusal::new("package_missing", message))
     })?;
     numpy
         .call_method1("empty", (<(usize, usize, usize)>::from(shape), dtype))
-        .map_err(|_| Refused::from(Error::OutOfMemory { output, shape: shape.into() }).into())
+        .map_err(|_| Refusal::from(Error::OutOfMemory { output, shape: shape.into() }).into())
 }
 
 /// The inputs of a call, by position.
@@ -145,20 +145,20 @@ impl<'py> Operands<'py> {
         self.tensors.get(i)?.as_ref()
     }
 
-    fn required(&self, name: &'static str) -> Result<&Tensor<'py>, Refused> {
-        self.optional(name).ok_or_else(|| Refused::new("input_missing", format!("{name} is absent, expected a tensor")))
+    fn required(&self, name: &'static str) -> Result<&Tensor<'py>, Refusal> {
+        self.optional(name).ok_or_else(|| Refusal::new("input_missing", format!("{name} is absent, expected a tensor")))
     }
 
-    fn read(&self, name: &'static str) -> Result<TensorRef<'_>, Refused> {
+    fn read(&self, name: &'static str) -> Result<TensorRef<'_>, Refusal> {
         self.required(name).map(Tensor::read)
     }
 
     /// The type of the outputs.
-    fn t1(&self) -> Result<ElementType, Refused> {
+    fn t1(&self) -> Result<ElementType, Refusal> {
         self.required(self.kind.inputs()[0]).map(Tensor::element)
     }
 
-    fn stored(&self) -> Result<Inputs<'_>, Refused> {
+    fn stored(&self) -> Result<Inputs<'_>, Refusal> {
         Ok(Inputs {
             current_key: self.read("current_key")?,
             current_value: self.read("current_value")?,
@@ -173,13 +173,16 @@ impl<'py> Operands<'py> {
         })
     }
 
-    fn check(&self, operator: &Operator) -> Result<Checked<'_>, Refused> {
+    fn check(&self, operator: &Operator) -> Result<Checked<'_>, Refusal> {
         let packed = self.optional("cache").is_some_and(|cache| cache.element() == ElementType::Int4);
-        let why = packed.then_some("; cache is an array of uint8, which is int4 with two elements in a byte");
-        self.checked(operator).map_err(|refused| refused.because("illegal_types", why.unwrap_or_default()))
+        self.checked(operator).map_err(|refusal| match packed {
+            true => refusal
+                .because("illegal_types", "; cache is an array of uint8, which is int4 with two elements in a byte"),
+            false => refusal,
+        })
     }
 
-    fn checked(&self, operator: &Operator) -> Result<Checked<'_>, Refused> {
+    fn checked(&self, operator: &Operator) -> Result<Checked<'_>, Refusal> {
         let cache = || self.required("cache").map(Tensor::write);
         let scale = || self.optional("scale").map(Tensor::write);
         let attn_mask = self.optional("attn_mask").map(Tensor::read);

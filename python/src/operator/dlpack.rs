@@ -9,12 +9,14 @@ use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-use super::refused::Refused;
+use crate::refusal::Refusal;
 
-/// What a producer says of its memory, which the capsule keeps.
-pub struct Borrowed<'py> {
-    pub capsule: Bound<'py, PyCapsule>,
-    pub dtype: Dtype,
+/// An argument's description of its memory.
+pub struct Given<'py> {
+    /// The owner of the memory: the array, or the capsule of its export.
+    pub owner: Bound<'py, PyAny>,
+    /// The type of the elements, or the name of a type that the operators do not have.
+    pub element: Result<ElementType, String>,
     pub shape: Shape,
     pub address: *mut u8,
     pub contiguous: bool,
@@ -22,40 +24,30 @@ pub struct Borrowed<'py> {
     pub copied: bool,
 }
 
-/// A type of elements.
-pub struct Dtype(DLDataType);
-
-impl Dtype {
-    /// The same in the operator, if it has it. int4 is none of them: producers do not agree on its bytes.
-    pub fn element(&self) -> Option<ElementType> {
-        element_of("", self.0).ok().filter(|&element| element != ElementType::Int4)
+/// The type of a producer's elements, or its name. int4 is no type of an operator here: producers do not agree on its
+/// bytes.
+fn element(dtype: DLDataType) -> Result<ElementType, String> {
+    if let Some(element) = element_of("", dtype).ok().filter(|&element| element != ElementType::Int4) {
+        return Ok(element);
     }
-
-    /// Whether it is uint8.
-    pub fn is_byte(&self) -> bool {
-        self.0 == DLDataType { code: DLDataTypeCode::UINT, bits: 8, lanes: 1 }
-    }
-
-    /// Its name, as far as it has one.
-    pub fn name(&self) -> String {
-        let kind = match self.0.code {
-            DLDataTypeCode::INT => "int",
-            DLDataTypeCode::UINT => "uint",
-            DLDataTypeCode::FLOAT => "float",
-            DLDataTypeCode::BFLOAT => "bfloat",
-            DLDataTypeCode::COMPLEX => "complex",
-            DLDataTypeCode::BOOL => "bool",
-            code => return format!("DLPack type code {} of {} bits", code.0, self.0.bits),
-        };
-        format!("{kind}{}", self.0.bits)
-    }
+    let kind = match dtype.code {
+        DLDataTypeCode::INT => "int",
+        DLDataTypeCode::UINT => "uint",
+        DLDataTypeCode::FLOAT => "float",
+        DLDataTypeCode::BFLOAT => "bfloat",
+        DLDataTypeCode::COMPLEX => "complex",
+        DLDataTypeCode::BOOL => "bool",
+        code => return Err(format!("DLPack type code {} of {} bits", code.0, dtype.bits)),
+    };
+    let lanes = if dtype.lanes == 1 { String::new() } else { format!("x{}", dtype.lanes) };
+    Err(format!("{kind}{}{lanes}", dtype.bits))
 }
 
 /// Borrows the memory of `producer`, the argument called `name`.
 ///
 /// # Errors
 /// `KvCacheError` for memory that the CPU cannot reach, and for what does not export versioned DLPack.
-pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult<Borrowed<'py>> {
+pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult<Given<'py>> {
     let py = producer.py();
     let class = producer.get_type().name()?.to_string();
     let failed = |error: PyErr| {
@@ -63,14 +55,14 @@ pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult
             return error; // KeyboardInterrupt and the like
         }
         let refused: PyErr =
-            Refused::new("not_borrowed", format!("{name}: the memory of the {class} cannot be borrowed: {error}"))
+            Refusal::new("not_borrowed", format!("{name}: the memory of the {class} cannot be borrowed: {error}"))
                 .into();
         refused.set_cause(py, Some(error));
         refused
     };
     let (device_type, device_id) =
         producer.call_method0("__dlpack_device__").and_then(|device| device.extract()).map_err(failed)?;
-    on_host(name, DLDevice { device_type: DLDeviceType(device_type), device_id }).map_err(Refused::from)?;
+    on_host(name, DLDevice { device_type: DLDeviceType(device_type), device_id }).map_err(Refusal::from)?;
     let arguments = PyDict::new(py);
     arguments.set_item("max_version", (1, 0))?;
     let capsule = producer.call_method("__dlpack__", (), Some(&arguments)).map_err(|error| {
@@ -86,19 +78,19 @@ pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult
     if managed.version.major != 1 {
         let (major, minor) = (managed.version.major, managed.version.minor);
         let message = format!("{name}: the {class} exports DLPack {major}.{minor}, expected version 1");
-        return Err(Refused::new("dlpack_version", message).into());
+        return Err(Refusal::new("dlpack_version", message).into());
     }
     let tensor = &managed.dl_tensor;
     // SAFETY: a producer's shape and strides have `ndim` numbers, which live as long as the capsule.
-    let Described { shape, data, contiguous } = unsafe { described(name, tensor) }.map_err(Refused::from)?;
-    Ok(Borrowed {
-        dtype: Dtype(tensor.dtype),
+    let Described { shape, data, contiguous } = unsafe { described(name, tensor) }.map_err(Refusal::from)?;
+    Ok(Given {
+        element: element(tensor.dtype),
         shape,
         address: data,
         contiguous,
         read_only: managed.flags.contains(DlpackFlags::READ_ONLY),
         copied: managed.flags.contains(DlpackFlags::IS_COPIED),
-        capsule: capsule.cast_into::<PyCapsule>().map_err(PyErr::from)?,
+        owner: capsule,
     })
 }
 
@@ -107,5 +99,5 @@ fn unversioned(name: &'static str, class: &str) -> PyErr {
         "{name}: the {class} does not export versioned DLPack, which tells read-only memory; expected a numpy array or a \
          tensor with __dlpack__(max_version=(1, 0)): pass a numpy array on the same memory"
     );
-    Refused::new("dlpack_version", message).into()
+    Refusal::new("dlpack_version", message).into()
 }

@@ -8,7 +8,7 @@ use pyo3::types::PyDict;
 
 use super::borrowed_call::OPTIONAL;
 use super::kind::{Kind, Operator};
-use super::refused::Refused;
+use crate::refusal::Refusal;
 
 /// The domains that the operators are registered in.
 #[pyfunction]
@@ -44,19 +44,19 @@ pub fn check_node(op_type: &str, attributes: &Bound<'_, PyDict>, inputs: Vec<Str
     if let Some(unknown) = inputs.iter().find(|input| !kind.inputs().contains(&input.as_str())) {
         let names = kind.inputs().join(", ");
         let message = format!("{} has no input {unknown:?}, expected some of {names}", kind.name());
-        return Err(Refused::new("input_unknown", message).into());
+        return Err(Refusal::new("input_unknown", message).into());
     }
     if let Some(missing) = kind.inputs().iter().find(|name| !has(name) && !OPTIONAL.contains(name)) {
         let message = format!("{missing} is absent, and {} needs it", kind.name());
-        return Err(Refused::new("input_missing", message).into());
+        return Err(Refusal::new("input_missing", message).into());
     }
     let Some(cache) = operator.cache_attributes() else { return Ok(()) };
     if has("scale") {
         return Ok(());
     }
-    let (op, t1) = (kvcache_op::KeyValueCache::new(cache.clone()).map_err(Refused::from)?, ElementType::Float16);
+    let (op, t1) = (kvcache_op::KeyValueCache::new(cache.clone()).map_err(Refusal::from)?, ElementType::Float16);
     let t2 = QuantBit::from_codes(cache.quant_bit, cache.quant_type).map_or(t1, QuantBit::element);
-    op.check_types(t1, t1, t2, None).map_err(|error| Refused::from(error).into())
+    op.check_types(t1, t1, t2, None).map_err(|error| Refusal::from(error).into())
 }
 
 /// The table of legal types: (quant_bit, T1, T2, T3), T3 None where a scale is not used.

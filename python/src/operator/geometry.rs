@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use super::kind::{Kind, Operator};
-use super::refused::Refused;
 use super::tensor::{Access, Tensor};
+use crate::refusal::Refusal;
 
 /// Shape and bytes of a `cache` or `scale`.
 type Size<'py> = (Bound<'py, PyTuple>, usize);
@@ -30,20 +30,20 @@ pub fn cache_geometry<'py>(
     };
     let (t1, t2) = (element("dtype", dtype)?, element("cache_dtype", cache_dtype)?);
     let t3 = scale_dtype.map(|name| element("scale_dtype", name)).transpose()?;
-    op.check_types(t1, t1, t2, t3).map_err(Refused::from)?;
+    op.check_types(t1, t1, t2, t3).map_err(Refusal::from)?;
     let size = |name, got: i64| {
         usize::try_from(got)
             .ok()
             .filter(|&size| size > 0)
-            .ok_or_else(|| PyErr::from(Refused::new("spec_range", format!("{name} is {got}, expected at least 1"))))
+            .ok_or_else(|| PyErr::from(Refusal::new("spec_range", format!("{name} is {got}, expected at least 1"))))
     };
     let sizes = (size("max_tokens", max_tokens)?, size("num_kv_heads", num_kv_heads)?, size("head_dim", head_dim)?);
-    let [cache, scale] = op.cache_shapes(sizes.0, sizes.1, sizes.2).map_err(Refused::from)?;
+    let [cache, scale] = op.cache_shapes(sizes.0, sizes.1, sizes.2).map_err(Refusal::from)?;
     let attributes = op.attributes();
     let static_scales = [attributes.num_layer as usize, 2, sizes.1];
     let scale = if attributes.quant_type == STATIC_SCALES { &static_scales[..] } else { &scale };
     let bytes = |input, element, axes: &[usize]| {
-        let overflow = || Refused::from(Error::SizeOverflow { input, shape: axes.into() });
+        let overflow = || Refusal::from(Error::SizeOverflow { input, shape: axes.into() });
         PyResult::Ok((PyTuple::new(py, axes)?, shape::bytes(element, axes).ok_or_else(overflow)?))
     };
     Ok((bytes("cache", t2, &cache)?, t3.map(|t3| bytes("scale", t3, scale)).transpose()?))
@@ -71,7 +71,7 @@ pub fn address_of(
     tensor.check(name, expected_type, Some(&lengths))?;
     let (address, align) = (tensor.address().addr(), expected_type.align());
     if !expected.contains(&0) && !address.is_multiple_of(align) {
-        return Err(Refused::from(Error::Misaligned { input: name, address, expected: align }).into());
+        return Err(Refusal::from(Error::Misaligned { input: name, address, expected: align }).into());
     }
     Ok(address)
 }
@@ -92,6 +92,6 @@ pub fn cache_layouts() -> Vec<Vec<&'static str>> {
 pub fn element(name: &str, got: &str) -> PyResult<ElementType> {
     ElementType::from_name(got).ok_or_else(|| {
         let names = ElementType::T2.map(ElementType::name).join(", ");
-        Refused::new("type_unknown", format!("{name} is {got:?}, expected one of {names}")).into()
+        Refusal::new("type_unknown", format!("{name} is {got:?}, expected one of {names}")).into()
     })
 }

@@ -4,7 +4,7 @@ use kvcache_op::kernels::quantize::{nibble, with_nibble};
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 
-use super::refused::Refused;
+use crate::refusal::Refusal;
 
 /// The bytes of int4 values, of which there is an even number, between -8 and 7.
 #[pyfunction]
@@ -12,7 +12,7 @@ pub fn pack_int4<'py>(py: Python<'py>, values: PyReadonlyArray1<'py, i8>) -> PyR
     let values = values.as_array();
     if let Some((i, value)) = values.iter().enumerate().find(|(_, value)| !(-8..=7).contains(*value)) {
         let message = format!("value {value} (element {i}) is no int4, expected -8 to 7");
-        return Err(Refused::new("int4_range", message).into());
+        return Err(Refusal::new("int4_range", message).into());
     }
     let pairs = values.len() / 2;
     let byte = |pair: usize| (0..2).fold(0, |byte, i| with_nibble(byte, i, values[2 * pair + i]));

@@ -1,6 +1,6 @@
 //! The operators by their names, with attributes from Python.
 
-use kvcache_op::schema::{self, AttributeSpec, multi_head_attention, multi_head_cache_attention};
+use kvcache_op::schema::{self, OperatorAttributes, multi_head_attention, multi_head_cache_attention};
 use kvcache_op::{
     AttentionAttributes, Attributes, CacheAttentionAttributes, KeyValueCache, MultiHeadAttention,
     MultiHeadCacheAttention,
@@ -9,7 +9,7 @@ use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::refused::Refused;
+use crate::refusal::Refusal;
 
 /// One of the operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,10 +23,10 @@ impl Kind {
     const ALL: [Self; 3] = [Self::KeyValueCache, Self::MultiHeadAttention, Self::MultiHeadCacheAttention];
 
     /// The operator of this name.
-    pub fn from_name(name: &str) -> Result<Self, Refused> {
+    pub fn from_name(name: &str) -> Result<Self, Refusal> {
         Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            Refused::new("operator_unknown", format!("there is no operator {name:?}, expected one of {names}"))
+            Refusal::new("operator_unknown", format!("there is no operator {name:?}, expected one of {names}"))
         })
     }
 
@@ -58,18 +58,28 @@ impl Kind {
 
     /// The names of its attributes, and whether each must be given.
     pub fn attributes(self) -> Vec<(&'static str, bool)> {
-        fn named<A>(specs: &[AttributeSpec<A>]) -> impl Iterator<Item = (&'static str, bool)> {
-            specs.iter().map(|spec| (spec.name, spec.required))
-        }
-        let cache = || named(&Attributes::SPEC);
-        let attention = || named(&AttentionAttributes::SPEC);
         match self {
-            Self::KeyValueCache => cache().collect(),
-            Self::MultiHeadAttention => attention().collect(),
-            Self::MultiHeadCacheAttention => attention()
-                .chain(cache().filter(|(name, _)| *name != CacheAttentionAttributes::NOT_AN_ATTRIBUTE))
-                .collect(),
+            Self::KeyValueCache => Attributes::names(),
+            Self::MultiHeadAttention => AttentionAttributes::names(),
+            Self::MultiHeadCacheAttention => CacheAttentionAttributes::names(),
         }
+    }
+
+    /// The attributes of a node, given by name.
+    fn read<A: OperatorAttributes>(self, given: &[(String, i64)]) -> Result<A, Refusal> {
+        let (mut attributes, known) = (A::default(), A::names());
+        // Unknown names first: what is absent may be there misspelled.
+        if let Some((name, _)) = given.iter().find(|(name, value)| !attributes.set(name, *value)) {
+            let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+            let message = format!("{} has no attribute {name:?}, expected one of {names}", self.name());
+            return Err(Refusal::new("attribute_unknown", message));
+        }
+        let is_given = |name| given.iter().any(|(got, _)| got == name);
+        if let Some((name, _)) = known.iter().find(|(name, required)| *required && !is_given(name)) {
+            let message = format!("attribute {name} is absent, and {} has no default for it", self.name());
+            return Err(Refusal::new("attribute_missing", message));
+        }
+        Ok(attributes)
     }
 }
 
@@ -88,39 +98,14 @@ impl Operator {
     /// `KvCacheError` of kind `attribute_unknown`, `attribute_missing`, `attribute_type` or `attribute_out_of_range`.
     pub fn new(kind: Kind, given: &Bound<'_, PyDict>) -> PyResult<Self> {
         let given = given.iter().map(|(name, value)| attribute(&name, &value)).collect::<PyResult<Vec<_>>>()?;
-        // Unknown names first: what is absent may be there misspelled.
-        let set_all = |set: &mut dyn FnMut(&str, i64) -> bool| {
-            let known = kind.attributes();
-            if let Some((name, _)) = given.iter().find(|(name, value)| !set(name, *value)) {
-                let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-                let message = format!("{} has no attribute {name:?}, expected one of {names}", kind.name());
-                return Err(Refused::new("attribute_unknown", message));
-            }
-            let is_given = |name| given.iter().any(|(got, _)| got == name);
-            if let Some((name, _)) = known.iter().find(|(name, required)| *required && !is_given(name)) {
-                let message = format!("attribute {name} is absent, and {} has no default for it", kind.name());
-                return Err(Refused::new("attribute_missing", message));
-            }
-            Ok(())
-        };
         let operator = match kind {
-            Kind::KeyValueCache => {
-                let mut attributes = Attributes::default();
-                set_all(&mut |name, value| attributes.set(name, value))?;
-                KeyValueCache::new(attributes).map(Self::KeyValueCache)
-            }
-            Kind::MultiHeadAttention => {
-                let mut attributes = AttentionAttributes::default();
-                set_all(&mut |name, value| attributes.set(name, value))?;
-                MultiHeadAttention::new(attributes).map(Self::MultiHeadAttention)
-            }
+            Kind::KeyValueCache => KeyValueCache::new(kind.read(&given)?).map(Self::KeyValueCache),
+            Kind::MultiHeadAttention => MultiHeadAttention::new(kind.read(&given)?).map(Self::MultiHeadAttention),
             Kind::MultiHeadCacheAttention => {
-                let mut attributes = CacheAttentionAttributes::default();
-                set_all(&mut |name, value| attributes.set(name, value))?;
-                MultiHeadCacheAttention::new(attributes).map(Self::MultiHeadCacheAttention)
+                MultiHeadCacheAttention::new(kind.read(&given)?).map(Self::MultiHeadCacheAttention)
             }
         };
-        operator.map_err(|error| Refused::from(error).into())
+        operator.map_err(|error| Refusal::from(error).into())
     }
 
     /// The attributes of its cache, if it has one.
@@ -137,7 +122,7 @@ impl Operator {
 fn attribute(name: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<(String, i64)> {
     let Ok(name) = name.cast::<PyString>() else {
         let message = format!("an attribute is called {}, expected a str", name.repr()?);
-        return Err(Refused::new("attribute_unknown", message).into());
+        return Err(Refusal::new("attribute_unknown", message).into());
     };
     let name = name.to_string_lossy().into_owned();
     let number = value.extract().map_err(|error: PyErr| {
@@ -145,7 +130,7 @@ fn attribute(name: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<(Str
         let (kind, expected) =
             if overflow { ("attribute_out_of_range", "an int of 64 bits") } else { ("attribute_type", "an int") };
         let got = value.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
-        Refused::new(kind, format!("attribute {name} is {got}, expected {expected}"))
+        Refusal::new(kind, format!("attribute {name} is {got}, expected {expected}"))
     })?;
     Ok((name, number))
 }

@@ -6,9 +6,9 @@ mod facts;
 mod geometry;
 mod int4;
 mod kind;
-mod refused;
 mod tensor;
 
+pub use crate::refusal::Refusal as Refused;
 pub use borrowed_call::{check, run};
 pub use facts::{
     attribute_names, check_node, cuda, domains, element_types, input_names, instruction_sets, legal_types,
@@ -16,4 +16,3 @@ pub use facts::{
 };
 pub use geometry::{address_of, cache_geometry, cache_layouts};
 pub use int4::{pack_int4, unpack_int4};
-pub use refused::Refused;

@@ -5,27 +5,27 @@ use numpy::npyffi::flags::{NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 
-use super::dlpack;
-use super::refused::Refused;
+use super::dlpack::{self, Given};
+use crate::refusal::Refusal;
 
-/// What a call does with a tensor.
+/// A call's use of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It reads it.
+    /// The call reads it.
     Read,
-    /// It reads numbers that decide addresses: int64.
+    /// The call reads numbers that decide addresses: int64.
     Index,
-    /// It writes it in place.
+    /// The call writes it in place.
     Write,
-    /// It writes it in place, and uint8 is packed int4: it is a cache.
+    /// The call writes it in place, and uint8 is packed int4: it is a cache.
     WriteInt4,
 }
 
 /// A tensor's memory, of the type and shape that the operator sees, contiguous, and writable if it is written.
 pub struct Tensor<'py> {
-    /// What the caller gave.
+    /// The caller's argument.
     object: Bound<'py, PyAny>,
-    /// What keeps the memory: the array, or the capsule of its export.
+    /// The owner of the memory: the array, or the capsule of its export.
     _owner: Bound<'py, PyAny>,
     element: ElementType,
     shape: Shape,
@@ -44,10 +44,10 @@ impl<'py> Tensor<'py> {
         Self::checked(name, object, Given::new(name, object, access)?, access)
     }
 
-    /// The same, but `None` for a tensor without elements, of whatever type and rank.
+    /// Borrows as `new` does, but gives `None` for a tensor without elements, of whatever type and rank.
     ///
     /// # Errors
-    /// As for `new`; without elements `not_a_tensor`, or what [`dlpack::borrow`] says.
+    /// The errors of `new`; without elements `not_a_tensor`, or what [`dlpack::borrow`] says.
     pub fn with_elements(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Option<Self>> {
         let given = Given::new(name, object, access)?;
         if given.shape.contains(&0) {
@@ -60,15 +60,15 @@ impl<'py> Tensor<'py> {
     fn checked(name: &'static str, object: &Bound<'py, PyAny>, given: Given<'py>, access: Access) -> PyResult<Self> {
         let element = match given.element {
             Ok(element) => element,
-            Err(Other::Byte) if access == Access::WriteInt4 => ElementType::Int4,
-            Err(other) => {
+            Err(name) if access == Access::WriteInt4 && name == "uint8" => ElementType::Int4,
+            Err(got) => {
                 let expected = match access {
                     Access::Index => "int64",
                     Access::Read | Access::Write => "float32, float16, int8",
                     Access::WriteInt4 => "float32, float16, int8, uint8 with two elements of int4 in a byte",
                 };
-                let message = format!("{name} is of type {}, expected {expected}", other.name());
-                return Err(Refused::new("type_mismatch", message).into());
+                let message = format!("{name} is of type {got}, expected {expected}");
+                return Err(Refusal::new("type_mismatch", message).into());
             }
         };
         let mut shape = given.shape;
@@ -86,15 +86,15 @@ impl<'py> Tensor<'py> {
                 }
             };
             let message = format!("{}; {remedy}", Error::NotContiguous { input: name, shape });
-            return Err(Refused::new("not_contiguous", message).into());
+            return Err(Refusal::new("not_contiguous", message).into());
         }
         if given.copied {
             let message = format!("{name}: the tensor exports a copy of its memory, expected the memory itself");
-            return Err(Refused::new("copied", message).into());
+            return Err(Refusal::new("copied", message).into());
         }
         if given.read_only && matches!(access, Access::Write | Access::WriteInt4) {
             let message = format!("{name} is read-only, expected writable memory because it is written in place");
-            return Err(Refused::new("read_only", message).into());
+            return Err(Refusal::new("read_only", message).into());
         }
         let mut tensor =
             Self { object: object.clone(), _owner: given.owner, element, shape, address: given.address, indices: None };
@@ -106,12 +106,12 @@ impl<'py> Tensor<'py> {
 
     /// The numbers of an int64 tensor.
     fn copied_indices(&self, name: &'static str) -> PyResult<Vec<i64>> {
-        let overflow = || PyErr::from(Refused::from(Error::SizeOverflow { input: name, shape: self.shape.clone() }));
+        let overflow = || PyErr::from(Refusal::from(Error::SizeOverflow { input: name, shape: self.shape.clone() }));
         let len = kvcache_op::schema::shape::elements(&self.shape).ok_or_else(overflow)?;
         let mut numbers = Vec::new();
         numbers
             .try_reserve_exact(len)
-            .map_err(|_| Refused::from(Error::OutOfMemory { output: name, shape: self.shape.clone() }))?;
+            .map_err(|_| Refusal::from(Error::OutOfMemory { output: name, shape: self.shape.clone() }))?;
         // SAFETY: the memory has `len` numbers, a contiguous tensor of this type and shape, at any address.
         numbers.extend((0..len).map(|i| unsafe { self.address.cast::<i64>().add(i).read_unaligned() }));
         Ok(numbers)
@@ -126,10 +126,10 @@ impl<'py> Tensor<'py> {
         input: &'static str,
         expected: ElementType,
         shape: Option<&[Option<usize>]>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let (got, lengths) = (self.element, shape.unwrap_or_default());
         if got == ElementType::Int4 && got != expected {
-            return Err(Refused::new("type_mismatch", format!("{input} is of type uint8, expected {expected}")));
+            return Err(Refusal::new("type_mismatch", format!("{input} is of type uint8, expected {expected}")));
         }
         if got != expected {
             return Err(Error::TypeMismatch { input, got, expected }.into());
@@ -147,7 +147,7 @@ impl<'py> Tensor<'py> {
         Ok(())
     }
 
-    /// What the caller gave.
+    /// The caller's argument.
     pub fn object(&self) -> &Bound<'py, PyAny> {
         &self.object
     }
@@ -180,40 +180,13 @@ impl<'py> Tensor<'py> {
     }
 }
 
-/// What an argument says of its memory.
-struct Given<'py> {
-    owner: Bound<'py, PyAny>,
-    element: Result<ElementType, Other>,
-    shape: Shape,
-    address: *mut u8,
-    contiguous: bool,
-    read_only: bool,
-    copied: bool,
-}
-
-/// A type of elements that the operator does not have.
-enum Other {
-    /// uint8.
-    Byte,
-    /// Another one, by its name.
-    Named(String),
-}
-
-impl Other {
-    fn name(self) -> String {
-        match self {
-            Self::Byte => "uint8".to_owned(),
-            Self::Named(name) => name,
-        }
-    }
-}
-
 impl<'py> Given<'py> {
+    /// The memory of a numpy array, or of another library's tensor. Runs Python code.
     fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
         if let Ok(array) = object.cast::<PyUntypedArray>() {
             Ok(Self::numpy(array))
         } else if object.hasattr("__dlpack__")? {
-            Self::dlpack(name, object)
+            dlpack::borrow(name, object)
         } else {
             let class = object.get_type().name()?;
             let tensor = "a numpy array or a tensor that exports DLPack";
@@ -222,7 +195,7 @@ impl<'py> Given<'py> {
                 Access::Read | Access::Write | Access::WriteInt4 => tensor.to_owned(),
             };
             let message = format!("{name} is a {class}, expected {expected}");
-            Err(Refused::new("not_a_tensor", message).into())
+            Err(Refusal::new("not_a_tensor", message).into())
         }
     }
 
@@ -234,12 +207,12 @@ impl<'py> Given<'py> {
             (b'f', 2) if native => Ok(ElementType::Float16),
             (b'i', 1) => Ok(ElementType::Int8),
             (b'i', 8) if native => Ok(ElementType::Int64),
-            (b'u', 1) => Err(Other::Byte),
+            (b'u', 1) => Err("uint8".to_owned()),
             // A type that numpy does not have itself, as of the package ml_dtypes: "float8_e4m3fn".
             _ => {
                 let name = dtype.to_string();
                 let known = ElementType::from_name(&name.replace('_', "")).filter(|_| native && dtype.kind() == b'V');
-                known.ok_or(Other::Named(name))
+                known.ok_or(name)
             }
         };
         // SAFETY: the pointer is that of an array that `array` keeps.
@@ -256,13 +229,5 @@ impl<'py> Given<'py> {
             read_only: flags & NPY_ARRAY_WRITEABLE == 0,
             copied: false,
         }
-    }
-
-    fn dlpack(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let dlpack::Borrowed { capsule, dtype, shape, address, contiguous, read_only, copied } =
-            dlpack::borrow(name, object)?;
-        let other = || if dtype.is_byte() { Other::Byte } else { Other::Named(dtype.name()) };
-        let element = dtype.element().ok_or_else(other);
-        Ok(Self { owner: capsule.into_any(), element, shape, address, contiguous, read_only, copied })
     }
 }

@@ -5,8 +5,7 @@ use kvcache_manager as core;
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 
-use crate::arguments;
-use crate::numbers::count;
+use crate::arguments::{GaN, GaW, count};
 use crate::refusal::Refusal;
 
 /// The cells that a step reads: `used_max` (the last used cell + 1) rounded up to a multiple of `pad`, at least `pad`,
@@ -57,11 +56,11 @@ pub fn find_slot(
 #[pyfunction]
 pub fn self_extend_positions<'py>(
     n: &Bound<'py, PyAny>,
-    #[pyo3(from_py_with = arguments::ga_n)] ga_n: i64,
-    #[pyo3(from_py_with = arguments::ga_w)] ga_w: i64,
+    ga_n: GaN,
+    ga_w: GaW,
 ) -> PyResult<(Bound<'py, PyArray1<i64>>, i64, i64)> {
     let (positions, n_past, ga_i) =
-        core::self_extend_positions(count("range", "n", n)?, ga_n, ga_w).map_err(Refusal::from)?;
+        core::self_extend_positions(count("range", "n", n)?, ga_n.0, ga_w.0).map_err(Refusal::from)?;
     Ok((positions.into_pyarray(n.py()), n_past, ga_i))
 }
 

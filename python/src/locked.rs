@@ -1,9 +1,9 @@
-//! What a manager and its steps have in common.
+//! A manager behind a lock, which its steps share, and the step that is open.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use kvcache_manager::{CacheSpec, InfLlm, InfLlmStep, Manager, Step};
+use kvcache_manager::{CacheSpec, InfLlm, InfLlmStep, Manager, StateCache, StateStep, Step};
 use kvcache_tiers::Tiers;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
@@ -12,26 +12,30 @@ use crate::buffers::Pool;
 use crate::memory::{Detaching, HostMemory};
 use crate::refusal::{Refusal, refusal};
 
-/// What has a cache, and steps that are opened one at a time.
+/// A manager whose steps are opened one at a time.
 pub trait Managed {
     const NAME: &str;
+    /// The memory that its cache needs.
+    type Spec: Clone + std::fmt::Debug;
     type Step<'m>
     where
         Self: 'm;
 
-    fn spec(&self) -> &CacheSpec;
+    fn spec(&self) -> &Self::Spec;
     fn open_step(&mut self) -> Option<Self::Step<'_>>;
     fn rollback(step: Self::Step<'_>);
 }
 
 macro_rules! managed {
-    ($($name:literal: $managed:ty, $step:ident;)*) => { $(
+    ($($name:literal: $managed:ty, $step:ident, $spec:ty = |$self:ident| $of:expr;)*) => { $(
         impl Managed for $managed {
             const NAME: &str = $name;
+            type Spec = $spec;
             type Step<'m> = $step<'m>;
 
-            fn spec(&self) -> &CacheSpec {
-                self.spec()
+            fn spec(&self) -> &$spec {
+                let $self = self;
+                $of
             }
 
             fn open_step(&mut self) -> Option<$step<'_>> {
@@ -46,22 +50,23 @@ macro_rules! managed {
 }
 
 managed! {
-    "manager": Manager, Step;
-    "InfLlm": InfLlm, InfLlmStep;
+    "manager": Manager, Step, CacheSpec = |manager| manager.spec();
+    "InfLlm": InfLlm, InfLlmStep, CacheSpec = |manager| manager.spec();
+    "StateCache": StateCache, StateStep, () = |_states| &();
 }
 
 /// A manager and what its steps have of it. One thread at a time has it; meanwhile it may run no Python code, which
 /// could want it too.
 #[derive(Debug)]
-pub struct Shared<M, P> {
-    spec: CacheSpec,
+pub struct Shared<M: Managed, P> {
+    spec: M::Spec,
     manager: Mutex<M>,
     /// The number of the open step, or of the last one.
     latest: AtomicU64,
     /// The number of a step that Python has no longer. If it is open it is rolled back before anything else is done,
     /// and not when it is collected: that may be while the manager is locked.
     abandoned: AtomicU64,
-    /// What is used without the lock.
+    /// State that is used without the lock.
     pub parts: P,
 }
 
@@ -75,6 +80,7 @@ pub struct Parts {
 /// Beside an `InfLlm`: the blocks that were loaded for the last step, and the arrays of steps.
 #[derive(Debug)]
 pub struct InfLlmParts {
+    #[expect(dead_code, reason = "dropped with the manager")]
     pub tiers: HeldTiers,
     pub loads: AtomicUsize,
     pub indices: Pool,
@@ -106,24 +112,10 @@ impl<M: Managed, P> Shared<M, P> {
     /// Has `used` use the manager, while no other thread does.
     ///
     /// # Errors
-    /// What `used` says; a refusal of kind `broken` after a panic.
+    /// The errors of `used`; a refusal of kind `broken` after a panic.
     pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut M) -> Result<R, Refusal>) -> PyResult<R> {
         // Made into an exception, which is Python code, when the lock is free again.
         Ok(self.locked(py, used)?)
-    }
-
-    /// As [`with`](Self::with), for what moves bytes of the cache.
-    ///
-    /// # Errors
-    /// Those of `with` and of [`HostMemory::arrays`].
-    pub fn with_memory<R, E: Into<Refusal>>(
-        &self,
-        py: Python<'_>,
-        memory: &Bound<'_, HostMemory>,
-        used: impl FnOnce(&mut M, &mut Detaching<'_, '_>) -> Result<R, E>,
-    ) -> PyResult<R> {
-        let arrays = memory.get().arrays(py, &self.spec)?;
-        self.with(py, |manager| arrays.using(py, |memory| used(manager, memory).map_err(Into::into)))
     }
 
     fn locked<R>(&self, py: Python<'_>, used: impl FnOnce(&mut M) -> Result<R, Refusal>) -> Result<R, Refusal> {
@@ -141,19 +133,79 @@ impl<M: Managed, P> Shared<M, P> {
     }
 
     /// The number of the step that has just been opened. To be called while the manager is locked.
-    pub fn opened(&self) -> u64 {
+    fn opened(&self) -> u64 {
         1 + self.latest.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The open step, if it is this one. To be called while the manager is locked.
-    pub fn step<'m>(&self, manager: &'m mut M, number: u64) -> Option<M::Step<'m>> {
+    fn step<'m>(&self, manager: &'m mut M, number: u64) -> Option<M::Step<'m>> {
         if number == self.latest.load(Ordering::Relaxed) { manager.open_step() } else { None }
     }
 
     /// Python has this step no longer.
-    pub fn abandon(&self, step: u64) {
+    fn abandon(&self, step: u64) {
         // An older one is not open.
         self.abandoned.fetch_max(step, Ordering::Relaxed);
+    }
+}
+
+impl<M: Managed<Spec = CacheSpec>, P> Shared<M, P> {
+    /// Has `used` use the manager and the cache's memory, as [`with`](Self::with).
+    ///
+    /// # Errors
+    /// The errors of `with` and of [`HostMemory::arrays`].
+    pub fn with_memory<R, E: Into<Refusal>>(
+        &self,
+        py: Python<'_>,
+        memory: &Bound<'_, HostMemory>,
+        used: impl FnOnce(&mut M, &mut Detaching<'_, '_>) -> Result<R, E>,
+    ) -> PyResult<R> {
+        let arrays = memory.get().arrays(py, &self.spec)?;
+        self.with(py, |manager| arrays.using(py, |memory| used(manager, memory).map_err(Into::into)))
+    }
+}
+
+/// A step that Python has.
+#[derive(Debug)]
+pub struct OpenStep<M: Managed, P> {
+    pub shared: Arc<Shared<M, P>>,
+    number: u64,
+}
+
+impl<M: Managed, P> OpenStep<M, P> {
+    /// The step that has just been opened. To be called while the manager is locked.
+    pub fn new(shared: &Arc<Shared<M, P>>) -> Self {
+        Self { number: shared.opened(), shared: Arc::clone(shared) }
+    }
+
+    /// Has `used` use the step while no other thread uses the manager.
+    ///
+    /// # Errors
+    /// The errors of `used`; `ManagerError` of kind `step_closed` for a step that has ended.
+    pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(M::Step<'_>) -> Result<R, Refusal>) -> PyResult<R> {
+        self.shared.with(py, |manager| used(self.step(manager)?))
+    }
+
+    /// The step, of the locked manager.
+    ///
+    /// # Errors
+    /// A refusal of kind `step_closed` for a step that has ended.
+    pub fn step<'m>(&self, manager: &'m mut M) -> Result<M::Step<'m>, Refusal> {
+        self.shared.step(manager, self.number).ok_or_else(Refusal::step_closed)
+    }
+
+    /// Has `end` end the step, if it is open; whether it was.
+    ///
+    /// # Errors
+    /// A refusal of kind `broken` after a panic.
+    pub fn end_open(&self, py: Python<'_>, end: impl FnOnce(M::Step<'_>)) -> PyResult<bool> {
+        self.shared.with(py, |manager| Ok(self.shared.step(manager, self.number).map(end).is_some()))
+    }
+}
+
+impl<M: Managed, P> Drop for OpenStep<M, P> {
+    fn drop(&mut self) {
+        self.shared.abandon(self.number);
     }
 }
 
