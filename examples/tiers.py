@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvcache_ops.engine import Engine, Request
-from kvcache_ops.manager import FileTier, HostTier, ObjectTier, RedisTier
+from kvcache_ops.manager import HostTier, tier
 from kvcache_ops.models import build, load
 
 CONVERSATIONS = 6
@@ -30,17 +30,10 @@ SLOTS = 3072
 QUESTIONS = ("What is this text about?", "Which word is used most often?", "Name one thing from the text.")
 
 
-def tier(address: str) -> FileTier | ObjectTier | RedisTier:
-    """The tier behind host memory."""
-    if address.startswith(("redis:", "unix:")):
-        return RedisTier(address)
-    return ObjectTier(address) if "://" in address else FileTier(address, 4 << 30)
-
-
 def texts(engine: Engine) -> list[list[int]]:
     """The beginnings of conversations: pieces of this library's own pages."""
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-    tokens = engine.encode("\n".join(page.read_text() for page in pages))
+    tokens = engine.model.encode("\n".join(page.read_text() for page in pages))
     return [tokens[i * TOKENS : (i + 1) * TOKENS] for i in range(CONVERSATIONS)]
 
 
@@ -78,7 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("source", type=Path, help="a GGUF file, or a model that was built")
     parser.add_argument(
-        "--tier", help="redis://..., s3://..., gs://..., az://... or a folder; a temporary one by default"
+        "--tier", help="redis://..., s3://..., gs://..., az://..., file:FOLDER,SIZE; a temporary folder by default"
     )
     parser.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -86,15 +79,13 @@ def main() -> int:
         answers = turn(with_tiers(arguments.source, arguments.tier), QUESTIONS[2], "another process ")
         return 0 if answers == turn(Engine(arguments.source, max_tokens=SLOTS), QUESTIONS[2], "computed        ") else 1
     with TemporaryDirectory() as folder:
-        model, address = Path(folder) / "model", arguments.tier or f"{folder}/tier"
+        model, address = Path(folder) / "model", arguments.tier or f"file:{folder}/tier,4G"
         build(arguments.source, model)
         engine = with_tiers(model, address)
         turn(engine, QUESTIONS[0], "first question  ")
         answers = turn(engine, QUESTIONS[1], "second question ")
         right = answers == turn(Engine(model, max_tokens=SLOTS), QUESTIONS[1], "computed        ")
-        engine.manager.offload_prefix()
-        engine.generate(["done"], max_new_tokens=1)
-        engine.manager.flush(60)
+        engine.close(60)
         for used in engine.manager.tiers():
             print(f"{used['name']}: {used['hits']} blocks found, {used['puts']} written, {used['evicted']} evicted")
         second = subprocess.run([sys.executable, __file__, str(model), "--tier", address, "--second"])

@@ -13,7 +13,7 @@ from kvcache_ops import KvCacheError, models
 from kvcache_ops._sampling import Sampler
 from kvcache_ops._text_stream import TextStream
 from kvcache_ops.engine import Engine, Request, Sampling
-from kvcache_ops.manager import FileTier, HostTier
+from kvcache_ops.manager import tier
 from tokenizers.pre_tokenizers import ByteLevel
 
 from compare import refused
@@ -379,11 +379,9 @@ def test_a_reused_prefix_gives_the_bits_of_a_recomputed_one(cache: str, tmp_path
         return request.cached, bits
 
     def with_folder() -> Engine:
-        return Engine(path, max_tokens=256, threads=1, tiers=[HostTier(1 << 20), FileTier(tmp_path / "tier", 1 << 24)])
+        return Engine(path, max_tokens=256, threads=1, tiers=[tier("host:1M"), tier(f"file:{tmp_path / 'tier'},16M")])
 
     alone, first = logits(Engine(path, max_tokens=256, threads=1)), with_folder()
     assert logits(first) == (0, alone[1])
-    first.manager.offload_prefix()
-    first.generate([[5, 6, 7]], max_new_tokens=1)
-    assert first.manager.flush(30)
+    assert first.close(30)
     assert logits(with_folder()) == (56, alone[1])

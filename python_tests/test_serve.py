@@ -16,6 +16,7 @@ from threading import Event
 import openai
 import pytest
 from kvcache_ops.engine import Engine
+from kvcache_ops.manager import tier
 from kvcache_ops.models import ChatTemplate
 from kvcache_ops.serve import serve
 from openai import OpenAI
@@ -235,6 +236,21 @@ def test_shutdown_in_the_middle(path: Path) -> None:
         assert time.perf_counter() - begin < 20
     with pytest.raises(openai.APIConnectionError):
         ask(messages=MESSAGES, **GREEDY)
+
+
+def test_tiers(path: Path, tmp_path: Path) -> None:
+    """What a server has computed the next one finds, with the same bits; metrics say so."""
+    answers = []
+    for found in (0, 48):
+        with serving(path, tiers=[tier(f"file:{tmp_path},1G")]) as server:
+            answer = server.client.completions.create(prompt="the theme" * 10, **GREEDY)
+            answers.append(answer.choices[0].text)
+            assert answer.usage.prompt_tokens_details.cached_tokens == found
+            assert server.metric('kvcache_tier_hits_total{tier="1-file"}') == found / 8
+    assert answers[0] == answers[1]
+    for address in ("host:", "file:20G", "4G", "host:4X", "file:,4G"):
+        with refused("tier_address"):
+            tier(address)
 
 
 def test_a_shutdown_lets_answers_end(path: Path, expected: list[str]) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load as load_package
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ def _add_engine(parser: ArgumentParser) -> None:
     parser.add_argument("--max-batch", type=int, help="answers that are computed at once (16)")
     parser.add_argument("--token-budget", type=int, help="tokens of a step (512)")
     parser.add_argument("--threads", type=int, help="of ONNX Runtime, 0 for all processors (0)")
+    tiers = (
+        "where keys and values of prefixes go on: host:4G, file:FOLDER,20G, redis://..., s3://...; the nearest first"
+    )
+    parser.add_argument("--tier", action="append", default=[], help=tiers)
 
 
 def _add_sampling(parser: ArgumentParser, max_new_tokens: str) -> None:
@@ -136,8 +141,13 @@ def _open(given: Namespace) -> Model:
 def _engine(given: Namespace) -> Engine:
     model = _open(given)
     from kvcache_ops.engine import Engine
+    from kvcache_ops.manager import tier
 
-    return Engine(model, **_given(given, _ENGINE))
+    tiers = [tier(address) for address in given.tier]
+    try:
+        return Engine(model, tiers=tiers, **_given(given, _ENGINE))
+    except TypeError as error:  # of a host that is not the first
+        raise KvCacheError(str(error), "tier_address") from error
 
 
 def _build(given: Namespace) -> int:
@@ -161,7 +171,9 @@ def _chat(given: Namespace) -> int:
     engine = _engine(given)
     from kvcache_ops._chat import Chat
 
-    return Chat(engine, given.system, **_given(given, _SAMPLING)).run()
+    status = Chat(engine, given.system, **_given(given, _SAMPLING)).run()
+    engine.close()
+    return status
 
 
 def _generate(given: Namespace) -> int:

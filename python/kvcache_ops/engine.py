@@ -172,6 +172,7 @@ class Engine:
             most = pages * spec.page_size
         self.context_length = min(self.model.config.context_length, most)
         self._max_batch, self._budget, self._keep = max_batch, token_budget, keep
+        self._tiers = bool(management.get("tiers"))
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # the youngest last
         self._lock = RLock()
@@ -273,6 +274,18 @@ class Engine:
         """Reads what `save` has written, of the same weights and format of cache. Prompts find its full pages."""
         with self._lock:
             self.manager.free(self.manager.load_seq(path, self._memory))
+
+    def close(self, timeout: float = 2.0) -> bool:
+        """Stores the prefixes that the cache has in the tiers, where later engines find them.
+
+        timeout: seconds to wait for their writes. Gives whether all are written. Does nothing without tiers.
+        """
+        if not self._tiers:
+            return True
+        with self._lock:
+            self.manager.offload_prefix()
+            self.manager.update(self._memory)
+            return self.manager.flush(timeout)
 
     def _join(self) -> None:
         while self._waiting and len(self._running) < self._max_batch:

@@ -33,6 +33,7 @@ from kvcache_ops._native import (
     self_extend_positions,
     slot_stable,
 )
+from kvcache_ops._tier import tier
 
 __all__ = [
     "Append",
@@ -56,4 +57,5 @@ __all__ = [
     "n_kv",
     "self_extend_positions",
     "slot_stable",
+    "tier",
 ]

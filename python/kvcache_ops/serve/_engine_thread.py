@@ -118,6 +118,7 @@ class EngineThread:
             self._tell()
         self._end([job.request for job in self._jobs], KvCacheError("the server is shutting down", SHUTTING_DOWN))
         self._tell()
+        self._engine.close()
 
     def _commands(self, wait: bool) -> Iterator[Callable[[], None]]:
         if wait:

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from kvcache_ops.engine import Engine, Request
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class _Tiers(Collector):
+    """What the tiers of an engine have counted."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        hits = CounterMetricFamily("kvcache_tier_hits", "Blocks found", labels=["tier"])
+        misses = CounterMetricFamily("kvcache_tier_misses", "Blocks not found, by reason", labels=["tier", "reason"])
+        moved = CounterMetricFamily("kvcache_tier_bytes", "Bytes read and written", labels=["tier", "way"])
+        for i, tier in enumerate(self._engine.manager.tiers()):
+            name = f"{i}-{tier['name']}"
+            hits.add_metric([name], tier["hits"])
+            moved.add_metric([name, "read"], tier["bytes_read"])
+            moved.add_metric([name, "written"], tier["bytes_written"])
+            for reason, count in tier["misses"].items():
+                misses.add_metric([name, reason], count)
+        yield from (hits, misses, moved)
 
 
 class Metrics:
@@ -35,6 +57,8 @@ class Metrics:
         slots.labels("used").set_function(lambda: engine.manager.stats()["used"])
         slots.labels("cached").set_function(lambda: engine.manager.stats()["cached"])
         slots.labels("free").set_function(lambda: engine.manager.stats()["free"])
+        if engine.manager.tiers():
+            self._registry.register(_Tiers(engine))
         size = Gauge("kvcache_cache_bytes", "Memory of the cache", registry=self._registry)
         size.set(engine.cache.spec.bytes_per_token * engine.cache.spec.max_tokens)
 
