@@ -1,15 +1,91 @@
-//! The bytes of a block: what it is, rows, and a checksum.
+//! Blocks: their names, and their bytes: what a block is, rows, and a checksum.
+
+use std::fmt;
+use std::str::FromStr;
 
 use bytes::Bytes;
+use sha2::block_api::compress256;
+use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::Xxh3;
-
-use crate::store::BlockKey;
 
 /// What a block begins with: its format and version.
 const MAGIC: [u8; 8] = *b"kvblock1";
 /// Magic, kind, key, number of rows, bytes of a row; all integers little-endian.
 const HEADER: usize = 64;
 const CHECKSUM: usize = 16;
+
+/// The name of a block, of 32 bytes. Written as 64 hexadecimal digits.
+///
+/// The name of a page of known tokens is what SHA-256's compression function makes of the page's tokens and of the name
+/// of the page before it, which is its state; before the first page it is a digest of all that makes rows of the same
+/// tokens differ. So a name is the same in every process that stores such rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockKey([u8; 32]);
+
+impl BlockKey {
+    /// The digest of some parts, one after the other.
+    pub(crate) fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hash = Sha256::new();
+        parts.into_iter().for_each(|part| hash.update(part));
+        Self(hash.finalize().into())
+    }
+
+    /// The name of a page of these tokens behind the page of this name. All pages of a chain have as many.
+    pub(crate) fn followed_by(&self, tokens: &[u32]) -> Self {
+        let mut state = [0; 8];
+        state.iter_mut().zip(self.0.as_chunks().0).for_each(|(word, &bytes)| *word = u32::from_be_bytes(bytes));
+        for tokens in tokens.chunks(16) {
+            let mut block = [0; 64];
+            block.as_chunks_mut().0.iter_mut().zip(tokens).for_each(|(bytes, token)| *bytes = token.to_le_bytes());
+            compress256(&mut state, &[block]);
+        }
+        let mut key = [0; 32];
+        key.as_chunks_mut().0.iter_mut().zip(state).for_each(|(bytes, word)| *bytes = word.to_be_bytes());
+        Self(key)
+    }
+
+    /// A key of these bytes.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A text that is no key: 64 lowercase hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected 64 lowercase hexadecimal digits")]
+pub struct NoBlockKey;
+
+impl FromStr for BlockKey {
+    type Err = NoBlockKey;
+
+    fn from_str(text: &str) -> Result<Self, NoBlockKey> {
+        let digit = |&byte: &u8| match byte {
+            b'0'..=b'9' => Ok(byte - b'0'),
+            b'a'..=b'f' => Ok(byte - b'a' + 10),
+            _ => Err(NoBlockKey),
+        };
+        let mut key = [0; 32];
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        if pairs.len() != key.len() || !rest.is_empty() {
+            return Err(NoBlockKey);
+        }
+        for (byte, [high, low]) in key.iter_mut().zip(pairs) {
+            *byte = digit(high)? << 4 | digit(low)?;
+        }
+        Ok(Self(key))
+    }
+}
 
 /// What a block holds, for stores that treat the two differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,6 +246,28 @@ mod tests {
             let mut altered = bytes.clone();
             altered[at] ^= 1;
             assert!(Block::verify(&key, altered.into()).is_err(), "{at}");
+        }
+    }
+
+    /// From SHA-256's initial state on, the tokens of a padded message give its digest.
+    #[test]
+    fn tokens_are_compressed_as_sha_256_does() {
+        let initial: BlockKey = "6a09e667bb67ae853c6ef372a54ff53a510e527f9b05688c1f83d9ab5be0cd19".parse().unwrap();
+        let message: Vec<u8> = (0..116).collect();
+        let mut padded = [&message[..], &[0x80, 0, 0, 0]].concat();
+        padded.extend((8 * message.len() as u64).to_be_bytes());
+        let tokens: Vec<u32> = padded.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect();
+        assert_eq!(initial.followed_by(&tokens), BlockKey::digest([&message[..]]));
+    }
+
+    #[test]
+    fn keys_are_read_as_written() {
+        let key = BlockKey::digest([&b"a"[..], b"bc"]);
+        assert_eq!(key, BlockKey::digest([&b"abc"[..]]));
+        assert_eq!(key.to_string(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(key.to_string().parse(), Ok(key));
+        for text in ["", &key.to_string()[1..], &key.to_string().to_uppercase(), &format!("{key}00")] {
+            assert_eq!(text.parse::<BlockKey>(), Err(NoBlockKey), "{text}");
         }
     }
 }

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::BytesMut;
 
-use crate::block::{Block, BlockError};
+use crate::block::{Block, BlockError, BlockKey};
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::session::cache;
 use crate::spec::CacheSpec;
-use crate::state::Spill;
-use crate::store::{BlockKey, BlockStore, StoreError};
+use crate::state::PendingOffload;
+use crate::store::{BlockStore, StoreError};
 
 /// The most bytes of blocks that were read which are kept for blocks that are written.
 const MOST_KEPT: usize = 64 << 20;
@@ -91,8 +91,8 @@ impl Blocks {
     }
 
     /// Writes rows as a block, before they are overwritten. What fails is missed when it is read.
-    pub(crate) fn write(&mut self, spill: &Spill, memory: &(impl CacheMemory + ?Sized)) {
-        let Spill { key, kind, slots, .. } = spill;
+    pub(crate) fn write(&mut self, offload: &PendingOffload, memory: &(impl CacheMemory + ?Sized)) {
+        let PendingOffload { key, kind, slots, .. } = offload;
         let len = slots.len() * self.row_len;
         // Zeros are only for memory that was not kept: what is longer is cut.
         let mut rows = self.kept.pop().unwrap_or_else(|| BytesMut::zeroed(len));

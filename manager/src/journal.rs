@@ -100,7 +100,7 @@ impl Journal {
                 let page = state.cached.first()?;
                 state.cached.remove(page);
                 let key = self.take_from_index(state, page)?;
-                state.spill(page, key);
+                state.offload(page, key);
                 self.undo.push(Undo::Evict(page, key));
                 page
             }
@@ -264,7 +264,7 @@ impl Journal {
                 }
                 Undo::Head(head) => state.pages.set_head(head),
                 Undo::Evict(page, key) => {
-                    state.unspill(key);
+                    state.undo_offload(key);
                     self.put_into_index(state, page, key);
                     state.cached.restore(page);
                     if written(page) {

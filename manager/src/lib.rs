@@ -22,7 +22,6 @@ mod manager;
 mod mask;
 mod mask_spec;
 mod memory;
-mod open;
 mod pages;
 mod plan;
 mod positions;
@@ -37,6 +36,7 @@ mod state;
 mod states;
 mod stats;
 mod step;
+mod step_state;
 mod store;
 mod swap;
 mod tensors;
@@ -44,7 +44,7 @@ mod update;
 mod zeros;
 
 pub use append::Append;
-pub use block::{Block, BlockError, BlockKind};
+pub use block::{Block, BlockError, BlockKey, BlockKind, NoBlockKey};
 pub use blocks::StoreStats;
 pub use cells::{find_slot, fragmentation, n_kv};
 pub use details::Detail;
@@ -71,7 +71,7 @@ pub use spec_builder::CacheSpecBuilder;
 pub use states::{StateCache, StateSplit, StateStep};
 pub use stats::Stats;
 pub use step::{Planned, Step};
-pub use store::{BlockKey, BlockStore, NoBlockKey, StoreError, Usage, up_to_missing};
+pub use store::{BlockStore, StoreError, Usage, up_to_missing};
 
 /// The page for the manager's users, so that its examples run.
 #[cfg(doctest)]

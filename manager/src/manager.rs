@@ -10,11 +10,10 @@ use crate::edit::{ContextShift, Editor};
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::memory::CacheMemory;
-use crate::open::Open;
 use crate::plan::Plan;
 use crate::seq_id::SeqId;
 use crate::spec::{CacheSpec, Mode};
-use crate::state::State;
+use crate::state::{Open, State};
 use crate::store::BlockStore;
 use crate::tensors::Tensors;
 

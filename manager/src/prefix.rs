@@ -7,8 +7,8 @@ use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use crate::block::BlockKey;
 use crate::error::Error;
-use crate::store::BlockKey;
 use crate::zeros::zeros;
 
 /// What names all tokens up to the end of a page.

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::block::BlockKey;
 use crate::error::Error;
 use crate::positions::Positions;
 use crate::prefix::PrefixKey;
-use crate::store::BlockKey;
 
 /// Rows of a sequence in neighboring slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use kvcache_kernels::{Rotation, RowCopy};
 use slotmap::SlotMap;
 
 use crate::bits::Bits;
-use crate::block::BlockKind;
+use crate::block::{BlockKey, BlockKind};
 use crate::cells;
 use crate::error::Error;
 use crate::lru::Lru;
@@ -16,7 +16,6 @@ use crate::prefix::{self, Prefix, PrefixKey};
 use crate::seq_id::SeqId;
 use crate::sequence::{Place, Sequence};
 use crate::spec::{CacheSpec, Mode};
-use crate::store::BlockKey;
 
 /// What a memory is at in an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,9 +25,16 @@ pub(crate) enum Phase {
     Rotations,
 }
 
+/// How far an open step is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Open {
+    Planned,
+    Applied,
+}
+
 /// Rows that are to be stored as a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Spill {
+pub(crate) struct PendingOffload {
     /// The copies of the queue that are made before.
     pub(crate) behind: usize,
     pub(crate) key: BlockKey,
@@ -48,7 +54,7 @@ pub(crate) struct State {
     /// Copies that a memory has still to make.
     pub(crate) queue: Vec<RowCopy>,
     /// Rows that are to be stored as blocks before the copies behind them are made.
-    pub(crate) spills: Vec<Spill>,
+    pub(crate) offloads: Vec<PendingOffload>,
     pub(crate) dropped: Vec<BlockKey>,
     /// What the names of all blocks begin with, if the manager has a store.
     pub(crate) seed: Option<BlockKey>,
@@ -81,7 +87,7 @@ impl State {
             prefix: Prefix::new(num_pages, spec.page_size())?,
             cached: Lru::new(num_pages)?,
             queue: Vec::new(),
-            spills: Vec::new(),
+            offloads: Vec::new(),
             dropped: Vec::new(),
             seed: None,
             may_rotate: false,
@@ -125,19 +131,19 @@ impl State {
     }
 
     /// Notes a sealed page that is evicted: where there is a store, its rows go there before anything overwrites them.
-    pub(crate) fn spill(&mut self, page: u32, PrefixKey { digest, .. }: PrefixKey) {
+    pub(crate) fn offload(&mut self, page: u32, PrefixKey { digest, .. }: PrefixKey) {
         if let Some(key) = digest {
             let page_size = self.prefix.tokens(page).len();
             let slots = page as usize * page_size..(page as usize + 1) * page_size;
             let behind = self.queue.len();
-            self.spills.push(Spill { behind, key, kind: BlockKind::Prefix, slots: slots.collect() });
+            self.offloads.push(PendingOffload { behind, key, kind: BlockKind::Prefix, slots: slots.collect() });
         }
     }
 
-    /// Undoes the latest [`spill`](Self::spill), unless its rows are stored by now.
-    pub(crate) fn unspill(&mut self, PrefixKey { digest, .. }: PrefixKey) {
-        if self.spills.last().is_some_and(|spill| Some(spill.key) == digest) {
-            self.spills.pop();
+    /// Undoes the latest [`offload`](Self::offload), unless its rows are stored by now.
+    pub(crate) fn undo_offload(&mut self, PrefixKey { digest, .. }: PrefixKey) {
+        if self.offloads.last().is_some_and(|offload| Some(offload.key) == digest) {
+            self.offloads.pop();
         }
     }
 
@@ -146,7 +152,7 @@ impl State {
         let rows = sequence.swapped.iter().flat_map(|swapped| &swapped.rows);
         let blocks: HashSet<BlockKey> = rows.map(|rows| rows.block).collect();
         if !blocks.is_empty() {
-            self.spills.retain(|spill| !blocks.contains(&spill.key));
+            self.offloads.retain(|offload| !blocks.contains(&offload.key));
             self.dropped.extend(blocks);
         }
     }
@@ -257,7 +263,7 @@ impl PartialEq for State {
         self.pages == other.pages
             && self.prefix == other.prefix
             && self.cached.iter().eq(other.cached.iter())
-            && (&self.queue, &self.spills) == (&other.queue, &other.spills)
+            && (&self.queue, &self.offloads) == (&other.queue, &other.offloads)
             && self.sequences.iter().eq(other.sequences.iter())
             && self.sequences.values().zip(other.sequences.values()).all(|(a, b)| tokens(self, a) == tokens(other, b))
     }

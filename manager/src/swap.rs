@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::block::{Block, BlockKind};
+use crate::block::{Block, BlockKey, BlockKind};
 use crate::blocks;
 use crate::error::Error;
 use crate::journal::Journal;
@@ -12,14 +12,13 @@ use crate::seq_id::SeqId;
 use crate::sequence::{Place, Swapped, SwappedRows};
 use crate::session::load::Loading;
 use crate::spec::{CacheSpec, Mode};
-use crate::state::{Spill, State};
-use crate::store::BlockKey;
+use crate::state::{PendingOffload, State};
 
 /// The rows of a block where a page is a single slot.
 const BLOCK_ROWS: usize = 64;
 
 /// Slots for a sequence that is swapped in.
-struct Landing {
+struct Placement {
     place: Place,
     /// By row: its slot.
     slots: Vec<usize>,
@@ -42,15 +41,15 @@ impl Manager {
         let behind = state.queue.len();
         let slots: Vec<usize> = sequence.slots(page_size).collect();
         let tokens = state.tokens(sequence, page_size).flatten().copied().collect();
-        let (mut rows, mut spills) = (Vec::new(), Vec::new());
+        let (mut rows, mut offloads) = (Vec::new(), Vec::new());
         for slots in slots.chunks(rows_of_a_block(spec)) {
             let page = (slots.len() == page_size).then_some((slots[0] / page_size) as u32);
             let sealed = page.and_then(|page| Some((state.prefix.key(page)?, state.prefix.seal_of(page))));
             let block = blocks.private_key();
             rows.push(SwappedRows { block, len: slots.len(), sealed });
-            spills.push(Spill { behind, key: block, kind: BlockKind::Private, slots: slots.to_vec() });
+            offloads.push(PendingOffload { behind, key: block, kind: BlockKind::Private, slots: slots.to_vec() });
         }
-        state.spills.extend(spills);
+        state.offloads.extend(offloads);
         let sequence = &mut state.sequences[seq];
         sequence.swapped = Some(Swapped { rows, tokens });
         sequence.version += 1;
@@ -79,7 +78,7 @@ impl Manager {
         };
         self.update(memory)?;
         let reserve = self.state.sequences[seq].reserve;
-        let Landing { place, slots, missing } =
+        let Placement { place, slots, missing } =
             self.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve))?;
         let loading = Loading(self);
         let read = loading.0.read_missing(seq, &swapped.rows, &missing)?;
@@ -130,7 +129,7 @@ impl Manager {
         pages.sort_unstable_by_key(|&page| std::cmp::Reverse(state.prefix.seal_of(page)));
         for page in pages {
             if let Some(key) = state.prefix.key(page) {
-                state.spill(page, key);
+                state.offload(page, key);
             }
         }
         Ok(())
@@ -210,14 +209,14 @@ fn land(
     journal: &mut Journal,
     rows: &[SwappedRows],
     reserve: usize,
-) -> Result<Landing, Error> {
+) -> Result<Placement, Error> {
     let (page_size, len) = (spec.page_size(), rows.iter().map(|rows| rows.len).sum::<usize>());
     let mut missing = Vec::new();
     if spec.mode() == Mode::Runs {
         let run = if len == 0 { Some((0, 0)) } else { journal.take_run(state, len, reserve) };
         let (start, reserved) = run.ok_or_else(|| state.no_slot(len))?;
         missing.extend(ranges(rows));
-        return Ok(Landing {
+        return Ok(Placement {
             place: Place::Run(start..start + reserved),
             slots: (start..start + len).collect(),
             missing,
@@ -253,7 +252,7 @@ fn land(
         missing.push((i, range));
     }
     let slots = (0..len).map(|row| table[row / page_size] as usize * page_size + row % page_size).collect();
-    Ok(Landing { place: Place::Table(table), slots, missing })
+    Ok(Placement { place: Place::Table(table), slots, missing })
 }
 
 /// The rows of each block.

@@ -11,7 +11,7 @@ use crate::sequence::Sequence;
 use crate::spec::CacheSpec;
 use crate::state::{Phase, State};
 
-/// Has a memory make copies, if there are any.
+/// Runs copies, if there are any.
 pub(crate) fn copy(memory: &mut (impl CacheMemory + ?Sized), copies: &[RowCopy]) -> Result<(), Error> {
     if copies.is_empty() { Ok(()) } else { memory.copy_rows(copies).map_err(|source| Error::Memory { source }) }
 }
@@ -27,28 +27,28 @@ impl State {
         }
     }
 
-    /// Has a memory make the copies that are queued, stores what they or later writes would overwrite, and has it rotate the keys that are noted. Where it fails or panics,
-    /// [`settle`](Self::settle) has to follow.
+    /// Runs queued copies, offloads rows they would overwrite, then rotates pending keys. Where the memory fails or
+    /// panics, [`settle`](Self::settle) has to follow.
     pub(crate) fn update(
         &mut self,
         spec: &CacheSpec,
         memory: &mut (impl CacheMemory + ?Sized),
         blocks: Option<&mut Blocks>,
     ) -> Result<(), Error> {
-        if !self.queue.is_empty() || !self.spills.is_empty() {
+        if !self.queue.is_empty() || !self.offloads.is_empty() {
             let mut made = 0;
             self.phase = Some(Phase::Copies(made));
             if let Some(blocks) = blocks {
-                for spill in &self.spills {
-                    copy(memory, &self.queue[made..spill.behind])?;
-                    made = spill.behind;
+                for offload in &self.offloads {
+                    copy(memory, &self.queue[made..offload.behind])?;
+                    made = offload.behind;
                     self.phase = Some(Phase::Copies(made));
-                    blocks.write(spill, memory);
+                    blocks.write(offload, memory);
                 }
             }
             copy(memory, &self.queue[made..])?;
             self.queue.clear();
-            self.spills.clear();
+            self.offloads.clear();
             self.phase = None;
         }
         if !self.rotations.is_empty()
@@ -72,7 +72,7 @@ impl State {
             None => {}
             Some(Phase::Copies(made)) => {
                 // What is not stored by now may be damaged, too.
-                self.spills.clear();
+                self.offloads.clear();
                 let written: HashSet<usize> =
                     self.queue.drain(..).skip(made).flat_map(|copy| copy.dst..copy.dst + copy.len).collect();
                 for sequence in self.sequences.values_mut() {

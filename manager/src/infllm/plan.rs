@@ -23,14 +23,14 @@ use super::residency::{Load, Residency};
 use super::sequence::{Sequence, Setup};
 use crate::append::Append;
 use crate::batch::Batch;
-use crate::block::Block;
+use crate::block::{Block, BlockKey};
 use crate::edit::Editor;
 use crate::error::Error;
 use crate::plan::Planner;
 use crate::seq_id::SeqId;
 use crate::spec::KeyForm;
 use crate::state::State;
-use crate::store::{BlockKey, BlockStore, StoreError};
+use crate::store::{BlockStore, StoreError};
 
 /// A sequence of a step.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ pub(crate) struct Entry {
 
 /// An open step.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct OpenStep {
     pub(crate) entries: Vec<Entry>,
     pub(crate) batch: Batch,
     /// By selection: the first slots of the pages of each entry.
@@ -180,7 +180,7 @@ fn own_page(planner: &mut Planner<'_>, seq: SeqId, index: usize, len: usize) {
     }
 }
 
-impl Open {
+impl OpenStep {
     /// The step of these entries, without its tensors.
     pub(crate) fn new(setup: &Setup, entries: Vec<Entry>, loads: usize) -> Self {
         let observed = vec![None; setup.spec.geometry().num_layer];

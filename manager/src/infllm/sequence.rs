@@ -8,11 +8,11 @@ use super::error::InfLlmError;
 use super::index::Index;
 use super::partition::Partition;
 use super::residency::Residency;
+use crate::block::BlockKey;
 use crate::error::Error;
 use crate::seq_id::SeqId;
 use crate::spec::CacheSpec;
 use crate::state::State;
-use crate::store::BlockKey;
 
 /// What every sequence of an `InfLlm` has in common.
 #[derive(Debug)]

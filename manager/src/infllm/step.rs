@@ -7,7 +7,7 @@ use ndarray::{ArrayView2, Axis, Slice};
 
 use super::config::BlockScore;
 use super::error::InfLlmError;
-use super::plan::{Change, Entry, Open};
+use super::plan::{Change, Entry, OpenStep};
 use super::residency::Load;
 use super::sequence::{Formed, Sequence};
 use super::sequences::InfLlm;
@@ -63,7 +63,7 @@ impl InfLlm {
             self.sequences.entry(entry.seq).and_modify(change);
         }
         entries.sort_by_key(|entry| entry.n > 1);
-        self.open = Some(Open::new(&self.setup, entries, fetched.len()));
+        self.open = Some(OpenStep::new(&self.setup, entries, fetched.len()));
         // Where something fails it is dropped.
         let step = InfLlmStep(self);
         step.0.write(memory, &fetched)?;
@@ -142,7 +142,7 @@ pub struct InfLlmStep<'m>(pub(super) &'m mut InfLlm);
 batch_tensors!(InfLlmStep<'_>);
 
 impl InfLlmStep<'_> {
-    fn open(&self) -> &Open {
+    fn open(&self) -> &OpenStep {
         self.0.open.as_ref().unwrap_or_else(|| unreachable!("a step is there while it is open"))
     }
 
@@ -255,7 +255,7 @@ impl Drop for InfLlmStep<'_> {
 
 impl InfLlm {
     /// Gives sequences the tokens of a step, and forms blocks; all of them, or none.
-    fn commit(&mut self, open: &Open, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
+    fn commit(&mut self, open: &OpenStep, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
         let masses = open.masses(self.setup.config.needs_mass())?;
         let mut formed = Vec::new();
         for (entry, masses) in open.entries.iter().zip(&masses) {

@@ -11,15 +11,8 @@ use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::plan::Planner;
 use crate::spec::CacheSpec;
-use crate::state::State;
+use crate::state::{Open, State};
 use crate::update::copy;
-
-/// How far an open step is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Open {
-    Planned,
-    Applied,
-}
 
 impl Manager {
     pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
