@@ -1,4 +1,13 @@
 //! Sequences in files: their rows, their blocks and what queries are compared with.
+//!
+//! ```text
+//! metadata    the cache's; `infllm_config`: what blocks are made by; `infllm`: where the sequence is
+//! tensors     index     f32 (blocks, layers, numbers): what queries are compared with
+//!             mass      f32 (layers, tokens behind the blocks, heads of queries), for representatives
+//!             scores    f32, of each layer those of its first blocks
+//!             blocks    u8 (blocks, tokens, bytes of a row)
+//!             rows      u8 (rows, bytes of a row): the first tokens and those behind the blocks
+//! ```
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -20,22 +29,16 @@ use crate::session::cache;
 use crate::session::error::SessionError;
 use crate::session::file::{self, Reader, Tensor, Writer, io};
 
-/// The metadata's entry.
-const KEY: &str = "infllm";
+/// The metadata's entries.
+const CONFIG: &str = "infllm_config";
+const SEQUENCE: &str = "infllm";
 
-/// What the metadata says of a sequence. What its blocks are made by has to be the same where it is loaded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Where a sequence is, as the metadata has it.
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Saved {
-    init: usize,
-    local: usize,
-    block: usize,
-    repr_topk: usize,
-    score: String,
-    positions: String,
-    per_layer: bool,
-    num_repeat: usize,
     n: usize,
+    /// How far the tokens behind the blocks are moved back.
     shift: usize,
     shifts: Vec<usize>,
     /// By layer: how many blocks have a score.
@@ -43,79 +46,70 @@ struct Saved {
     chosen: Vec<Option<Vec<u32>>>,
 }
 
-impl Saved {
-    /// What has to be the same.
-    fn new(config: &InfLlmConfig) -> Self {
-        let score = match config.score {
-            BlockScore::Representatives => "representatives",
-            BlockScore::PageBounds => "page_bounds",
-            BlockScore::None => "none",
-        };
-        let positions = match config.positions {
-            FarPositions::TrueDistance => "true_distance".to_owned(),
-            FarPositions::FarConstant => "far_constant".to_owned(),
-            FarPositions::FarFixed { n_ctx } => format!("far_fixed {n_ctx}"),
-        };
-        let &InfLlmConfig { init, local, block, repr_topk, per_layer, num_repeat, .. } = config;
-        Self {
-            init,
-            local,
-            block,
-            repr_topk,
-            score: score.to_owned(),
-            positions,
-            per_layer,
-            num_repeat,
-            n: 0,
-            shift: 0,
-            shifts: Vec::new(),
-            scores: Vec::new(),
-            chosen: Vec::new(),
-        }
-    }
+/// What has to be the same where a sequence is loaded: what its blocks are made by.
+fn config_text(config: &InfLlmConfig) -> String {
+    let &InfLlmConfig { init, local, block, repr_topk, per_layer, num_repeat, .. } = config;
+    let score = match config.score {
+        BlockScore::Representatives => "representatives",
+        BlockScore::PageBounds => "page_bounds",
+        BlockScore::None => "none",
+    };
+    let positions = match config.positions {
+        FarPositions::TrueDistance => "true_distance".to_owned(),
+        FarPositions::FarConstant => "far_constant".to_owned(),
+        FarPositions::FarFixed { n_ctx } => format!("far_fixed {n_ctx}"),
+    };
+    let sizes = format!("init {init}, local {local}, block {block}, repr_topk {repr_topk}, num_repeat {num_repeat}");
+    format!("{sizes}, {score}, {positions}, per_layer {per_layer}")
+}
 
+impl Saved {
     /// Whether this can be a sequence of the set-up.
     fn fits(&self, setup: &Setup) -> bool {
-        let Self { n, shift, shifts, scores, chosen, .. } = self;
-        let same = Self { n: 0, shift: 0, shifts: Vec::new(), scores: Vec::new(), chosen: Vec::new(), ..self.clone() };
-        if same != Self::new(&setup.config) || *n as u64 > MAX_POSITION as u64 + 1 {
+        let Self { n, shift, shifts, scores, chosen } = self;
+        if *n as u64 > MAX_POSITION as u64 + 1 {
             return false;
         }
-        let blocks = setup.blocks(*n);
+        let blocks = setup.kept_blocks(*n);
         // Only rows behind the second block can have been moved, and not in front of the place of blocks.
-        let most = setup.partition(*n).blocks.saturating_sub(1) * setup.config.block;
         let fixed = matches!(setup.config.positions, FarPositions::FarFixed { .. });
-        let ascending = |blocks: &Vec<u32>| blocks.windows(2).all(|pair| pair[0] < pair[1]);
-        let right = |chosen: &Vec<u32>| {
+        let most = if fixed { setup.partition(*n).blocks.saturating_sub(1) * setup.config.block } else { 0 };
+        let is_selection = |chosen: &Vec<u32>| {
             chosen.len() <= setup.config.topk
-                && ascending(chosen)
-                && chosen.last().is_none_or(|&b| (b as usize) < blocks)
+                && chosen.is_sorted_by(|a, b| a < b)
+                && chosen.last().is_none_or(|&last| (last as usize) < blocks)
         };
-        *shift <= if fixed { most } else { 0 }
+        *shift <= most
             && shifts.is_sorted()
             && shifts.last().is_none_or(|last| last <= n)
             && scores.len() == setup.spec.geometry().num_layer
             && scores.iter().all(|&len| len <= blocks)
             && chosen.len() == setup.groups()
-            && chosen.iter().flatten().all(right)
+            && chosen.iter().flatten().all(is_selection)
     }
 }
 
 impl Setup {
     /// The blocks that are kept of a sequence.
-    fn blocks(&self, n: usize) -> usize {
+    fn kept_blocks(&self, n: usize) -> usize {
         if self.config.has_blocks() { self.partition(n).blocks } else { 0 }
+    }
+
+    /// The rows that a sequence has in the cache, but for those of blocks.
+    fn rows(&self, n: usize) -> usize {
+        n - self.partition(n).blocks * self.config.block
+    }
+
+    /// The tokens of a sequence that have attention mass.
+    fn observed(&self, n: usize) -> usize {
+        let needed = self.config.score == BlockScore::Representatives;
+        if needed { n.saturating_sub(self.rest_start(n)) } else { 0 }
     }
 
     /// The tensors of a sequence.
     fn tensors(&self, saved: &Saved) -> [Tensor; 5] {
-        let (layers, blocks) = (self.spec.geometry().num_layer, self.blocks(saved.n));
-        let tokens = if self.config.score == BlockScore::Representatives {
-            saved.n.saturating_sub(self.rest_start(saved.n))
-        } else {
-            0
-        };
-        let rows = saved.n - self.partition(saved.n).blocks * self.config.block;
+        let (layers, blocks) = (self.spec.geometry().num_layer, self.kept_blocks(saved.n));
+        let (tokens, rows) = (self.observed(saved.n), self.rows(saved.n));
         let row_len = self.spec.bytes_per_token();
         [
             Tensor::new("index", Dtype::F32, [blocks, layers, self.index_len()]),
@@ -149,11 +143,10 @@ impl InfLlm {
             shifts: sequence.shifts.clone(),
             scores: sequence.layers.iter().map(|layer| layer.scores.len()).collect(),
             chosen: sequence.chosen.clone(),
-            ..Saved::new(&self.setup.config)
         };
         let mut metadata = cache::metadata(&self.setup.spec);
         let text = serde_json::to_string(&saved).map_err(|error| SessionError::Header { reason: error.to_string() })?;
-        metadata.insert(KEY, text);
+        metadata.extend([(CONFIG, config_text(&self.setup.config)), (SEQUENCE, text)]);
         file::write(path.as_ref(), metadata, &self.setup.tensors(&saved), |file| {
             self.write_seq(file, memory, seq, sequence)
         })
@@ -183,12 +176,10 @@ impl InfLlm {
                 writer.bytes(self.setup.get(&*self.blocks.store, seq, i, key)?.rows())?;
             }
         }
-        let page_size = self.setup.page_size();
-        let rows = self.manager.state.sequences[sequence.rows].len();
-        let slots = self.slots(sequence.rows, 0..rows);
-        let mut bytes = vec![0; page_size * self.setup.spec.bytes_per_token()];
-        for slots in slots.chunks(page_size) {
-            let bytes = &mut bytes[..slots.len() * self.setup.spec.bytes_per_token()];
+        let (page_size, row_len) = (self.setup.page_size(), self.setup.spec.bytes_per_token());
+        let mut bytes = vec![0; page_size * row_len];
+        for slots in self.slots(sequence.rows, 0..self.setup.rows(sequence.n)).chunks(page_size) {
+            let bytes = &mut bytes[..slots.len() * row_len];
             memory.read_rows(slots, bytes).map_err(Error::memory)?;
             writer.bytes(bytes)?;
         }
@@ -213,14 +204,15 @@ impl InfLlm {
         let file = File::open(path.as_ref()).map_err(io("open the file"))?;
         let mut reader = Reader::open(file)?;
         cache::check(&self.setup.spec, &reader)?;
-        let other = || reader.unexpected(KEY, "a sequence of the same configuration");
-        let saved: Saved = reader.get(KEY).and_then(|text| serde_json::from_str(text).ok()).ok_or_else(other)?;
-        if !saved.fits(&self.setup) {
-            return Err(other().into());
+        if reader.get(CONFIG) != Some(&config_text(&self.setup.config)) {
+            return Err(reader.unexpected(CONFIG, "the same configuration").into());
         }
+        let saved = reader.get(SEQUENCE).and_then(|text| serde_json::from_str::<Saved>(text).ok());
+        let saved = saved.filter(|saved| saved.fits(&self.setup));
+        let saved = saved.ok_or_else(|| reader.unexpected(SEQUENCE, "a sequence of this configuration"))?;
         reader.check_tensors(&self.setup.tensors(&saved))?;
-        let rows = saved.n - self.setup.partition(saved.n).blocks * self.setup.config.block;
-        let (need, free) = (rows.div_ceil(self.setup.page_size()), self.manager.state.pages.num_free());
+        let need = self.setup.rows(saved.n).div_ceil(self.setup.page_size());
+        let free = self.manager.state.pages.num_free();
         if need > free {
             return Err(Error::OutOfPages { need, free });
         }
@@ -246,15 +238,12 @@ impl InfLlm {
         blocks: &mut Vec<(Formed, Vec<f32>)>,
     ) -> Result<(), Error> {
         let (layers, block) = (self.setup.spec.geometry().num_layer, self.setup.config.block);
-        let (rest, page_size) = (saved.n.saturating_sub(self.setup.rest_start(saved.n)), self.setup.page_size());
         let row_len = self.setup.spec.bytes_per_token();
         let mut floats = |len: usize| reader.numbers(len, f32::from_le_bytes);
-        let indexes = (0..self.setup.blocks(saved.n)).map(|_| floats(layers * self.setup.index_len()));
+        let indexes = (0..self.setup.kept_blocks(saved.n)).map(|_| floats(layers * self.setup.index_len()));
         let indexes = indexes.collect::<Result<Vec<_>, _>>()?;
-        if self.setup.config.score == BlockScore::Representatives {
-            for layer in &mut sequence.layers {
-                layer.mass = floats(rest * self.setup.query_heads())?;
-            }
+        for layer in &mut sequence.layers {
+            layer.mass = floats(self.setup.observed(saved.n) * self.setup.query_heads())?;
         }
         for (layer, &len) in sequence.layers.iter_mut().zip(&saved.scores) {
             layer.scores = floats(len)?;
@@ -269,15 +258,15 @@ impl InfLlm {
             blocks.push((formed, index));
             stored?;
         }
-        let rows = saved.n - self.setup.partition(saved.n).blocks * block;
+        let rows = self.setup.rows(saved.n);
         let init = rows.min(self.setup.config.init);
         let behind = self.setup.rest_start(saved.n).saturating_sub(saved.shift);
         for (n, position) in [(init, 0), (rows - init, behind)].into_iter().filter(|part| part.0 > 0) {
             let append = Append::count(sequence.rows, n).at(position as i64);
-            self.manager.begin_step(&[append])?.apply(memory)?.commit();
+            self.manager.begin_step(&[append])?.apply(memory)?.detach();
+            self.manager.commit_load();
         }
-        let slots = self.slots(sequence.rows, 0..rows);
-        for slots in slots.chunks(page_size) {
+        for slots in self.slots(sequence.rows, 0..rows).chunks(self.setup.page_size()) {
             let rows = reader.bytes(slots.len() * row_len)?;
             memory.write_rows(slots, rows).map_err(Error::memory)?;
         }
