@@ -79,10 +79,7 @@ impl InfLlmStep {
 
     fn end(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
         if !commit {
-            return self.open.with(py, |step| {
-                step.rollback();
-                Ok(())
-            });
+            return self.open.end(py, |step| step.rollback());
         }
         let shared = &self.open.shared;
         shared.with_memory(py, self.memory.bind(py), |infllm, memory| {

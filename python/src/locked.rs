@@ -194,6 +194,17 @@ impl<M: Managed, P> OpenStep<M, P> {
         self.shared.step(manager, self.number).ok_or_else(Refusal::step_closed)
     }
 
+    /// Has `end` end the step.
+    ///
+    /// # Errors
+    /// The errors of [`with`](Self::with).
+    pub fn end(&self, py: Python<'_>, end: impl FnOnce(M::Step<'_>)) -> PyResult<()> {
+        self.with(py, |step| {
+            end(step);
+            Ok(())
+        })
+    }
+
     /// Has `end` end the step, if it is open; whether it was.
     ///
     /// # Errors

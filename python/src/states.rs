@@ -183,13 +183,13 @@ impl StateStep {
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        self.open.with(py, |step| Ok(step.commit()))
+        self.open.end(py, |step| step.commit())
     }
 
     /// Ends the step: its sequences have the states that they had, if these were not overwritten.
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
     fn rollback(&self, py: Python<'_>) -> PyResult<()> {
-        self.open.with(py, |step| Ok(step.rollback()))
+        self.open.end(py, |step| step.rollback())
     }
 }

@@ -267,19 +267,13 @@ impl Step {
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        self.open.with(py, |step| {
-            step.commit();
-            Ok(())
-        })
+        self.open.end(py, |step| step.commit())
     }
 
     /// Ends the step as if it had never begun.
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
     fn rollback(&self, py: Python<'_>) -> PyResult<()> {
-        self.open.with(py, |step| {
-            step.rollback();
-            Ok(())
-        })
+        self.open.end(py, |step| step.rollback())
     }
 }

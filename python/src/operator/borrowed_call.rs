@@ -38,8 +38,8 @@ pub fn run<'py>(
     let (operator, operands) = prepare(op_type, attributes, inputs, expected)?;
     let checked = operands.check(&operator)?;
     let (shape, t1) = (checked.output_shape(), operands.t1()?);
-    let names = operands.kind.outputs();
-    let mass = outputs.get(names.len()).filter(|mass| operands.kind != Kind::KeyValueCache && !mass.is_none());
+    let names = operands.kind.outputs;
+    let mass = outputs.get(names.len()).filter(|mass| names.len() == 1 && !mass.is_none());
     let mass = mass.map(|mass| Tensor::new(MASS, mass, Access::Write)).transpose()?;
     let given = outputs.into_iter().map(Some).chain(std::iter::repeat(None));
     let outputs = names
@@ -86,7 +86,7 @@ fn prepare<'py>(
     let reads_scale = operator.cache_attributes().is_some_and(|cache| cache.quant_type == STATIC_SCALES);
     let given = inputs.into_iter().map(Some).chain(std::iter::repeat(None));
     let tensors = kind
-        .inputs()
+        .inputs
         .iter()
         .zip(given)
         .map(|(name, given)| match given.filter(|given| !given.is_none()) {
@@ -135,13 +135,13 @@ fn allocate<'py>(
 
 /// The inputs of a call, by position.
 struct Operands<'py> {
-    kind: Kind,
+    kind: &'static Kind,
     tensors: Vec<Option<Tensor<'py>>>,
 }
 
 impl<'py> Operands<'py> {
     fn optional(&self, name: &str) -> Option<&Tensor<'py>> {
-        let i = self.kind.inputs().iter().position(|input| *input == name)?;
+        let i = self.kind.inputs.iter().position(|input| *input == name)?;
         self.tensors.get(i)?.as_ref()
     }
 
@@ -155,7 +155,7 @@ impl<'py> Operands<'py> {
 
     /// The type of the outputs.
     fn t1(&self) -> Result<ElementType, Refusal> {
-        self.required(self.kind.inputs()[0]).map(Tensor::element)
+        self.required(self.kind.inputs[0]).map(Tensor::element)
     }
 
     fn stored(&self) -> Result<Inputs<'_>, Refusal> {

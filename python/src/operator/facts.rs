@@ -19,19 +19,19 @@ pub fn domains() -> Vec<&'static str> {
 /// The names of the operator's attributes, in the specification's order.
 #[pyfunction]
 pub fn attribute_names(op_type: &str) -> PyResult<Vec<&'static str>> {
-    Ok(Kind::from_name(op_type)?.attributes().into_iter().map(|(name, _)| name).collect())
+    Ok((Kind::from_name(op_type)?.attributes)().into_iter().map(|(name, _)| name).collect())
 }
 
 /// The names of the operator's inputs, by position.
 #[pyfunction]
 pub fn input_names(op_type: &str) -> PyResult<Vec<&'static str>> {
-    Ok(Kind::from_name(op_type)?.inputs().to_vec())
+    Ok(Kind::from_name(op_type)?.inputs.to_vec())
 }
 
 /// The names of the operator's outputs, by position.
 #[pyfunction]
 pub fn output_names(op_type: &str) -> PyResult<Vec<&'static str>> {
-    Ok(Kind::from_name(op_type)?.outputs().to_vec())
+    Ok(Kind::from_name(op_type)?.outputs.to_vec())
 }
 
 /// Checks what is known of a node without types and shapes: attributes, and that it has the inputs that it needs, by
@@ -41,13 +41,13 @@ pub fn check_node(op_type: &str, attributes: &Bound<'_, PyDict>, inputs: Vec<Str
     let kind = Kind::from_name(op_type)?;
     let operator = Operator::new(kind, attributes)?;
     let has = |name: &str| inputs.iter().any(|input| input == name);
-    if let Some(unknown) = inputs.iter().find(|input| !kind.inputs().contains(&input.as_str())) {
-        let names = kind.inputs().join(", ");
-        let message = format!("{} has no input {unknown:?}, expected some of {names}", kind.name());
+    if let Some(unknown) = inputs.iter().find(|input| !kind.inputs.contains(&input.as_str())) {
+        let names = kind.inputs.join(", ");
+        let message = format!("{} has no input {unknown:?}, expected some of {names}", kind.name);
         return Err(Refusal::new("input_unknown", message).into());
     }
-    if let Some(missing) = kind.inputs().iter().find(|name| !has(name) && !OPTIONAL.contains(name)) {
-        let message = format!("{missing} is absent, and {} needs it", kind.name());
+    if let Some(missing) = kind.inputs.iter().find(|name| !has(name) && !OPTIONAL.contains(name)) {
+        let message = format!("{missing} is absent, and {} needs it", kind.name);
         return Err(Refusal::new("input_missing", message).into());
     }
     let Some(cache) = operator.cache_attributes() else { return Ok(()) };

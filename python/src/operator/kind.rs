@@ -11,72 +11,68 @@ use pyo3::types::{PyDict, PyString};
 
 use crate::refusal::Refusal;
 
-/// One of the operators.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    KeyValueCache,
-    MultiHeadAttention,
-    MultiHeadCacheAttention,
+/// The attributes of a node, by name.
+type Given = [(String, i64)];
+
+/// The names of an operator, and how it is made.
+pub struct Kind {
+    /// The name in a graph.
+    pub name: &'static str,
+    /// The names of the inputs, by position.
+    pub inputs: &'static [&'static str],
+    /// The names of the outputs, by position.
+    pub outputs: &'static [&'static str],
+    /// The names of the attributes, and whether each must be given.
+    pub attributes: fn() -> Vec<(&'static str, bool)>,
+    /// The operator with these attributes.
+    make: fn(&Self, &Given) -> Result<Operator, Refusal>,
 }
 
-impl Kind {
-    const ALL: [Self; 3] = [Self::KeyValueCache, Self::MultiHeadAttention, Self::MultiHeadCacheAttention];
+static KINDS: [Kind; 3] = [
+    Kind {
+        name: schema::NAME,
+        inputs: &schema::INPUTS,
+        outputs: &schema::OUTPUTS,
+        attributes: Attributes::names,
+        make: |kind, given| Ok(Operator::KeyValueCache(KeyValueCache::new(kind.read(given)?)?)),
+    },
+    Kind {
+        name: multi_head_attention::NAME,
+        inputs: &multi_head_attention::INPUTS,
+        outputs: &multi_head_attention::OUTPUTS,
+        attributes: AttentionAttributes::names,
+        make: |kind, given| Ok(Operator::MultiHeadAttention(MultiHeadAttention::new(kind.read(given)?)?)),
+    },
+    Kind {
+        name: multi_head_cache_attention::NAME,
+        inputs: &multi_head_cache_attention::INPUTS,
+        outputs: &multi_head_cache_attention::OUTPUTS,
+        attributes: CacheAttentionAttributes::names,
+        make: |kind, given| Ok(Operator::MultiHeadCacheAttention(MultiHeadCacheAttention::new(kind.read(given)?)?)),
+    },
+];
 
+impl Kind {
     /// The operator of this name.
-    pub fn from_name(name: &str) -> Result<Self, Refusal> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
+    pub fn from_name(name: &str) -> Result<&'static Self, Refusal> {
+        KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
+            let names = KINDS.each_ref().map(|kind| kind.name).join(", ");
             Refusal::new("operator_unknown", format!("there is no operator {name:?}, expected one of {names}"))
         })
     }
 
-    /// Its name in a graph.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::KeyValueCache => schema::NAME,
-            Self::MultiHeadAttention => multi_head_attention::NAME,
-            Self::MultiHeadCacheAttention => multi_head_cache_attention::NAME,
-        }
-    }
-
-    /// The names of its inputs, by position.
-    pub fn inputs(self) -> &'static [&'static str] {
-        match self {
-            Self::KeyValueCache => &schema::INPUTS,
-            Self::MultiHeadAttention => &multi_head_attention::INPUTS,
-            Self::MultiHeadCacheAttention => &multi_head_cache_attention::INPUTS,
-        }
-    }
-
-    /// The names of its outputs, by position.
-    pub fn outputs(self) -> &'static [&'static str] {
-        match self {
-            Self::KeyValueCache => &schema::OUTPUTS,
-            Self::MultiHeadAttention | Self::MultiHeadCacheAttention => &multi_head_attention::OUTPUTS,
-        }
-    }
-
-    /// The names of its attributes, and whether each must be given.
-    pub fn attributes(self) -> Vec<(&'static str, bool)> {
-        match self {
-            Self::KeyValueCache => Attributes::names(),
-            Self::MultiHeadAttention => AttentionAttributes::names(),
-            Self::MultiHeadCacheAttention => CacheAttentionAttributes::names(),
-        }
-    }
-
     /// The attributes of a node, given by name.
-    fn read<A: OperatorAttributes>(self, given: &[(String, i64)]) -> Result<A, Refusal> {
+    fn read<A: OperatorAttributes>(&self, given: &Given) -> Result<A, Refusal> {
         let (mut attributes, known) = (A::default(), A::names());
         // Unknown names first: what is absent may be there misspelled.
         if let Some((name, _)) = given.iter().find(|(name, value)| !attributes.set(name, *value)) {
             let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-            let message = format!("{} has no attribute {name:?}, expected one of {names}", self.name());
+            let message = format!("{} has no attribute {name:?}, expected one of {names}", self.name);
             return Err(Refusal::new("attribute_unknown", message));
         }
         let is_given = |name| given.iter().any(|(got, _)| got == name);
         if let Some((name, _)) = known.iter().find(|(name, required)| *required && !is_given(name)) {
-            let message = format!("attribute {name} is absent, and {} has no default for it", self.name());
+            let message = format!("attribute {name} is absent, and {} has no default for it", self.name);
             return Err(Refusal::new("attribute_missing", message));
         }
         Ok(attributes)
@@ -96,16 +92,9 @@ impl Operator {
     ///
     /// # Errors
     /// `KvCacheError` of kind `attribute_unknown`, `attribute_missing`, `attribute_type` or `attribute_out_of_range`.
-    pub fn new(kind: Kind, given: &Bound<'_, PyDict>) -> PyResult<Self> {
+    pub fn new(kind: &Kind, given: &Bound<'_, PyDict>) -> PyResult<Self> {
         let given = given.iter().map(|(name, value)| attribute(&name, &value)).collect::<PyResult<Vec<_>>>()?;
-        let operator = match kind {
-            Kind::KeyValueCache => KeyValueCache::new(kind.read(&given)?).map(Self::KeyValueCache),
-            Kind::MultiHeadAttention => MultiHeadAttention::new(kind.read(&given)?).map(Self::MultiHeadAttention),
-            Kind::MultiHeadCacheAttention => {
-                MultiHeadCacheAttention::new(kind.read(&given)?).map(Self::MultiHeadCacheAttention)
-            }
-        };
-        operator.map_err(|error| Refusal::from(error).into())
+        Ok((kind.make)(kind, &given)?)
     }
 
     /// The attributes of its cache, if it has one.

@@ -128,7 +128,6 @@ fn static_inputs<'a, M: Memory>(tensors: &Tensors<'a, M>) -> Result<StaticInputs
 }
 
 /// Cache and scale.
-#[expect(clippy::type_complexity, reason = "two tensors")]
 pub(super) fn state<'a, C: Compute, M: Memory>(
     tensors: &Tensors<'a, M>,
     has_scale: bool,
