@@ -100,7 +100,7 @@ impl Blocks {
         let refused = match memory.read_rows(slots, &mut rows) {
             Ok(()) => {
                 let block = Block::new(*kind, key, rows.freeze(), self.row_len).map_err(StoreError::from);
-                block.and_then(|block| self.store.put(key, block)).err().map(|error| reason(&error))
+                block.and_then(|block| self.store.put(key, block)).err().map(|error| error.reason())
             }
             Err(_) => Some("unread"),
         };
@@ -130,7 +130,7 @@ impl Blocks {
             // What is damaged is of no use to anybody.
             let _ = self.store.delete(key);
         }
-        let missed = error.as_ref().map(reason).or((blocks.len() < chain.len()).then_some("absent"));
+        let missed = error.as_ref().map(StoreError::reason).or((blocks.len() < chain.len()).then_some("absent"));
         self.stats.hits += blocks.len() as u64;
         self.stats.bytes_read += blocks.iter().map(|block| block.rows().len() as u64).sum::<u64>();
         if let Some(reason) = missed {
@@ -166,8 +166,4 @@ impl Blocks {
 
 pub(crate) fn load(block: &Block, slots: &[usize], memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
     memory.write_rows(slots, block.rows()).map_err(|source| Error::Memory { source })
-}
-
-fn reason(error: &StoreError) -> &'static str {
-    if let StoreError::Bad(error) = error { error.into() } else { error.into() }
 }

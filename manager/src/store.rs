@@ -32,6 +32,13 @@ pub enum StoreError {
     Failed(#[from] Box<dyn std::error::Error + Send + Sync>),
 }
 
+impl StoreError {
+    /// The reason in one word, as statistics name it; of a bad block what is wrong with it.
+    pub fn reason(&self) -> &'static str {
+        if let Self::Bad(error) = self { error.into() } else { self.into() }
+    }
+}
+
 impl From<std::io::Error> for StoreError {
     fn from(error: std::io::Error) -> Self {
         Self::Failed(error.into())

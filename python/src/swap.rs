@@ -95,14 +95,8 @@ impl Manager {
         let Some(tiers) = &self.shared.parts.tiers.0 else { return Ok(Vec::new()) };
         let stats = py.detach(|| tiers.stats());
         let dict = |tier: TierStats| {
-            let misses = PyDict::new(py);
-            for (reason, count) in tier.misses.by_reason() {
-                misses.set_item(reason, count)?;
-            }
-            let dict = dict!(py, tier; name, hits, bytes_read, bytes_written, puts, writes_dropped, evicted, blocks, nbytes,
-                read_rate);
-            dict.set_item("misses", misses)?;
-            Ok(dict)
+            Ok(dict!(py, tier; name, hits, misses, bytes_read, bytes_written, puts, writes_dropped, evicted, blocks,
+                nbytes, read_rate))
         };
         stats.into_iter().map(dict).collect()
     }

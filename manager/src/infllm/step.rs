@@ -26,6 +26,9 @@ type NewBlock = (Formed, Vec<f32>);
 /// A sequence, one of its selections, and a block of its that gets a slot there, which was fetched and verified.
 type Fetched = (SeqId, usize, Load, Block);
 
+/// The entries of a step, what it changes in their sequences, and the blocks that it loads.
+type Planned = (Vec<Entry>, Vec<Change>, Vec<Fetched>);
+
 impl InfLlm {
     /// Opens a step that appends tokens to sequences: all of them, or none. Loads the blocks that they see and that are
     /// not resident, copies shared pages that the step writes, and moves keys back where positions would pass `n_ctx`.
@@ -74,7 +77,7 @@ impl InfLlm {
 
     /// Plans a step, and fetches the blocks that it loads. All changes are in the manager's journal; after an error they
     /// have to be rolled back.
-    fn plan(&mut self, appends: &[(SeqId, usize)]) -> Result<(Vec<Entry>, Vec<Change>, Vec<Fetched>), Error> {
+    fn plan(&mut self, appends: &[(SeqId, usize)]) -> Result<Planned, Error> {
         let rows = appends.iter().map(|&(seq, n)| Ok(self.setup.append(self.intact(seq)?, n)));
         let rows = rows.collect::<Result<Vec<_>, Error>>()?;
         let Self { setup, manager, sequences, blocks, .. } = &mut *self;

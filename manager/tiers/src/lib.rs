@@ -23,5 +23,5 @@ pub use object::ObjectTier;
 #[cfg(feature = "redis")]
 pub use redis_server::RedisTier;
 pub use remote_tier::Tier;
-pub use stats::{Misses, TierStats};
+pub use stats::TierStats;
 pub use tiers::Tiers;

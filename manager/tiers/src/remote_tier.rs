@@ -96,12 +96,14 @@ impl RemoteTier {
     /// bytes of rows in a second. Counts the miss.
     pub(crate) fn avoided(&self, compute_rate: f64) -> Option<Answer> {
         if self.is_paused() {
-            self.stats.lock().misses.busy += 1;
+            self.stats.lock().miss("busy");
             return Some((Vec::new(), Some(StoreError::Busy)));
         }
-        let slower = self.health().1.is_slower(compute_rate);
-        self.stats.lock().misses.slower += u64::from(slower);
-        slower.then(Answer::default)
+        if self.health().1.is_slower(compute_rate) {
+            self.stats.lock().miss("slower");
+            return Some(Answer::default());
+        }
+        None
     }
 
     /// The first blocks of a chain from the store; a bad one is deleted there. On the thread of reads.
@@ -127,8 +129,9 @@ impl RemoteTier {
             stats.read_rate = rate.get();
         }
         match &error {
-            Some(error) => stats.misses.error(error),
-            None => stats.misses.absent += u64::from(blocks.len() < keys.len()),
+            Some(error) => stats.miss(error.reason()),
+            None if blocks.len() < keys.len() => stats.miss("absent"),
+            None => {}
         }
         (blocks, error.filter(|_| !is_bad))
     }

@@ -141,7 +141,7 @@ impl Shared {
         let asked = keys.len();
         let job = move || shared.read_chain(&of_job, &keys, end, &sender);
         if !far.reads.submit(Box::new(job), end, far.deadline) {
-            far.stats.lock().misses.busy += 1;
+            far.stats.lock().miss("busy");
             return (Vec::new(), Some(StoreError::Busy));
         }
         let mut blocks = Vec::new();
@@ -156,7 +156,7 @@ impl Shared {
                 }
                 Err(RecvTimeoutError::Disconnected) if Instant::now() < end => return (blocks, None),
                 Err(_) => {
-                    far.stats.lock().misses.late += 1;
+                    far.stats.lock().miss("late");
                     return (blocks, Some(StoreError::Late(far.deadline)));
                 }
             }
@@ -298,7 +298,9 @@ impl BlockStore for Tiers {
             let (near, _) = self.0.host.get_chain(rest);
             let mut stats = self.0.host_stats.lock();
             stats.gave(&near);
-            stats.misses.absent += u64::from(near.len() < rest.len());
+            if near.len() < rest.len() {
+                stats.miss("absent");
+            }
             drop(stats);
             if !near.is_empty() {
                 blocks.extend(near);

@@ -12,52 +12,46 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// So many jobs may wait in the background; more are dropped.
 const MAX_BACKGROUND: usize = 1024;
 
-/// A thread with two queues: what somebody waits for comes before what is done in the background.
+/// A thread with a queue: what somebody waits for comes before what is done in the background.
 pub(crate) struct Worker(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    queues: Mutex<Queues>,
+    queue: Mutex<Queue>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Queues {
-    awaited: VecDeque<(Instant, Job)>,
-    background: VecDeque<Job>,
+struct Queue {
+    /// Until when somebody waits for each; those in the background come last.
+    jobs: VecDeque<(Option<Instant>, Job)>,
     /// When the job that runs has begun.
     running: Option<Instant>,
     closed: bool,
 }
 
 impl Shared {
-    fn queues(&self) -> MutexGuard<'_, Queues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next job; none once the worker is closed.
     fn next(&self) -> Option<Job> {
-        let mut queues = self.queues();
-        queues.running = None;
-        loop {
-            if queues.closed {
-                return None;
-            }
+        let mut queue = self.queue();
+        queue.running = None;
+        while !queue.closed {
             let now = Instant::now();
-            // Nobody waits any more for those whose time is over.
-            let job = loop {
-                match queues.awaited.pop_front() {
-                    Some((end, _)) if end <= now => {}
-                    Some((_, job)) => break Some(job),
-                    None => break queues.background.pop_front(),
+            match queue.jobs.pop_front() {
+                // Nobody waits any more.
+                Some((Some(end), _)) if end <= now => {}
+                Some((_, job)) => {
+                    queue.running = Some(now);
+                    return Some(job);
                 }
-            };
-            if job.is_some() {
-                queues.running = Some(now);
-                return job;
+                None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
             }
-            queues = self.changed.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
+        None
     }
 }
 
@@ -76,30 +70,31 @@ impl Worker {
     /// Queues a job that somebody waits for until `end`. Whether it is queued: not if the one that runs has been running
     /// for longer than `deadline`.
     pub(crate) fn submit(&self, job: Job, end: Instant, deadline: Duration) -> bool {
-        let mut queues = self.0.queues();
-        if queues.closed || queues.running.is_some_and(|since| since.elapsed() >= deadline) {
+        let mut queue = self.0.queue();
+        if queue.closed || queue.running.is_some_and(|since| since.elapsed() >= deadline) {
             return false;
         }
-        queues.awaited.push_back((end, job));
+        let awaited = queue.jobs.partition_point(|job| job.0.is_some());
+        queue.jobs.insert(awaited, (Some(end), job));
         self.0.changed.notify_one();
         true
     }
 
     /// Queues a job that nobody waits for, unless many are queued already.
     pub(crate) fn submit_background(&self, job: Job) {
-        let mut queues = self.0.queues();
-        if !queues.closed && queues.background.len() < MAX_BACKGROUND {
-            queues.background.push_back(job);
+        let mut queue = self.0.queue();
+        if !queue.closed && queue.jobs.len() < MAX_BACKGROUND {
+            queue.jobs.push_back((None, job));
             self.0.changed.notify_one();
         }
     }
 
     /// Drops what is queued. The thread ends with the job that it runs.
     pub(crate) fn close(&self) {
-        let mut queues = self.0.queues();
-        queues.closed = true;
-        let dropped = (std::mem::take(&mut queues.awaited), std::mem::take(&mut queues.background));
-        drop(queues);
+        let mut queue = self.0.queue();
+        queue.closed = true;
+        let dropped = std::mem::take(&mut queue.jobs);
+        drop(queue);
         drop(dropped);
         self.0.changed.notify_one();
     }

@@ -1,9 +1,9 @@
 //! `KeyValueCache` of dynamic and of static batching, and what other operators have in common with it.
 
 #[cfg(feature = "cuda")]
-use kvcache_op::cuda::cudarc::driver::{CudaStream, sys::CUstream};
-#[cfg(feature = "cuda")]
 use kvcache_op::cuda::DeviceOutputs;
+#[cfg(feature = "cuda")]
+use kvcache_op::cuda::cudarc::driver::{CudaStream, sys::CUstream};
 use kvcache_op::{
     Dim, ElementType, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, StaticInputDims, StaticInputs,
     StaticKeyValueCache, TensorRef, Workers,
