@@ -156,15 +156,15 @@ mod tests {
                     prop_assert!(gone.iter().all(|block| worths[block] <= worths[other]));
                 }
                 residency.observe(masses.iter().map(|&(block, mass)| (block, f32::from(mass))));
-                gone.iter().for_each(|block| drop(worths.remove(block)));
-                new.iter().for_each(|&block| drop(worths.insert(block, 0.0)));
+                worths.retain(|block, _| !gone.contains(block));
+                worths.extend(new.iter().map(|&block| (block, 0.0)));
                 if decayed {
                     worths.values_mut().for_each(|mass| *mass *= 0.5);
                     masses.iter().for_each(|(block, mass)| {
                         worths.entry(*block).and_modify(|sum| *sum += f32::from(*mass));
                     });
                 } else {
-                    wanted.iter().for_each(|&block| drop(worths.insert(block, f32::from(step))));
+                    worths.extend(wanted.iter().map(|&block| (block, f32::from(step))));
                 }
             }
         }
