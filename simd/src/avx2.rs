@@ -5,8 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::outline::{Function, Outlined};
-use crate::simd::{Simd, instructions};
+use crate::simd::{Function, Outlined, Simd, instructions};
 
 /// AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]

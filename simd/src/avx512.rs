@@ -5,9 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::outline::{Function, Outlined};
 use crate::prefetch::{prefetch_l1, prefetch_l2};
-use crate::simd::{Simd, instructions};
+use crate::simd::{Function, Outlined, Simd, instructions};
 
 /// AVX-512 F, BW, DQ and VL, FMA and F16C; with `NATIVE_F16` also AVX512-FP16.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,4 @@
 //! Float types of tensors: one by one, as slices, and in registers, where each is float32.
-//!
-//! A type needs its rounding alone; what is written for one beside that is faster.
 
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
@@ -67,37 +65,13 @@ pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     }
 
     /// Reads a register.
-    #[inline(always)]
-    unsafe fn read<S: Simd>(from: *const Self) -> S::F32 {
-        // SAFETY: a register of elements can be read.
-        unsafe { Self::read_some::<S>(from, S::LANES) }
-    }
+    unsafe fn read<S: Simd>(from: *const Self) -> S::F32;
 
     /// Reads the first `n <= LANES` elements; the other lanes are 0.
-    #[inline(always)]
-    unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32 {
-        let mut lanes = [0.0; MOST_LANES];
-        // SAFETY: n elements can be read; the array has a register's lanes.
-        unsafe {
-            for (i, lane) in lanes.iter_mut().enumerate().take(n) {
-                *lane = from.add(i).read().to_f32();
-            }
-            S::read_f32(lanes.as_ptr())
-        }
-    }
+    unsafe fn read_some<S: Simd>(from: *const Self, n: usize) -> S::F32;
 
     /// Writes a register, by a non-temporal store with `STREAM`.
-    #[inline(always)]
-    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32) {
-        let mut lanes = [0.0; MOST_LANES];
-        // SAFETY: a register of elements can be written; the array has a register's lanes.
-        unsafe {
-            S::write_f32(lanes.as_mut_ptr(), x);
-            for (i, &lane) in lanes.iter().enumerate().take(S::LANES) {
-                to.add(i).write(Self::from_f32(lane));
-            }
-        }
-    }
+    unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32);
 
     /// Writes the first `n <= LANES` lanes. Not with a mask, which takes very long on some processors (Zen 5).
     #[inline(always)]
@@ -116,15 +90,7 @@ pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     }
 
     /// Rounds each lane to this type.
-    #[inline(always)]
-    unsafe fn round<S: Simd>(x: S::F32) -> S::F32 {
-        let mut lanes = [Self::default(); MOST_LANES];
-        // SAFETY: the instruction set is enabled; the array has a register's lanes.
-        unsafe {
-            Self::write::<S, false>(lanes.as_mut_ptr(), x);
-            Self::read::<S>(lanes.as_ptr())
-        }
-    }
+    unsafe fn round<S: Simd>(x: S::F32) -> S::F32;
 
     /// `len` values as float32: where they are, or else in `room`, into which whole registers are written.
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! The instruction sets, and which of them the machine has.
+//! The instruction sets, which of them the machine has, and who made its processor.
 
 use std::sync::OnceLock;
 
@@ -65,4 +65,20 @@ impl InstructionSet {
             Self::Avx512Fp16 => "cpu-avx512fp16",
         }
     }
+}
+
+/// Whether the processor is AMD's, asked once: a virtual machine takes long to answer.
+pub fn is_amd() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        static IS_AMD: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
+            // SAFETY: every x86-64 has the instruction and its leaf 0.
+            #[allow(unused_unsafe, reason = "safe since Rust 1.95 at the latest, not in every version supported")]
+            let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
+            [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
+        });
+        *IS_AMD
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }

@@ -9,11 +9,9 @@ mod float;
 mod instruction_set;
 #[cfg(target_arch = "aarch64")]
 mod neon;
-mod outline;
 mod portable;
 mod prefetch;
 mod simd;
-mod vendor;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
@@ -21,11 +19,9 @@ pub use avx2::Avx2;
 pub use avx512::{Avx512, VALUE_OF_NIBBLE, nibbles};
 pub use e4m3::{E4M3_LEAST_NORMAL, E4M3_MAX, E4M3_ROUNDER, e4m3_from_f32, e4m3_to_f32};
 pub use float::Float;
-pub use instruction_set::InstructionSet;
+pub use instruction_set::{InstructionSet, is_amd};
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;
-pub use outline::{Function, Outlined};
 pub use portable::Portable;
 pub use prefetch::{LINE, prefetch_l1, prefetch_l2};
-pub use simd::{MOST_LANES, Simd};
-pub use vendor::is_amd;
+pub use simd::{Function, MOST_LANES, Outlined, Simd};

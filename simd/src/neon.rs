@@ -8,8 +8,7 @@
 
 use std::arch::aarch64::*;
 
-use crate::outline::{Function, Outlined};
-use crate::simd::Simd;
+use crate::simd::{Function, Outlined, Simd};
 
 /// NEON, of little-endian machines. It streams nothing: there are non-temporal stores of pairs of registers alone, and
 /// no instruction that orders them but barriers of all memory.

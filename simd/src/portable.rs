@@ -2,8 +2,7 @@
 
 use half::f16;
 
-use crate::outline::{Function, Outlined};
-use crate::simd::Simd;
+use crate::simd::{Function, Outlined, Simd};
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy)]

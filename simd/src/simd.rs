@@ -1,7 +1,7 @@
-//! What an instruction set can do with a register of float32.
+//! What an instruction set can do with a register of float32, and functions compiled by themselves with an instruction
+//! set enabled, so that they can be chosen by pointer.
 
 use crate::e4m3::e4m3_to_f32;
-use crate::outline::{Function, Outlined};
 use crate::prefetch::prefetch_l1;
 
 /// Lanes of the widest register.
@@ -33,6 +33,24 @@ macro_rules! instructions {
 }
 #[cfg(target_arch = "x86_64")]
 pub(crate) use instructions;
+
+/// A function over the registers of an instruction set S.
+pub trait Function<S> {
+    /// Its arguments.
+    type Arguments<'a>;
+
+    /// Its result.
+    type Output;
+
+    /// Runs it.
+    ///
+    /// # Safety
+    /// The instruction set is enabled; else the conditions of the arguments.
+    unsafe fn run(arguments: &Self::Arguments<'_>) -> Self::Output;
+}
+
+/// A function compiled for an instruction set. To call it, this must be supported.
+pub type Outlined<S, F> = for<'a> unsafe fn(&<F as Function<S>>::Arguments<'a>) -> <F as Function<S>>::Output;
 
 /// An instruction set with registers of [`LANES`](Self::LANES) float32.
 ///
