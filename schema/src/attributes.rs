@@ -123,7 +123,7 @@ attributes! {
         layer_idx: (0, 0, None, None),
         /// Width of a quantized cache element in bits; 0 is no quantization.
         quant_bit: (0, 0, Some(8), Some(&QuantBit::CODES)),
-        /// How many neighbors along `head_dim` share one scale.
+        /// Neighbors along `head_dim` that share one scale.
         quant_group: (8, 1, None, None),
         /// How often each cache head is repeated in the outputs (grouped-query attention).
         num_repeat: (1, 1, None, None),
@@ -150,7 +150,7 @@ attributes! {
         layer_idx: (0, 0, None, None),
         /// Width of a quantized cache element in bits; 0 is no quantization.
         quant_bit: (0, 0, Some(8), Some(&QuantBit::CODES)),
-        /// How many neighbors along `head_dim` share one scale.
+        /// Neighbors along `head_dim` that share one scale.
         quant_group: (8, 1, None, None),
         /// How often each cache head is repeated in the outputs (grouped-query attention).
         num_repeat: (1, 1, None, None),

@@ -1,6 +1,4 @@
-//! How `cachestarts` addresses the cache, and the codes of such choices.
-
-use crate::{CacheLayout, StaticCacheLayout};
+//! How `cachestarts` addresses the cache.
 
 /// Attribute `cache_mode`: what `cachestarts` holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,27 +13,14 @@ pub enum CacheMode {
 impl CacheMode {
     /// Every mode, by its code.
     pub const ALL: [Self; 2] = [Self::Offset, Self::Paged];
-}
 
-/// The codes of what an attribute chooses.
-macro_rules! codes {
-    ($($choice:ty: $attribute:literal;)*) => { $(
-        impl $choice {
-            #[doc = concat!("What has this code in the attribute `", $attribute, "`, if anything has.")]
-            pub fn from_code(code: i64) -> Option<Self> {
-                Self::ALL.into_iter().find(|choice| choice.code() == code)
-            }
+    /// The mode with this code in the attribute `cache_mode`, if there is one.
+    pub fn from_code(code: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.code() == code)
+    }
 
-            #[doc = concat!("Its code in the attribute `", $attribute, "`.")]
-            pub const fn code(self) -> i64 {
-                self as i64
-            }
-        }
-    )* };
-}
-
-codes! {
-    CacheMode: "cache_mode";
-    CacheLayout: "cache_layout";
-    StaticCacheLayout: "cache_layout";
+    /// The code in the attribute `cache_mode`.
+    pub const fn code(self) -> i64 {
+        self as i64
+    }
 }

@@ -61,6 +61,16 @@ impl StaticCacheLayout {
     /// Every layout, by its code.
     pub const ALL: [Self; 2] = [Self::BatchMajor, Self::LayerMajor];
 
+    /// The layout with this code in the attribute `cache_layout`, if there is one.
+    pub fn from_code(code: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|layout| layout.code() == code)
+    }
+
+    /// The code in the attribute `cache_layout`.
+    pub const fn code(self) -> i64 {
+        self as i64
+    }
+
     /// The outer axes, outermost first. Shapes and strides follow from this alone.
     pub const fn axes(self) -> [StaticAxis; 5] {
         use StaticAxis::{Batch, Head, Kv, Layer, Position};
