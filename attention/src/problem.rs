@@ -12,9 +12,9 @@ pub trait AttentionKernel: Sync {
     /// The kernel's name, as a user writes it.
     fn name(&self) -> &'static str;
 
-    /// Writes every element of `attn_output`: T1, shape (`seqstarts[B]`, Hq, Dh); and of `mass`, if it is given: float32,
-    /// shape (Hq, `kvstarts[B]`), for each query head and key the sum of its probabilities over the queries of its
-    /// sequence, in their order. Over a cache, the current tokens have been [stored](AttentionProblem::store).
+    /// Writes every element of `attn_output`: T1, shape (`seqstarts[B]`, Hq, Dh); and of `mass`, if it is given:
+    /// float32, shape (Hq, `kvstarts[B]`), for each query head and key the sum of its probabilities over the queries of
+    /// its sequence, in their order. Over a cache, the current tokens have been [stored](AttentionProblem::store).
     ///
     /// # Panics
     /// If `attn_output` is not [`output_bytes`](AttentionProblem::output_bytes) long, or not aligned for T1; if `mass`
@@ -45,11 +45,11 @@ pub struct AttentionGeometry {
     pub is_causal: bool,
     /// Whether scores are biased by the distance of key and query.
     pub is_alibi: bool,
-    /// So many sequences, the first ones, have no causal mask; at most `batch`.
+    /// Sequences without a causal mask, the first ones; at most `batch`.
     pub decoding_batches: usize,
 }
 
-/// Which rows of `query` and which keys each sequence has.
+/// The rows of `query` and the keys of each sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionIndices<'a> {
     /// Shape (B + 1): where each sequence starts in `query` and `attn_output`.
@@ -112,7 +112,7 @@ pub struct AttentionPointers {
 
 /// One call of an attention operator, already checked: all but its output.
 ///
-/// Whoever holds one may rely on every slot of its tokens being inside the cache, and on all sizes fitting in memory.
+/// Every slot of its tokens is inside the cache, and all sizes fit in memory.
 #[derive(Debug)]
 pub struct AttentionProblem<'a> {
     geometry: AttentionGeometry,

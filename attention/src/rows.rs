@@ -1,5 +1,5 @@
-//! Rows of keys and values as float32, wherever they are: each is what `KeyValueCache` would give, rounded to T1, or the
-//! product of a code and its scale, which is not.
+//! Rows of keys and values as float32, wherever they are: each is what `KeyValueCache` would give, rounded to T1, or
+//! the product of a code and its scale, which is not.
 
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_kernels::{Addressing, CacheBytes, Quant, SharedSlice, float_type, read_floats};

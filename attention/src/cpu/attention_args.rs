@@ -2,13 +2,12 @@
 
 use std::mem::MaybeUninit;
 
-use kvcache_kernels::{Quant, RowLoader};
+use kvcache_kernels::RowLoader;
 use kvcache_schema::ElementType::Float32;
 use kvcache_simd::{InstructionSet, is_amd};
 
 use super::dispatch::{
     CodeFunctions, Functions, IntegerFunctions, QkRowsFunction, ReadFunction, code_functions, functions,
-    integer_functions, scale_function,
 };
 use super::generic::panel::WORDS;
 use super::generic::qk_panels::PARTS;
@@ -27,7 +26,7 @@ pub(super) struct Scales {
     pub(super) read: ReadFunction,
     /// Scales of a row.
     pub(super) len: usize,
-    /// How many bytes behind the first row each begins.
+    /// The bytes from the first row to each row.
     pub(super) offsets: [usize; BLOCK],
 }
 
@@ -53,10 +52,8 @@ pub(super) struct Integers {
 }
 
 impl Integers {
-    fn new(instructions: InstructionSet, quant: Quant, head_dim: usize) -> Option<Self> {
-        let functions = integer_functions(instructions, quant.bits)?;
-        let group = quant.group;
-        Some(Self { functions, group, groups: head_dim / group, scales_weights: group.is_multiple_of(WHOLE) })
+    fn new(functions: IntegerFunctions, group: usize, head_dim: usize) -> Self {
+        Self { functions, group, groups: head_dim / group, scales_weights: group.is_multiple_of(WHOLE) }
     }
 }
 
@@ -68,9 +65,9 @@ pub(super) struct AttentionArgs<'a> {
     pub(super) source: Source<'a>,
     /// Loads rows that are not the floats which the functions read; none where they are.
     pub(super) loader: Option<RowLoader>,
-    /// What is done with integer codes.
+    /// The functions for integer codes, and their groups.
     pub(super) integers: Option<Integers>,
-    /// What is done with codes where they are, if queries are few.
+    /// The functions for codes that few queries dequantize in registers.
     pub(super) codes: Option<CodeFunctions>,
     /// How scales are read that are not where they are; none where they are.
     pub(super) scales: Option<Scales>,
@@ -82,17 +79,17 @@ pub(super) struct AttentionArgs<'a> {
     pub(super) pv_in_place: bool,
     /// Elements of a row of float32 in scratch memory: `head_dim`, rounded up to whole registers of any width.
     pub(super) width: usize,
-    /// How many bytes behind the first row in scratch memory each begins.
+    /// The bytes from the first row in scratch memory to each row.
     pub(super) scratch_offsets: [usize; BLOCK],
-    /// How many bytes behind the first loaded row each begins.
+    /// The bytes from the first loaded row to each row.
     pub(super) loaded_offsets: [usize; BLOCK],
-    /// How many rows are loaded at once.
+    /// Rows that are loaded at once.
     pub(super) loaded_at_once: usize,
     /// Whether what is read soon is prefetched into the first-level cache, else into the second. With it AMD's
     /// processors take 0.8 to 0.9 of the time (Zen 5) where a head's rows are contiguous; others are too far apart for
     /// the few lines that one set of that cache holds. Intel's wait for few lines at once there.
     pub(super) prefetch_to_l1: bool,
-    /// What products are multiplied with.
+    /// The factor of products.
     pub(super) factor: f32,
     /// ALiBi's slope of each query head; empty without.
     slopes: Vec<f32>,
@@ -135,8 +132,11 @@ impl<'a> AttentionArgs<'a> {
             None => (t1, loader(t1, None, 1)),
         };
         let codes = quant.and_then(|quant| code_functions(instructions, quant.bits, head_dim, quant.group));
-        let integers = quant.and_then(|quant| Integers::new(instructions, quant, head_dim));
-        let functions = functions(instructions, t1, floats);
+        let (functions, quantized) = functions(instructions, t1, floats, quant);
+        let quantized = quant.zip(quantized);
+        let integers = quantized
+            .as_ref()
+            .and_then(|(quant, functions)| Some(Integers::new(functions.integers?, quant.group, head_dim)));
         let source = Source::new(problem);
         let prefetch_to_l1 = is_amd() && !source.heads_are_adjacent();
         let width = head_dim.next_multiple_of(functions.lanes);
@@ -151,13 +151,13 @@ impl<'a> AttentionArgs<'a> {
             loader,
             integers,
             codes,
-            scales: quant.and_then(|quant| {
+            scales: quantized.and_then(|(quant, functions)| {
                 let len = head_dim / quant.group;
                 // In place, registers of scales would end behind the tensor.
                 let parts = integers.is_some() && !len.is_multiple_of(WORDS);
                 let in_registers = parts || codes.is_some_and(|codes| !codes.is_wide);
                 let copies = quant.t3 != Float32 || in_registers;
-                copies.then(|| Scales::new(scale_function(instructions, quant.t3), len))
+                copies.then(|| Scales::new(functions.read_scales, len))
             }),
             in_place: floats == Float32 && whole,
             qk_rows: functions.qk_rows.filter(|_| head_dim.is_multiple_of(PARTS)),
@@ -187,7 +187,7 @@ impl<'a> AttentionArgs<'a> {
         if self.source.heads_are_adjacent() { self.geometry.num_kv_heads } else { 1 }
     }
 
-    /// How many keys query `i` of sequence `b` sees, but for the mask.
+    /// The number of keys that query `i` of sequence `b` sees, but for the mask.
     pub(super) fn visible(&self, b: usize, i: usize) -> usize {
         let RaggedRows { queries, keys } = self.indices.sequence(b);
         visible_keys(&self.geometry, b, queries.len(), keys.len(), i)

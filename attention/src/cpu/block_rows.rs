@@ -19,10 +19,10 @@ use super::source::Offsets;
 pub(super) const KEY: usize = 0;
 pub(super) const VALUE: usize = 1;
 
-/// From so many query rows on, packing values is worth it.
+/// Query rows from which on packing values is worth it.
 pub(super) const PREFILL_ROWS: usize = 16;
 
-/// What query rows have summed over some keys: for each row a maximum, partial sums of weights and sums of values.
+/// The sums of query rows over some keys: for each row a maximum, partial sums of weights and sums of values.
 #[derive(Clone, Copy)]
 pub(super) struct SoftmaxState {
     pub(super) max: *mut f32,
@@ -43,7 +43,7 @@ impl SoftmaxState {
         Self { max: memory, weights, values: weights.wrapping_add(rows * SUMS), width }
     }
 
-    /// That of the rows from `row` on.
+    /// The state of the rows from `row` on.
     pub(super) fn row(self, row: usize) -> Self {
         let Self { max, weights, values, width } = self;
         Self {
@@ -78,7 +78,7 @@ pub(super) struct Queries<'a> {
     pub(super) rows: &'a [QueryRow],
     /// Each row's elements as float32, `width` of them.
     pub(super) query: *const f32,
-    /// What they have summed over the split's keys before the block.
+    /// Their sums over the split's keys before the block.
     pub(super) state: SoftmaxState,
 }
 
@@ -101,10 +101,9 @@ pub(super) struct BlockMemory {
 }
 
 impl BlockMemory {
-    /// How much it takes for so many query rows at once.
+    /// The numbers that a block takes for so many query rows at once.
     pub(super) fn len(args: &AttentionArgs<'_>, queries: usize) -> usize {
-        let scales = Self::scales_len(args) + Self::group_scales_len(args) + Self::scaled_len(args, queries);
-        2 * BLOCK * args.width + Self::loaded_len(args) + scales + queries * (BLOCK + 2)
+        Self::cut(std::ptr::null_mut(), args, queries).1
     }
 
     /// The memory in [`len`](Self::len) numbers.
@@ -112,40 +111,44 @@ impl BlockMemory {
     /// # Safety
     /// They can be written, and are nobody else's.
     pub(super) unsafe fn new(memory: *mut f32, args: &AttentionArgs<'_>, queries: usize) -> Self {
-        let rows = memory.wrapping_add(BLOCK * args.width);
-        let loaded = rows.wrapping_add(BLOCK * args.width);
-        let scales = loaded.wrapping_add(Self::loaded_len(args));
-        let group_scales = scales.wrapping_add(Self::scales_len(args));
-        let scaled = group_scales.wrapping_add(Self::group_scales_len(args));
-        let weights = scaled.wrapping_add(Self::scaled_len(args, queries));
-        let rescale = weights.wrapping_add(queries * BLOCK);
-        let ones = rescale.wrapping_add(queries);
+        let (cut, _) = Self::cut(memory, args, queries);
         // SAFETY: the last `queries` numbers are part of the memory: see `# Safety`.
-        unsafe { std::slice::from_raw_parts_mut(ones, queries).fill(1.0) }
-        Self { panel: memory, rows, loaded, scales, group_scales, scaled, weights, rescale, ones }
+        unsafe { std::slice::from_raw_parts_mut(cut.ones.cast_mut(), queries).fill(1.0) }
+        cut
     }
 
-    fn loaded_len(args: &AttentionArgs<'_>) -> usize {
-        if args.loader.is_some() { BLOCK * args.width } else { 0 }
-    }
-
-    /// Whole registers can be read from each scale on.
-    fn scales_len(args: &AttentionArgs<'_>) -> usize {
-        args.scales.as_ref().map_or(0, |scales| BLOCK * scales.len * args.heads_at_once() + LINE)
-    }
-
-    /// Those of keys and of values, of all heads that are read at once.
-    fn group_scales_len(args: &AttentionArgs<'_>) -> usize {
-        2 * args.heads_at_once() * Self::scales_of_head(args)
+    /// Cuts the memory into its parts, and gives the numbers that they take.
+    fn cut(memory: *mut f32, args: &AttentionArgs<'_>, queries: usize) -> (Self, usize) {
+        let mut len = 0;
+        let mut take = |numbers: usize| {
+            len += numbers;
+            memory.wrapping_add(len - numbers)
+        };
+        let of_block = BLOCK * args.width;
+        let of_heads = args.heads_at_once();
+        let scales_weights = args.integers.is_some_and(|integers| integers.scales_weights);
+        let memory = Self {
+            panel: take(of_block),
+            rows: take(of_block),
+            loaded: take(if args.loader.is_some() { of_block } else { 0 }),
+            // Whole registers can be read from each scale on.
+            scales: take(args.scales.as_ref().map_or(0, |scales| BLOCK * scales.len * of_heads + LINE)),
+            // The scales of keys and of values.
+            group_scales: take(2 * of_heads * Self::scales_of_head(args)),
+            scaled: take(if scales_weights && queries < PREFILL_ROWS {
+                queries * Self::scales_of_head(args)
+            } else {
+                0
+            }),
+            weights: take(queries * BLOCK),
+            rescale: take(queries),
+            ones: take(queries),
+        };
+        (memory, len)
     }
 
     fn scales_of_head(args: &AttentionArgs<'_>) -> usize {
         args.integers.map_or(0, |integers| BLOCK * integers.groups)
-    }
-
-    fn scaled_len(args: &AttentionArgs<'_>, queries: usize) -> usize {
-        let scales_weights = args.integers.is_some_and(|integers| integers.scales_weights);
-        if scales_weights && queries < PREFILL_ROWS { queries * Self::scales_of_head(args) } else { 0 }
     }
 }
 
@@ -264,9 +267,9 @@ impl<'a> BlockRows<'a> {
         next.prefetch_scales(BLOCK * first / count..BLOCK * (first + 1) / count);
     }
 
-    /// What is prefetched while these rows are read: into the first-level cache what is read after them, the values of
-    /// these keys or the keys of the next block; into the second, which holds more, the same of the next block. Keys
-    /// come with the scales of keys and values of the next block.
+    /// The rows that are prefetched while these are read: into the first-level cache the rows that are read after them,
+    /// values of these keys or keys of the next block; into the second, which holds more, keys or values of the next
+    /// block. Keys come with the scales of keys and values of the next block.
     fn ahead<'b>(self, args: &'b AttentionArgs<'_>, kv: usize, next: BlockRows<'b>) -> Next<'b>
     where
         'a: 'b,

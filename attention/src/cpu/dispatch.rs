@@ -1,6 +1,6 @@
-//! Which functions a call gets: those of an instruction set, for the call's types.
+//! The functions of a call, by instruction set and types.
 
-use kvcache_kernels::{float_type, scale_type};
+use kvcache_kernels::{Quant, float_type, scale_type};
 use kvcache_schema::{ElementType, QuantBit};
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
@@ -45,8 +45,8 @@ pub(crate) struct Functions {
     pub(crate) pack_keys: PackFunction,
     pub(crate) read_rows: ReadFunction,
     pub(crate) qk_panels: unsafe fn(&PanelScores),
-    /// QK scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which each
-    /// element is converted once.
+    /// QK scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which
+    /// each element is converted once.
     pub(crate) qk_rows: Option<QkRowsFunction>,
     pub(crate) softmax: for<'a> unsafe fn(&ScoreBlock<'a>) -> Masked,
     pub(crate) softmax_rows: for<'a> unsafe fn(&ScoreRows<'a>) -> bool,
@@ -59,30 +59,30 @@ pub(crate) struct Functions {
     pub(crate) finish: unsafe fn(&OutputRow) -> f32,
 }
 
-/// The functions of an instruction set for a call's T1 and the floats that its rows are read as.
-pub(crate) fn functions(instructions: InstructionSet, t1: ElementType, floats: ElementType) -> Functions {
+/// The functions of an instruction set for a call's T1, the floats that its rows are read as, and its quantization.
+pub(crate) fn functions(
+    instructions: InstructionSet,
+    t1: ElementType,
+    floats: ElementType,
+    quant: Option<Quant>,
+) -> (Functions, Option<QuantFunctions>) {
     match instructions {
         #[cfg(target_arch = "aarch64")]
-        InstructionSet::Neon => for_types::<Neon>(t1, floats),
+        InstructionSet::Neon => for_types::<Neon>(t1, floats, quant),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => for_types::<Avx2>(t1, floats),
+        InstructionSet::Avx2 => for_types::<Avx2>(t1, floats, quant),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_types::<Avx512<false>>(t1, floats),
-        _ => for_types::<Portable>(t1, floats),
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_types::<Avx512<false>>(t1, floats, quant),
+        _ => for_types::<Portable>(t1, floats, quant),
     }
 }
 
-/// Reads rows of scales of T3.
-pub(crate) fn scale_function(instructions: InstructionSet, t3: ElementType) -> ReadFunction {
-    scale_type!(t3, T3 => match instructions {
-        #[cfg(target_arch = "aarch64")]
-        InstructionSet::Neon => Neon::outlined::<ReadScales<T3>>(),
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => Avx2::outlined::<ReadScales<T3>>(),
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => Avx512::<false>::outlined::<ReadScales<T3>>(),
-        _ => Portable::outlined::<ReadScales<T3>>(),
-    })
+/// The functions for a quantized cache.
+pub(crate) struct QuantFunctions {
+    /// Reads rows of scales.
+    pub(crate) read_scales: ReadFunction,
+    /// None where codes are no integers.
+    pub(crate) integers: Option<IntegerFunctions>,
 }
 
 /// Functions over integer codes, whose scales enter sums.
@@ -97,27 +97,6 @@ pub(crate) struct IntegerFunctions {
     pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
     pub(crate) transpose_scales: for<'a> unsafe fn(&Transpose<'a>),
     pub(crate) scale_weights: unsafe fn(&Scaled),
-}
-
-/// The functions of an instruction set for codes of a quantized cache; none where they are no integers.
-pub(crate) fn integer_functions(instructions: InstructionSet, bits: QuantBit) -> Option<IntegerFunctions> {
-    Some(match instructions {
-        #[cfg(target_arch = "aarch64")]
-        InstructionSet::Neon => for_bits::<Neon>(bits)?,
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => for_bits::<Avx2>(bits)?,
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_bits::<Avx512<false>>(bits)?,
-        _ => for_bits::<Portable>(bits)?,
-    })
-}
-
-fn for_bits<S: Tiles>(bits: QuantBit) -> Option<IntegerFunctions> {
-    match bits {
-        QuantBit::Eight => Some(for_integers::<S, 8>()),
-        QuantBit::Four => Some(for_integers::<S, 4>()),
-        QuantBit::Float8 => None,
-    }
 }
 
 fn for_integers<S: Tiles, const BITS: usize>() -> IntegerFunctions {
@@ -144,9 +123,9 @@ pub(crate) struct CodeFunctions {
     pub(crate) is_wide: bool,
 }
 
-/// Those of an instruction set for rows of `len` codes in groups of `group`; none where registers would have parts of
-/// groups, or be parts of rows, or where they are of 8 lanes: there are too few for four queries and four keys at once, so
-/// that codes would be dequantized twice.
+/// The functions of an instruction set for rows of `len` codes in groups of `group`. None where registers would have
+/// parts of groups or be parts of rows, or have 8 lanes: too few for four queries and four keys at once, so that codes
+/// would be dequantized twice.
 pub(crate) fn code_functions(
     instructions: InstructionSet,
     bits: QuantBit,
@@ -174,16 +153,28 @@ pub(crate) fn code_functions(
     None
 }
 
-/// Those for float8.
+/// The functions for float8.
 #[cfg(target_arch = "x86_64")]
 fn float8<const WIDE: bool>() -> (Option<QkRowsFunction>, PvRowsFunction) {
     let qk_rows = Avx512::<false>::outlined::<QkRows<Codes<8, true, WIDE>>>();
     (Some(qk_rows), Avx512::<false>::outlined::<PvRows<Codes<8, true, WIDE>>>())
 }
 
-/// The functions for T1 and the floats that rows are read as.
-fn for_types<S: Tiles>(t1: ElementType, floats: ElementType) -> Functions {
-    float_type!(t1, T1 => float_type!(floats, E => for_floats::<S, T1, E>()))
+fn for_types<S: Tiles>(
+    t1: ElementType,
+    floats: ElementType,
+    quant: Option<Quant>,
+) -> (Functions, Option<QuantFunctions>) {
+    let quantized = |Quant { bits, t3, .. }: Quant| QuantFunctions {
+        read_scales: scale_type!(t3, T3 => S::outlined::<ReadScales<T3>>()),
+        integers: match bits {
+            QuantBit::Eight => Some(for_integers::<S, 8>()),
+            QuantBit::Four => Some(for_integers::<S, 4>()),
+            QuantBit::Float8 => None,
+        },
+    };
+    let functions = float_type!(t1, T1 => float_type!(floats, E => for_floats::<S, T1, E>()));
+    (functions, quant.map(quantized))
 }
 
 fn for_floats<S: Tiles, T1: Float, E: Float>() -> Functions {

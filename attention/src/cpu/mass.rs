@@ -47,7 +47,8 @@ pub(super) fn tasks(args: &AttentionArgs<'_>) -> Vec<MassTask> {
 /// Runs a task.
 ///
 /// # Safety
-/// The instruction set is supported, and the call has all its [totals](AttentionArgs::total). Each task of the call is run once.
+/// The instruction set is supported, and the call has all its [totals](AttentionArgs::total). Each task of the call is
+/// run once.
 pub(super) unsafe fn run(args: &AttentionArgs<'_>, &MassTask { b, head, split }: &MassTask, mass: &Mass) {
     let RaggedRows { queries, keys } = args.indices.sequence(b);
     let (group, width) = (args.group(), args.width);

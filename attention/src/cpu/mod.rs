@@ -16,8 +16,8 @@
 //! 3. Weights are added in [`SUMS`](generic::softmax::SUMS) partial sums, that of key t to number `t % SUMS`; weighted
 //!    values by fused multiply-adds, from the first key to the last. Where groups of integer codes are whole times 16,
 //!    the weight is multiplied with the scale of a key's group, and that with its codes.
-//! 4. Blocks are summed by KV splits of [`KV_SPLIT`](schedule::KV_SPLIT) keys, the first of which begins at key 0. Each split
-//!    has a maximum and sums of its own. They are merged into those of the splits before them, in order: both are
+//! 4. Blocks are summed by KV splits of [`KV_SPLIT`](schedule::KV_SPLIT) keys, the first of which begins at key 0. Each
+//!    split has a maximum and sums of its own. They are merged into those of the splits before them, in order: both are
 //!    multiplied with `exp(own maximum - larger maximum)` and added.
 //! 5. In the end the partial sums of weights are added by halves, and each sum of weighted values is divided by that. A
 //!    zero is +0, NaN is one NaN.

@@ -14,8 +14,6 @@ impl Tiles for Portable {
     const CONVERTS_F16: bool = false;
     type Square = [[f32; LANES]; LANES];
 
-    /// Rounded twice, unless all machines that this is compiled for have the instruction: without it one rounding takes
-    /// longer than all else.
     #[inline(always)]
     unsafe fn if_less(a: [f32; LANES], b: [f32; LANES], then: [f32; LANES], otherwise: [f32; LANES]) -> [f32; LANES] {
         let mut lanes = otherwise;

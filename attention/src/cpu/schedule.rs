@@ -12,7 +12,8 @@
 //! the tasks with most work first
 //! ```
 //!
-//! How a call is cut decides nothing but who computes what: the sums of a query row are those of whole splits, in order.
+//! How a call is cut decides nothing but who computes what: the sums of a query row are those of whole splits, in
+//! order.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -96,7 +97,7 @@ pub(super) struct Size {
     pub(super) head_dim: usize,
     /// Whether the rows of all heads of a token are next to each other, so that one task had better read them all.
     pub(super) heads_are_adjacent: bool,
-    /// How many threads there are.
+    /// The threads that the call is cut for.
     pub(super) threads: usize,
     /// What a call costs from which on it is split among them.
     pub(super) parallel_cost: usize,
@@ -108,7 +109,7 @@ impl WorkTile {
         self.queries.len() * group
     }
 
-    /// How many splits its keys are.
+    /// The number of its KV splits.
     pub(super) fn splits(&self) -> usize {
         self.keys.div_ceil(KV_SPLIT)
     }

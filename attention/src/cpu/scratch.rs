@@ -40,7 +40,7 @@ pub(super) fn of_thread<R>(len: usize, work: impl FnOnce(*mut f32) -> R) -> R {
     })
 }
 
-/// What is kept for calls, at most.
+/// Numbers that are kept for a call, at most.
 const MOST_KEPT: usize = 1 << 22;
 
 static OF_CALLS: Mutex<Vec<Numbers>> = Mutex::new(Vec::new());

@@ -18,20 +18,20 @@ pub(super) struct Source<'a> {
     rows: TokenRows<'a>,
 }
 
-/// Which row a token has.
+/// The row of each token.
 enum TokenRows<'a> {
     /// One after the other: shape (B + 1), where each sequence starts.
     Packed(&'a [i64]),
     Slots(Addressing<'a>),
 }
 
-/// How many bytes behind a head's first row those of the tokens of a block begin, and their scales. What is behind the
-/// last token is as the last.
+/// The bytes from a head's first row to the rows of a block's tokens, and to their scales. Entries behind the last
+/// token are the last token's.
 #[derive(Clone, Copy)]
 pub(super) struct Offsets {
     pub(super) cache: [usize; BLOCK],
     pub(super) scale: [usize; BLOCK],
-    /// How many tokens each run of slots has.
+    /// The number of tokens in each run of slots.
     runs: [u8; BLOCK],
     run_count: usize,
 }

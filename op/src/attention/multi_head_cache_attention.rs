@@ -213,10 +213,10 @@ struct Attention {
 }
 
 impl Attention {
+    /// The call with a `query` whose type, heads and head_dim have been checked.
     fn call<'a>(self, checked: CheckedStores<'a>, query: &TensorRef<'a>) -> Result<AttentionCall<'a>, Error> {
-        let Self { config, backend, store, geometry, attn_mask } = self;
+        let Self { backend, store, geometry, attn_mask, .. } = self;
         let CheckedStores { stores, mut extents } = checked;
-        checks::query(&config, geometry.t1, query)?;
         checks::query_rows(query, stores.total_seqlen())?;
         extents.read("query", query.into())?;
         let pointers = AttentionPointers { query: query.data, attn_mask };
@@ -253,6 +253,7 @@ impl AttentionLayers<'_> {
         current_value: &TensorRef<'c>,
     ) -> Result<AttentionCall<'c>, Error> {
         let checked = self.checked.layer(self.num_layer, layer_idx, [current_key, current_value])?;
+        checks::query(&self.attention.config, self.attention.geometry.t1, query)?;
         self.attention.call(checked, query)
     }
 }

@@ -8,7 +8,7 @@ use kvcache_simd::{Float, Function};
 use super::softmax::{SUMS, exp_of};
 use super::tiles::Tiles;
 
-/// What one query has summed over some keys.
+/// The sums of one query over some keys.
 #[derive(Clone, Copy)]
 pub(crate) struct Accumulator {
     /// The largest score.
@@ -46,10 +46,10 @@ impl<S: Tiles> Function<S> for Merge {
     }
 }
 
-/// What a query has summed over all keys, and where its output is written.
+/// The sums of a query over all keys, and the place of its output.
 pub(crate) struct OutputRow {
     pub(crate) sums: Accumulator,
-    /// So many elements of T1.
+    /// `len` elements of T1.
     pub(crate) output: *mut u8,
     pub(crate) len: usize,
 }
@@ -90,9 +90,9 @@ impl<S: Tiles, T: Float> Function<S> for Finish<T> {
     }
 }
 
-/// Some elements of a row, and where they are written as float32.
+/// Some elements of a query, and their place as float32.
 pub(crate) struct QueryElements {
-    /// So many elements of a float type.
+    /// `len` elements of a float type.
     pub(crate) from: *const u8,
     pub(crate) len: usize,
     /// Whole registers.

@@ -178,7 +178,7 @@ unsafe fn widen<S: Tiles, E: Float>(panel: *mut f32, elements: usize) {
     }
 }
 
-/// Of a register of rows from row `first` on, the words of the column from byte `at` on; behind `len` they are 0.
+/// The words of the column from byte `at` on, of a register of rows from row `first` on; behind `len` they are 0.
 #[inline(always)]
 unsafe fn some_columns<S: Tiles>(rows: &Rows<'_>, first: usize, at: usize, len: usize) -> [S::F32; WORDS] {
     // SAFETY: there are PANEL rows, of which each has `len` bytes; they are copied.

@@ -25,7 +25,7 @@ pub(crate) struct PackRows<'a> {
     pub(crate) width: usize,
     /// Elements that share a scale; 0 without.
     pub(crate) group: usize,
-    /// As many elements as there are in all rows.
+    /// Room for the elements of all rows.
     pub(crate) panels: *mut f32,
 }
 
@@ -61,7 +61,7 @@ impl<S: Tiles, V: Stored<S>> Function<S> for PackValues<V> {
 pub(crate) struct WeightedPanels<'a> {
     /// For each query a row of weights, one for each key; one row each [`BLOCK`] elements.
     pub(crate) weights: *const f32,
-    /// How many keys, the first ones, each query sees.
+    /// The number of keys that each query sees, the first ones.
     pub(crate) seen: &'a [usize],
     /// Whether there are other keys that a query does not see, whose weight is [`MASKED`].
     pub(crate) masked: bool,

@@ -25,7 +25,7 @@ pub(crate) struct CodeScores<'a> {
     pub(crate) scales: *const f32,
     /// For each query a row of as many products, one row each [`BLOCK`] elements.
     pub(crate) scores: *mut f32,
-    /// What is read soon.
+    /// The rows to prefetch.
     pub(crate) next: Next<'a>,
 }
 
@@ -170,7 +170,7 @@ pub(crate) struct Widen {
     pub(crate) words: *const f32,
     /// Codes of a key.
     pub(crate) head_dim: usize,
-    /// As many float32 of [`PANEL`] keys, the first ones of the words.
+    /// Room for the float32 of [`PANEL`] keys, the first ones of the words.
     pub(crate) panel: *mut f32,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct RowScores<'a> {
     pub(crate) query: *const f32,
     pub(crate) query_step: usize,
     pub(crate) queries: usize,
-    /// As many rows as `keys`, a multiple of 16, or more; of a multiple of [`PARTS`] elements.
+    /// `keys` rows or more, a multiple of 16, of a multiple of [`PARTS`] elements.
     pub(crate) rows: Rows<'a>,
     pub(crate) keys: usize,
     /// For each query a row of as many products, one row each [`BLOCK`] elements.

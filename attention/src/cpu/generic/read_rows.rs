@@ -46,7 +46,8 @@ impl<S: Tiles, E: Float> Function<S> for ReadRows<E> {
     }
 }
 
-/// Reads rows of scales E, one row after the other without a gap, and any numbers behind the last up to a register's end.
+/// Reads rows of scales E, one row after the other without a gap, and any numbers behind the last up to a register's
+/// end.
 pub(crate) struct ReadScales<E>(PhantomData<E>);
 
 impl<S: Tiles, E: Float> Function<S> for ReadScales<E> {

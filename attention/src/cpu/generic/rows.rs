@@ -21,7 +21,7 @@ pub(crate) struct Rows<'a> {
     /// Codes that share a scale, as a power of two.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX-512 dequantizes in registers"))]
     pub(crate) group_bits: u32,
-    /// What is read soon.
+    /// The rows to prefetch.
     pub(crate) next: Next<'a>,
 }
 

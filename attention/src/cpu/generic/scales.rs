@@ -8,8 +8,8 @@ use super::tiles::Tiles;
 
 /// Rows of scales, and where they are written by groups.
 pub(crate) struct Transpose<'a> {
-    /// Where the rows are, whole registers of them, and how many bytes behind it each begins: `len` float32, and as many
-    /// more can be read as make whole times [`WORDS`].
+    /// Where the rows are, whole registers of them, and how many bytes behind it each begins: `len` float32, and as
+    /// many more can be read as make whole times [`WORDS`].
     pub(crate) from: *const u8,
     pub(crate) offsets: &'a [usize],
     pub(crate) len: usize,
@@ -49,7 +49,7 @@ pub(crate) struct Scaled {
     pub(crate) weights: *const f32,
     pub(crate) queries: usize,
     pub(crate) keys: usize,
-    /// As many scales of each of `groups` groups, one row each [`BLOCK`] elements.
+    /// `keys` scales of each of `groups` groups, one row each [`BLOCK`] elements.
     pub(crate) scales: *const f32,
     pub(crate) groups: usize,
     /// For each group as many rows as `weights`.

@@ -36,7 +36,7 @@ pub(crate) struct ScoreBlock<'a> {
     pub(crate) keys: Range<usize>,
     /// For each row as many products, rounded up to whole [`SUMS`], one row each [`BLOCK`]; they become weights.
     pub(crate) scores: *mut f32,
-    /// What products are multiplied with.
+    /// The factor of products.
     pub(crate) factor: f32,
     /// For each row the largest score so far, and [`SUMS`] partial sums of weights.
     pub(crate) max: *mut f32,
@@ -62,7 +62,7 @@ pub(super) const COUNT: [f32; MOST_LANES] = {
     count
 };
 
-/// Which weights are [`MASKED`].
+/// Whether there are [`MASKED`] weights.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Masked {
     /// Some row's weight of some key of the block.

@@ -14,11 +14,12 @@ use super::tiles::{Registers, Tiles};
 
 /// The products of some queries with the keys of a block, and what is known of the keys before.
 pub(crate) struct ScoreRows<'a> {
-    /// For each query a row of products, one row each [`BLOCK`] elements. Those of the keys that it sees become weights.
+    /// For each query a row of products, one row each [`BLOCK`] elements. Those of the keys that it sees become
+    /// weights.
     pub(crate) scores: *mut f32,
-    /// How many keys, the first ones, each query sees.
+    /// The number of keys that each query sees, the first ones.
     pub(crate) seen: &'a [usize],
-    /// What products are multiplied with.
+    /// The factor of products.
     pub(crate) factor: f32,
     /// For each query the largest score so far, and [`SUMS`] partial sums of weights.
     pub(crate) max: *mut f32,
@@ -100,7 +101,7 @@ struct Maxima<'a> {
     rows: &'a ScoreRows<'a>,
     first: usize,
     seen: &'a [usize],
-    /// How many scores are -inf, with those of the last registers' lanes that stand for no key.
+    /// The number of scores that are -inf, with the last registers' lanes that stand for no key.
     unseen: Cell<usize>,
 }
 

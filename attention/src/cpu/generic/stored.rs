@@ -15,7 +15,7 @@ pub(crate) trait Stored<S: Simd> {
     /// Whether scales are multiplied with weights, so that groups have weights of their own.
     const GROUPS: bool = false;
 
-    /// What is known of a row before its elements are read.
+    /// The addresses of a row's elements and scales.
     type Row: Copy;
 
     /// The row that begins at the offset, and its scales at theirs.

@@ -19,14 +19,14 @@ pub(crate) trait Tiles: Simd {
     /// Elements of 16 bits in a register.
     const HALF_ROWS: usize = 2 * Self::LANES;
 
-    /// As many registers as each has lanes.
+    /// A square of registers: as many as each has lanes.
     type Square: AsRef<[Self::F32]>;
 
     /// `then` where `a < b`, else `otherwise`.
     unsafe fn if_less(a: Self::F32, b: Self::F32, then: Self::F32, otherwise: Self::F32) -> Self::F32;
     /// The largest lane, where none is NaN.
     unsafe fn max_lane(x: Self::F32) -> f32;
-    /// How many lanes of both are equal.
+    /// The number of lanes in which both are equal.
     unsafe fn count_equal(a: Self::F32, b: Self::F32) -> usize;
     /// 2 to the power of n, -126 <= n <= 127, where `x` is `n + 1.5 * 2^23`; anything where it is not.
     unsafe fn power_of_two(x: Self::F32) -> Self::F32;
@@ -34,11 +34,11 @@ pub(crate) trait Tiles: Simd {
     unsafe fn square(registers: &impl Registers<Self>) -> Self::Square;
     /// Lane i of register j becomes lane j of register i.
     unsafe fn transpose(rows: Self::Square) -> Self::Square;
-    /// Of as many rows as a register has lanes, each so many bytes behind `from`, four elements of 32 bits: register i
-    /// has element i of each row.
+    /// Reads four elements of 32 bits of as many rows as a register has lanes, each so many bytes behind `from`:
+    /// register i has element i of each row.
     unsafe fn read_columns(from: *const u8, offsets: *const usize) -> [Self::F32; 4];
-    /// Of [`HALF_ROWS`](Self::HALF_ROWS) rows, each so many bytes behind `from`, [`HALVES`] elements of 16 bits: writes
-    /// element i of each row `i * step` elements behind `to`.
+    /// Transposes [`HALVES`] elements of 16 bits of [`HALF_ROWS`](Self::HALF_ROWS) rows, each so many bytes behind
+    /// `from`: writes element i of each row `i * step` elements behind `to`.
     unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut u16, step: usize);
 
     /// Sums the lanes of each register by halves: lanes i and `i + LANES / 2` for all i, and so on until one is left.

@@ -150,7 +150,7 @@ impl Tiles for Avx512<false> {
     #[inline(always)]
     unsafe fn sum_lanes(x: [__m512; 16], to: [*mut f32; 4]) {
         unsafe {
-            // What the compiler knows of a mask, it makes a shuffle of: there is one port for shuffles, and two for masks.
+            // Known masks become shuffles in the compiler: there is one port for shuffles, and two for masks.
             let masks = black_box([0xff00, 0xcccc]);
             // Registers i and i + 8: the sums of both halves, in a half each.
             let mut halves = [x[0]; 8];
