@@ -64,7 +64,7 @@ impl<'a> Addressing<'a> {
         }
     }
 
-    /// How many entries of a row of `cachestarts` place `kvlen` tokens.
+    /// The number of entries of a row of `cachestarts` that place `kvlen` tokens.
     pub fn entries(&self, kvlen: usize) -> usize {
         match *self {
             Self::Offset { .. } | Self::Strided { .. } => 1,
@@ -146,7 +146,7 @@ mod tests {
                 .collect();
             prop_assert_eq!(&walked, &expected);
             let runs: Vec<_> = addressing.runs(b, tokens.clone()).collect();
-            prop_assert!(runs.windows(2).all(|pair| pair[0].slot + pair[0].len != pair[1].slot), "{:?} not longest", runs);
+            prop_assert!(runs.windows(2).all(|pair| pair[0].slot + pair[0].len != pair[1].slot), "{runs:?}");
             if let Some(last) = addressing.segments(b, 0..tokens.end).last() {
                 prop_assert_eq!(last.page + 1, addressing.entries(tokens.end));
             }

@@ -125,21 +125,17 @@ impl CacheRows {
         for (h, values) in keys.chunks_exact_mut(dims.inner.max(1)).enumerate() {
             let of_head = |start: usize, len: usize| &row[start + h * len..][..len];
             let cells = of_head(cache.start, cache_strides.head_len);
-            self.load_head(cells, of_head(scale.start, scale_strides.head_len), values);
+            let scales = of_head(scale.start, scale_strides.head_len);
+            match self.quant() {
+                None if self.t2().is_float() => read_floats(self.t2(), cells, values),
+                None => values.iter_mut().zip(cells).for_each(|(x, &code)| *x = f32::from(code as i8)),
+                Some(RowQuant { bits, group, t3 }) => float_type!(t3, T => {
+                    let scales: Vec<T> = scales.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect();
+                    HeadCodec { bits, group }.decode(cells, &scales, values);
+                }),
+            }
         }
         Ok(())
-    }
-
-    /// The values of a head, given its bytes.
-    pub(crate) fn load_head(&self, cells: &[u8], scales: &[u8], values: &mut [f32]) {
-        match self.quant() {
-            None if self.t2().is_float() => read_floats(self.t2(), cells, values),
-            None => values.iter_mut().zip(cells).for_each(|(x, &code)| *x = f32::from(code as i8)),
-            Some(RowQuant { bits, group, t3 }) => float_type!(t3, T => {
-                let scales: Vec<T> = scales.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect();
-                HeadCodec { bits, group }.decode(cells, &scales, values);
-            }),
-        }
     }
 
     /// Checks slots, and that `rows` has a row for each.

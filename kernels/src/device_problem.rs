@@ -78,8 +78,8 @@ pub struct DeviceStores {
 /// - The types are a legal combination; `head_dim` is a multiple of the group; strides, `max_t` and rows are those of
 ///   tensors that exist.
 /// - Each address is aligned for its type and accessible to the device for its tensor's shape: the current tokens,
-///   `seqstarts`, `start_pos` and `cachestarts` for reads, outputs for writes, cache and scale for reads and writes, and
-///   the status word for atomic access to its 8 bytes. Outputs, cache and scale overlap nothing else.
+///   `seqstarts`, `start_pos` and `cachestarts` for reads, outputs for writes, cache and scale for reads and writes,
+///   and the status word for atomic access to its 8 bytes. Outputs, cache and scale overlap nothing else.
 /// - Nothing else writes what the call reads or accesses what it writes.
 ///
 /// Of two current tokens with the same slot, the bytes of either may remain.

@@ -6,11 +6,11 @@ use crate::cache_rows::CacheRows;
 use crate::rotary::{Rope, Rotation};
 use crate::rows_error::RowsError;
 
-/// Which keys of a cache are rotated, and how.
+/// The keys of a cache that are rotated, and how.
 ///
-/// Whoever holds one may rely on this: the memory has the cache's lengths and is aligned for its types, which are a
-/// float type without scales, or codes with scales; every slot is inside the cache, and in one rotation at most; the
-/// rope fits the heads.
+/// Its conditions are checked when it is made: the memory has the cache's lengths and is aligned for its types, which
+/// are a float type without scales, or codes with scales; every slot is inside the cache, and in one rotation at most;
+/// the rope fits the heads.
 pub(crate) struct KeyRotation<'a> {
     pub(crate) rows: &'a CacheRows,
     pub(crate) cache: &'a mut [u8],

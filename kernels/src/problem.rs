@@ -74,7 +74,7 @@ impl Quant {
     }
 }
 
-/// Which tokens a call stores and loads.
+/// The tokens that a call stores and loads.
 #[derive(Debug, Clone, Copy)]
 pub struct Indices<'a> {
     /// Shape (B + 1): where each sequence starts in `current_key` and `current_value`.
@@ -132,7 +132,7 @@ unsafe impl Sync for Outputs {}
 /// The tokens of a call and one layer of the cache, already checked: all that storing the current tokens needs, and
 /// reading those of all sequences.
 ///
-/// Whoever holds one may rely on every slot of its tokens being inside the cache, and on all sizes fitting in memory.
+/// Every slot of its tokens is inside the cache, and all sizes fit in memory.
 #[derive(Debug)]
 pub struct Stores<'a> {
     geometry: Geometry,

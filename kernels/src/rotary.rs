@@ -1,6 +1,6 @@
 //! Rotary position embeddings (RoPE): what rotates a key from one position to another.
 //!
-//! The first `n_rot` elements of a head are pairs. Turned by `delta` positions, pair `i`, `(a, b)`, becomes
+//! The first `n_rot` elements of a head are pairs. Rotated by `delta` positions, pair `i`, `(a, b)`, becomes
 //! `(a*c - b*s, a*s + b*c)` with `c` and `s` the cosine and sine of `delta * f_i`. The bits are defined:
 //!
 //! 1. `f_i = scale * base^(-2i / n_rot)` in float64, or the number of a given list;
@@ -13,7 +13,7 @@
 
 use thiserror::Error;
 
-/// Which elements of a head are a pair.
+/// The elements of a head that are a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
     /// Elements `i` and `i + n_rot / 2`, as in GPT-NeoX and Llama's weights in Transformers.
@@ -105,7 +105,7 @@ impl Rope {
         self.n_rot
     }
 
-    /// Which elements are a pair.
+    /// The elements that are a pair.
     pub fn style(&self) -> RopeStyle {
         self.style
     }
@@ -133,7 +133,7 @@ impl Rope {
         }
     }
 
-    /// Turns a head by `delta` positions, pair by pair: every kernel must match it bit for bit.
+    /// Rotates a head by `delta` positions, pair by pair: every kernel must match it bit for bit.
     ///
     /// # Panics
     /// If the head has fewer than `n_rot` elements.

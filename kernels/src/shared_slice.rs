@@ -18,8 +18,8 @@ impl<T: Copy> SharedSlice<'_, T> {
     ///
     /// # Safety
     /// Unless `len` is 0, `data` is aligned, not null, and for the lifetime valid for reads and writes of `len`
-    /// initialized elements. While the slice lives, nobody else writes an element that is [read](Self::read) or accesses
-    /// one that is [written](Self::write).
+    /// initialized elements. While the slice lives, nobody else writes an element that is [read](Self::read) or
+    /// accesses one that is [written](Self::write).
     pub unsafe fn from_raw_parts(data: *mut T, len: usize) -> Self {
         let data = NonNull::new(data).filter(|_| len > 0).unwrap_or(NonNull::dangling());
         Self { data, len, memory: PhantomData }

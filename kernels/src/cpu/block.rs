@@ -45,11 +45,11 @@ impl Row {
 /// A number for each operand of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PerOperand {
-    /// Of the values (T1).
+    /// The values' (T1).
     pub(crate) values: usize,
-    /// Of the cache (T2).
+    /// The cache's (T2).
     pub(crate) cache: usize,
-    /// Of the scales (T3); 0 without quantization.
+    /// The scales' (T3); 0 without quantization.
     pub(crate) scale: usize,
 }
 
@@ -184,7 +184,7 @@ pub(crate) struct Heads {
     pub(crate) step: usize,
     /// The number of heads.
     pub(crate) count: usize,
-    /// Which elements are a pair.
+    /// The elements that are a pair.
     pub(crate) style: RopeStyle,
     /// The pairs of a head.
     pub(crate) pairs: usize,

@@ -226,8 +226,8 @@ impl<'a> CallPlan<'a> {
         if stream { self.with_new_writers(|plan, writers| work(plan, Some(writers))) } else { work(self, None) }
     }
 
-    /// Calls `work` with writers, and writes what is left in them: a function of its own, since the staging buffers make
-    /// a large frame.
+    /// Calls `work` with writers, and writes what is left in them: a function of its own, since the staging buffers
+    /// make a large frame.
     #[inline(never)]
     fn with_new_writers(&self, work: impl FnOnce(&Self, &mut [Writers<'_>; 2])) {
         let mut stages = [const { StagingBuffer::new() }; 4];

@@ -11,7 +11,7 @@ use super::kernel::Cpu;
 pub(crate) type OffsetCopy = StridedCopy<usize, usize>;
 
 impl OffsetCopy {
-    /// The same rows, copied back.
+    /// The rows copied back.
     pub(crate) fn back(self) -> Self {
         let Self { from, from_step, to, to_step, .. } = self;
         Self { from: to, from_step: to_step, to: from, to_step: from_step, ..self }

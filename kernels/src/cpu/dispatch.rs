@@ -1,4 +1,4 @@
-//! Which row functions a call gets: the machine's widest instruction set, for the call's types and groups.
+//! The row functions of a call: of the machine's widest instruction set, for the call's types and groups.
 
 use std::marker::PhantomData;
 
@@ -11,7 +11,7 @@ use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, Simd, is_amd};
 
 use super::code_type::{CodeType, Float8, Int4, Int8};
-use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
+use super::functions::{CacheFormat, Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
 use super::generic::convert::{LoadConverted, StoreConverted};
 use super::generic::copy::{CopyRows, StreamAny, StreamRows};
 use super::generic::dequantize::LoadQuantized;
@@ -43,14 +43,13 @@ pub(crate) fn row_functions(
     }
 }
 
-/// Those of a cache of float8 with static scales of T3, a row being a head.
+/// The row functions of a cache of float8 with static scales of T3, a row being a head.
 pub(crate) fn static_scale_functions(
     instructions: InstructionSet,
     (t1, t2, t3): (ElementType, ElementType, ElementType),
     head_dim: usize,
 ) -> RowFunctions {
     let functions = row_functions(instructions, (t1, t2, Some(t3)), head_dim);
-    let Conversion::Quantized { load, .. } = functions.conversion else { unreachable!("{t1} in a cache of {t2}") };
     let store: RowsFunction = float_type!(t1, V => scale_type!(t3, T => match instructions {
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon => Neon::outlined::<StoreStatic<V, T>>(),
@@ -60,7 +59,9 @@ pub(crate) fn static_scale_functions(
         InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => Avx512::<false>::outlined::<StoreStatic<V, T>>(),
         _ => portable::store_static::<V, T>,
     }));
-    RowFunctions { conversion: Conversion::StaticScales { store, load }, ..functions }
+    let statically =
+        |by_groups| Conversion { format: CacheFormat::StaticScales, store: Stores::same(store), ..by_groups };
+    RowFunctions { conversion: functions.conversion.map(statically), ..functions }
 }
 
 /// How large loads are cut on this machine, by the maker of its processor.
@@ -75,7 +76,7 @@ fn for_types<I: Implementation>(
 ) -> RowFunctions {
     use ElementType::{Float16, Float32};
     let conversion = match (t1, t2, t3) {
-        _ if t1 == t2 => Conversion::None,
+        _ if t1 == t2 => return I::copies(),
         (Float16, Float32, None) => I::converted::<f16, f32>(),
         // Any float as float32: keys are rotated, and attended to, so.
         (Float32, _, None) => float_type!(t2, C => I::converted::<f32, C>()),
@@ -86,11 +87,11 @@ fn for_types<I: Implementation>(
         }
         (_, _, Some(t3)) => scale_type!(t3, T => codes_of::<I, Int8, T>(t1, group)),
     };
-    RowFunctions { conversion, ..I::copies() }
+    RowFunctions { conversion: Some(conversion), ..I::copies() }
 }
 
-/// Those of values of T1 as codes Q with scales T: of the specification's types, which scales have too, for more
-/// lengths of groups.
+/// The conversion of values of T1 to codes Q with scales T. The specification's types, which scales have too, get
+/// functions for more lengths of groups.
 fn codes_of<I: Implementation, Q: CodeType, T: Float>(t1: ElementType, group: usize) -> Conversion {
     match ElementType::T3.contains(&t1) {
         true => scale_type!(t1, V => I::quantized::<Q, V, T>(group)),
@@ -100,13 +101,13 @@ fn codes_of<I: Implementation, Q: CodeType, T: Float>(t1: ElementType, group: us
 
 /// Where row functions come from.
 trait Implementation {
-    /// Those of a cache that holds the values as they are.
+    /// The row functions of a cache that holds the values as they are.
     fn copies() -> RowFunctions;
 
-    /// Those of floats V in a cache of C.
+    /// The conversion of floats V in a cache of C.
     fn converted<V: Float, C: Float>() -> Conversion;
 
-    /// Those of values V as codes Q with scales T.
+    /// The conversion of values V to codes Q with scales T.
     fn quantized<Q: CodeType, V: Float, T: Float>(group: usize) -> Conversion;
 
     /// [`quantized`](Self::quantized) with few lengths of groups that the compiler knows: less to compile.
@@ -123,7 +124,7 @@ impl Implementation for Portable {
         RowFunctions {
             copy: Stores::same(portable::copy as CopyFunction),
             stream_any: portable::copy,
-            conversion: Conversion::None,
+            conversion: None,
             rotate: portable::rotate,
             streams: false,
             fence: || (),
@@ -131,15 +132,17 @@ impl Implementation for Portable {
     }
 
     fn converted<V: Float, C: Float>() -> Conversion {
-        Conversion::Float {
+        Conversion {
+            format: CacheFormat::Float,
             store: Stores::same(portable::store_converted::<V, C> as RowsFunction),
             load: Stores::same(portable::load_converted::<V, C> as RowsFunction),
         }
     }
 
     fn quantized<Q: CodeType, V: Float, T: Float>(_: usize) -> Conversion {
-        Conversion::Quantized {
-            store: portable::store_quantized::<Q, V, T>,
+        Conversion {
+            format: CacheFormat::Quantized,
+            store: Stores::same(portable::store_quantized::<Q, V, T> as RowsFunction),
             load: Stores::same(portable::load_quantized::<Q, V, T> as RowsFunction),
         }
     }
@@ -154,7 +157,7 @@ impl<S: QuantSimd> Implementation for Vector<S> {
         RowFunctions {
             copy,
             stream_any: S::outlined::<StreamAny>(),
-            conversion: Conversion::None,
+            conversion: None,
             rotate: S::outlined::<RotateHeads>(),
             streams: S::STREAMS,
             fence: S::fence,
@@ -162,7 +165,8 @@ impl<S: QuantSimd> Implementation for Vector<S> {
     }
 
     fn converted<V: Float, C: Float>() -> Conversion {
-        Conversion::Float {
+        Conversion {
+            format: CacheFormat::Float,
             store: Stores {
                 plain: S::outlined::<StoreConverted<V, C, false>>(),
                 stream: S::outlined::<StoreConverted<V, C, true>>(),
@@ -198,8 +202,9 @@ impl<S: QuantSimd> Implementation for Vector<S> {
 
 /// The functions for groups of `GROUP` elements, which the compiler knows if they are common.
 fn grouped<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize>() -> Conversion {
-    Conversion::Quantized {
-        store: S::outlined::<StoreQuantized<Q, V, T, GROUP>>(),
+    Conversion {
+        format: CacheFormat::Quantized,
+        store: Stores::same(S::outlined::<StoreQuantized<Q, V, T, GROUP>>()),
         load: Stores {
             plain: S::outlined::<LoadQuantized<Q, V, T, GROUP, false>>(),
             stream: S::outlined::<LoadQuantized<Q, V, T, GROUP, true>>(),

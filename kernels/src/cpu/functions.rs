@@ -37,32 +37,25 @@ impl<F: Copy> Stores<F> {
     }
 }
 
-/// How the cache holds the values.
+/// How a cache holds values of another type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CacheFormat {
+    /// As floats.
+    Float,
+    /// As codes, with a scale for each group.
+    Quantized,
+    /// As codes, by scales that are only read. A row has one.
+    StaticScales,
+}
+
+/// The functions between values and a cache of another type.
 #[derive(Clone, Copy)]
-pub(crate) enum Conversion {
-    /// As they are.
-    None,
-    /// In another float type.
-    Float {
-        /// Values to the cache.
-        store: Stores<RowsFunction>,
-        /// The cache to values.
-        load: Stores<RowsFunction>,
-    },
-    /// As codes with scales.
-    Quantized {
-        /// Values to codes and scales.
-        store: RowsFunction,
-        /// Codes and scales to values.
-        load: Stores<RowsFunction>,
-    },
-    /// As codes with static scales.
-    StaticScales {
-        /// Values to codes, by scales that are read. A row has one.
-        store: RowsFunction,
-        /// Codes and scales to values.
-        load: Stores<RowsFunction>,
-    },
+pub(crate) struct Conversion {
+    pub(crate) format: CacheFormat,
+    /// Values to the cache.
+    pub(crate) store: Stores<RowsFunction>,
+    /// The cache to values.
+    pub(crate) load: Stores<RowsFunction>,
 }
 
 /// The row functions of a call.
@@ -72,8 +65,8 @@ pub(crate) struct RowFunctions {
     pub(crate) copy: Stores<CopyFunction>,
     /// Copies of bytes, one of each row, to any address, by non-temporal stores where there are any.
     pub(crate) stream_any: CopyFunction,
-    /// What is done to values on their way.
-    pub(crate) conversion: Conversion,
+    /// The conversion of values on their way; none where the cache holds them as they are.
+    pub(crate) conversion: Option<Conversion>,
     /// Rotates heads of float32.
     pub(crate) rotate: RotateFunction,
     /// Whether the instruction set has non-temporal stores.

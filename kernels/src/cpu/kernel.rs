@@ -15,7 +15,7 @@ pub struct Cpu {
     pub(super) parallel_bytes: usize,
 }
 
-/// How much longer quantizing takes than moving as many bytes.
+/// The time of quantizing over the time of moving as many bytes.
 pub(super) const QUANTIZE_FACTOR: usize = 2;
 
 impl Cpu {

@@ -9,7 +9,7 @@
 
 use super::block::{Block, Operand, PerOperand, Row, Rows, StridedCopy};
 use super::block_kernel::{AT_ONCE_BYTES, BlockKernel, DIRECT_BYTES, Writers, is_lines_each};
-use super::functions::{Conversion, RowsFunction, Stores};
+use super::functions::Conversion;
 use super::generic::stream_writer::{STAGE_BYTES, StagingBuffer, StreamWriter};
 
 impl BlockKernel<'_> {
@@ -37,9 +37,9 @@ impl BlockKernel<'_> {
             let rows = block.rows_from(outer, 0);
             // SAFETY: outer < block.outer, so these rows are the block's.
             unsafe {
-                match self.load_function() {
+                match self.functions.conversion {
                     None => (self.functions.copy.plain)(&loaded_copies(&rows, block.copies, bytes)),
-                    Some(load) => {
+                    Some(Conversion { load, .. }) => {
                         (load.plain)(&rows);
                         self.repeat(rows.values, bytes.values, rows.count, block.copies);
                     }
@@ -50,7 +50,7 @@ impl BlockKernel<'_> {
 
     /// Loads rows that are whole lines.
     unsafe fn load_lines(self, block: &Block, bytes: PerOperand, writer: &mut StreamWriter<'_>) {
-        let Some(load) = self.load_function() else {
+        let Some(Conversion { load, .. }) = self.functions.conversion else {
             for outer in 0..block.outer {
                 let copies = loaded_copies(&block.rows_from(outer, 0), block.copies, bytes);
                 // SAFETY: outer < block.outer, so these rows are the block's; they are whole lines.
@@ -90,7 +90,7 @@ impl BlockKernel<'_> {
     /// Loads rows that share lines with their neighbors.
     unsafe fn load_joined(self, block: &Block, bytes: PerOperand, writer: &mut StreamWriter<'_>) {
         let together = bytes.values * block.copies;
-        if together > STAGE_BYTES || (self.load_function().is_none() && bytes.values >= DIRECT_BYTES) {
+        if together > STAGE_BYTES || (self.functions.conversion.is_none() && bytes.values >= DIRECT_BYTES) {
             // SAFETY: the rows are the block's, whose conditions are the caller's.
             return unsafe { self.load_long(block, bytes, writer) };
         }
@@ -105,9 +105,9 @@ impl BlockKernel<'_> {
                 unsafe {
                     let values = Operand { data: writer.reserve(rows.values.data, count * together), step: together };
                     let rows = Rows { count, values, ..rows };
-                    match self.load_function() {
+                    match self.functions.conversion {
                         None => (self.functions.copy.plain)(&loaded_copies(&rows, block.copies, bytes)),
-                        Some(load) => {
+                        Some(Conversion { load, .. }) => {
                             (load.plain)(&rows);
                             self.repeat(values, bytes.values, count, block.copies);
                         }
@@ -129,7 +129,7 @@ impl BlockKernel<'_> {
             let rows = block.rows_from(outer, inner);
             for copy in 0..block.copies {
                 let to = rows.values.data.wrapping_add(copy * bytes.values);
-                let Some(load) = self.load_function() else {
+                let Some(Conversion { load, .. }) = self.functions.conversion else {
                     let ahead = rows.prefetch.map(|prefetch| prefetch.row);
                     // SAFETY: copy < block.copies, so this is a copy of one of the block's rows.
                     unsafe { writer.copy(rows.cache.data, to, bytes.values, ahead, stream) };
@@ -147,16 +147,6 @@ impl BlockKernel<'_> {
                     }
                 }
             }
-        }
-    }
-
-    /// The function that makes values of the cache, if they are not copied.
-    fn load_function(self) -> Option<Stores<RowsFunction>> {
-        match self.functions.conversion {
-            Conversion::None => None,
-            Conversion::Float { load, .. }
-            | Conversion::Quantized { load, .. }
-            | Conversion::StaticScales { load, .. } => Some(load),
         }
     }
 

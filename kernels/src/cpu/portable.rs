@@ -123,18 +123,20 @@ fn multiply<T: Float>(values: &mut [f32], scales: &[T], at: usize, group: usize)
     }
 }
 
+/// Calls `f` with each row's values, elements in the cache, and scales.
+fn for_each_row(rows: &Rows, mut f: impl FnMut(*mut u8, *mut u8, *mut u8)) {
+    (0..rows.count).for_each(|r| f(rows.values.row(r), rows.cache.row(r), rows.scale.row(r)));
+}
+
 /// Converts rows of values V to a cache of C.
 ///
 /// # Safety
 /// Every row meets the conditions of [`convert_row`].
 pub(crate) unsafe fn store_converted<V: Float, C: Float>(rows: &Rows) {
-    for r in 0..rows.count {
-        // SAFETY: r < count, so this is one of the caller's rows.
-        unsafe {
-            let (values, cache) = (rows.values.row(r), rows.cache.row(r));
-            convert_row::<V, C>(values.cast(), cache.cast(), rows.row.len);
-        }
-    }
+    for_each_row(rows, |values, cache, _| {
+        // SAFETY: this is one of the caller's rows.
+        unsafe { convert_row::<V, C>(values.cast(), cache.cast(), rows.row.len) }
+    });
 }
 
 /// Converts rows of a cache of C to values V.
@@ -142,13 +144,10 @@ pub(crate) unsafe fn store_converted<V: Float, C: Float>(rows: &Rows) {
 /// # Safety
 /// Every row meets the conditions of [`convert_row`].
 pub(crate) unsafe fn load_converted<V: Float, C: Float>(rows: &Rows) {
-    for r in 0..rows.count {
-        // SAFETY: r < count, so this is one of the caller's rows.
-        unsafe {
-            let (values, cache) = (rows.values.row(r), rows.cache.row(r));
-            convert_row::<C, V>(cache.cast(), values.cast(), rows.row.len);
-        }
-    }
+    for_each_row(rows, |values, cache, _| {
+        // SAFETY: this is one of the caller's rows.
+        unsafe { convert_row::<C, V>(cache.cast(), values.cast(), rows.row.len) }
+    });
 }
 
 /// Quantizes rows of values V to codes Q with scales T.
@@ -156,14 +155,10 @@ pub(crate) unsafe fn load_converted<V: Float, C: Float>(rows: &Rows) {
 /// # Safety
 /// Every row meets the conditions of [`quantize_row`].
 pub(crate) unsafe fn store_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
-    for r in 0..rows.count {
-        // SAFETY: r < count, so this is one of the caller's rows.
-        unsafe {
-            let (values, cache) = (rows.values.row(r), rows.cache.row(r));
-            let scale = rows.scale.row(r);
-            quantize_row::<Q, V, T>(values.cast(), cache, scale.cast(), rows.row);
-        }
-    }
+    for_each_row(rows, |values, cache, scale| {
+        // SAFETY: this is one of the caller's rows.
+        unsafe { quantize_row::<Q, V, T>(values.cast(), cache, scale.cast(), rows.row) }
+    });
 }
 
 /// Dequantizes rows of codes Q with scales T to values V.
@@ -171,14 +166,10 @@ pub(crate) unsafe fn store_quantized<Q: CodeType, V: Float, T: Float>(rows: &Row
 /// # Safety
 /// Every row meets the conditions of [`dequantize_row`].
 pub(crate) unsafe fn load_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
-    for r in 0..rows.count {
-        // SAFETY: r < count, so this is one of the caller's rows.
-        unsafe {
-            let (values, cache) = (rows.values.row(r), rows.cache.row(r));
-            let scale = rows.scale.row(r);
-            dequantize_row::<Q, V, T>(cache, scale.cast(), values.cast(), rows.row);
-        }
-    }
+    for_each_row(rows, |values, cache, scale| {
+        // SAFETY: this is one of the caller's rows.
+        unsafe { dequantize_row::<Q, V, T>(cache, scale.cast(), values.cast(), rows.row) }
+    });
 }
 
 /// Rotates heads of float32, compiled for every instruction set: no sum may be fused with its products, and compilers

@@ -8,7 +8,7 @@ use kvcache_schema::ElementType;
 
 use super::block::{Heads, Operand, Row, Rows};
 use super::dispatch;
-use super::functions::{Conversion, RotateFunction, RowFunctions, RowsFunction};
+use super::functions::{CacheFormat, Conversion, RotateFunction, RowFunctions, RowsFunction};
 use super::kernel::{Cpu, QUANTIZE_FACTOR};
 use super::partition;
 use crate::cache_rows::CacheRows;
@@ -21,8 +21,8 @@ use crate::workers::Workers;
 const BUFFER: usize = 4096;
 
 impl CacheRows {
-    /// Rotates the keys of slots from one position to another (K-shift), in all layers and heads. Each slot may be in one
-    /// rotation at most; the order of rotations does not matter.
+    /// Rotates the keys of slots from one position to another (K-shift), in all layers and heads. Each slot may be in
+    /// one rotation at most; the order of rotations does not matter.
     ///
     /// Keys of float32 are rotated as they are, those of float16 in float32 and then rounded. A quantized head is
     /// dequantized to float32 (T1), rotated, and quantized with new scales: all of it, since elements that are not
@@ -47,7 +47,7 @@ impl Cpu {
     /// Rotates the keys of some slots, as [`CacheRows::rotate_keys`] says, by this kernel's instructions.
     ///
     /// # Errors
-    /// Those of [`CacheRows::rotate_keys`].
+    /// The errors of [`CacheRows::rotate_keys`].
     pub fn rotate_keys(
         &self,
         rows: &CacheRows,
@@ -123,10 +123,11 @@ impl<'a> Keys<'a> {
         let RowFunctions { conversion, rotate, .. } =
             dispatch::row_functions(kernel.instructions, (ElementType::Float32, t2, t3), group);
         let (conversion, len) = match conversion {
-            Conversion::None => (None, rope.n_rot()),
-            Conversion::Float { store, load } => (Some([load.plain, store.plain]), rope.n_rot()),
-            Conversion::Quantized { store, load } => (Some([load.plain, store]), head_dim),
-            Conversion::StaticScales { .. } => unreachable!("these functions are those of scales of groups"),
+            Some(Conversion { format, store, load }) => {
+                let len = if format == CacheFormat::Float { rope.n_rot() } else { head_dim };
+                (Some([load.plain, store.plain]), len)
+            }
+            None => (None, rope.n_rot()),
         };
         Self {
             rows,

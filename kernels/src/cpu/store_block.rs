@@ -11,7 +11,7 @@ use kvcache_simd::LINE;
 
 use super::block::{Block, Operand, PerOperand, Prefetch, Row, Rows, StridedCopy};
 use super::block_kernel::{AT_ONCE_BYTES, BlockKernel, DIRECT_BYTES, Writers, is_lines, is_lines_each};
-use super::functions::{Conversion, RowsFunction};
+use super::functions::{CacheFormat, Conversion, RowsFunction};
 use super::generic::stream_writer::{STAGE_BYTES, StagingBuffer, StreamWriter};
 
 /// Bytes of values that are quantized together before their codes are streamed.
@@ -26,43 +26,42 @@ impl BlockKernel<'_> {
     pub(crate) unsafe fn store(self, block: &Block, writers: Option<&mut Writers<'_>>) {
         let bytes = self.bytes(block.rows.row);
         let whole_lines = || is_lines_each(&block.rows.cache, block.outer_step.cache, bytes.cache);
+        let Some(writers) = writers else {
+            // SAFETY: the rows are the block's, whose conditions are the caller's.
+            return unsafe { self.store_plain(block, bytes) };
+        };
         // SAFETY: see `# Safety`; lines are whole where that is checked here.
         unsafe {
-            match (writers, self.functions.conversion) {
-                (None, conversion) => self.store_plain(block, bytes, conversion),
-                (Some(writers), Conversion::Quantized { store, .. }) => {
-                    self.store_quantized(block, bytes, store, writers);
-                }
-                (Some([writer, _]), Conversion::StaticScales { store, .. }) => {
-                    self.store_converted(block, store, writer);
-                }
-                (Some(_), Conversion::None) if whole_lines() => {
+            match self.functions.conversion {
+                None if whole_lines() => {
                     for outer in 0..block.outer {
                         (self.functions.copy.stream)(&stored_copies(&block.rows_from(outer, 0), bytes));
                     }
                 }
-                (Some([writer, _]), Conversion::None) => self.store_joined(block, bytes, writer),
-                (Some(_), Conversion::Float { store, .. }) if whole_lines() && block.rows.row.is_whole_registers() => {
+                None => self.store_joined(block, bytes, &mut writers[0]),
+                Some(Conversion { format: CacheFormat::Quantized, store, .. }) => {
+                    self.store_quantized(block, bytes, store.plain, writers);
+                }
+                Some(Conversion { format: CacheFormat::Float, store, .. })
+                    if whole_lines() && block.rows.row.is_whole_registers() =>
+                {
                     for outer in 0..block.outer {
                         (store.stream)(&block.rows_from(outer, 0));
                     }
                 }
-                (Some([writer, _]), Conversion::Float { store, .. }) => {
-                    self.store_converted(block, store.plain, writer);
-                }
+                Some(Conversion { store, .. }) => self.store_converted(block, store.plain, &mut writers[0]),
             }
         }
     }
 
-    unsafe fn store_plain(self, block: &Block, bytes: PerOperand, conversion: Conversion) {
+    unsafe fn store_plain(self, block: &Block, bytes: PerOperand) {
         for outer in 0..block.outer {
             let rows = block.rows_from(outer, 0);
             // SAFETY: outer < block.outer, so these rows are the block's.
             unsafe {
-                match conversion {
-                    Conversion::None => (self.functions.copy.plain)(&stored_copies(&rows, bytes)),
-                    Conversion::Float { store, .. } => (store.plain)(&rows),
-                    Conversion::Quantized { store, .. } | Conversion::StaticScales { store, .. } => store(&rows),
+                match self.functions.conversion {
+                    None => (self.functions.copy.plain)(&stored_copies(&rows, bytes)),
+                    Some(conversion) => (conversion.store.plain)(&rows),
                 }
             }
         }
@@ -130,7 +129,7 @@ impl BlockKernel<'_> {
         let contiguous = (outer == 1 || outer_step.values == bytes.values) && rows.values.step == step.values;
         if !contiguous || largest > STAGE_BYTES {
             // SAFETY: the rows are the block's, whose conditions are the caller's.
-            return unsafe { self.store_plain(block, bytes, self.functions.conversion) };
+            return unsafe { self.store_plain(block, bytes) };
         }
         let at_once = (QUANTIZED_BYTES / step.values.max(1)).min(STAGE_BYTES / largest.max(1)).clamp(1, rows.count);
         let (mut codes, mut scales) = (StagingBuffer::new(), StagingBuffer::new());
@@ -207,7 +206,8 @@ impl BlockKernel<'_> {
     }
 }
 
-/// Codes or scales in a staging buffer, in the order of the current tokens: the rows of all outer steps are interleaved.
+/// Codes or scales in a staging buffer, in the order of the current tokens: the rows of all outer steps are
+/// interleaved.
 struct Staged {
     /// Where the rows of the first outer step go.
     to: Operand,

@@ -39,7 +39,7 @@ pub(crate) struct Part {
     pub(crate) tokens: Range<usize>,
     /// The rows of each.
     pub(crate) rows: Range<usize>,
-    /// What is prefetched while the first row is moved.
+    /// The row that is prefetched while the first row is moved.
     pub(crate) prefetch: Option<PrefetchTarget>,
 }
 
@@ -98,9 +98,9 @@ impl Tiling {
 /// A tile's size and a prefetch distance, in bytes of T1 of keys or of values; each is a token at least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Distances {
-    /// Of a tile.
+    /// The size of a tile.
     pub(crate) tile: usize,
-    /// Between what is moved and what is prefetched.
+    /// The distance between what is moved and what is prefetched.
     pub(crate) prefetch: usize,
 }
 
@@ -263,7 +263,7 @@ fn token_bytes(geometry: &Geometry) -> usize {
     geometry.t1.byte_len(token_len(geometry))
 }
 
-/// How many tokens have so many bytes, at least one.
+/// The number of tokens in so many bytes, at least one.
 fn tokens_in(bytes: usize, token_bytes: usize) -> usize {
     (bytes / token_bytes.max(1)).max(1)
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use half::f16;
 use kvcache_kernels::{CacheBytes, CacheRows, Geometry, Quant, RowCopy, RowsError, Serial, Workers};
 use kvcache_schema::{Axis, CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination};
+use kvcache_testing::backends::Threads;
 use proptest::prelude::*;
 
 /// What a cache is made from.
@@ -360,19 +361,6 @@ fn an_empty_cache_has_no_rows() {
     }
 }
 
-/// Two threads, of which each runs every task.
-struct Threads;
-
-impl Workers for Threads {
-    fn threads(&self) -> usize {
-        2
-    }
-
-    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(|| (0..tasks).for_each(task)))));
-    }
-}
-
 /// Copies that are large enough to be shared, and of which later ones read what earlier ones have written.
 #[test]
 fn threads_share_large_copies() {
@@ -389,7 +377,7 @@ fn threads_share_large_copies() {
             RowCopy { src: 3600, dst: 3590, len: 400 },
         ];
         let before = serial.clone();
-        for ([cache, scale], workers) in [(&mut serial, &Serial as &dyn Workers), (&mut shared, &Threads)] {
+        for ([cache, scale], workers) in [(&mut serial, &Serial as &dyn Workers), (&mut shared, &Threads(2))] {
             rows.copy(cache, scale, &copies, workers).unwrap();
         }
         assert!(serial == shared && serial != before, "{layout:?}");

@@ -64,8 +64,8 @@ impl Call {
             scale: self.scale.as_mut_ptr().cast(),
         };
         let outputs = Outputs { num_repeat: 1, pointers: [output, output.wrapping_add(self.outputs.len() * 4)] };
-        // SAFETY: the types are legal, the one sequence's slots are the cache's tokens, and the vectors have the shapes'
-        // lengths, the outputs one after the other in one of them, and live as long as the problem.
+        // SAFETY: the types are legal, the one sequence's slots are the cache's tokens, and the vectors have the
+        // shapes' lengths, the outputs one after the other in one of them, and live as long as the problem.
         run(&mut unsafe { Problem::assume_checked(Stores::assume_checked(geometry, indices, pointers), outputs) });
     }
 }

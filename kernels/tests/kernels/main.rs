@@ -1,5 +1,5 @@
-//! The kernels by themselves: rows of a cache, rotated keys, and arithmetic. How they store and load is tested through the
-//! operators, in `kvcache-op`.
+//! The kernels by themselves: rows of a cache, rotated keys, and arithmetic. How they store and load is tested through
+//! the operators, in `kvcache-op`.
 
 mod cache_rows;
 mod every_float16;

@@ -1,11 +1,11 @@
 //! Permutations of lanes, as tables: where the scales and the maxima of groups lie in a register of `LANES` values.
 
-/// How many groups of `group` values a register holds: their scales are that many; 1 for a group of a register or more.
+/// The number of groups of `group` values in a register, and of their scales; 1 for a group of a register or more.
 pub(crate) const fn groups_in_register(lanes: usize, group: usize) -> usize {
     if group < lanes { lanes / group } else { 1 }
 }
 
-/// How many registers of values share one register of scales.
+/// The number of registers of values that share one register of scales.
 pub(crate) const fn registers_per_scales(lanes: usize, group: usize) -> usize {
     lanes / groups_in_register(lanes, group)
 }

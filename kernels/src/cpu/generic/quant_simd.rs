@@ -67,11 +67,11 @@ pub(crate) trait QuantSimd: Simd {
     /// [`max_pairs`](Self::max_pairs), twice, and [`max_fours`](Self::max_fours).
     unsafe fn permute_maxima<const GROUP: usize>(maxima: Self::F32) -> Self::F32;
 
-    /// Of register `k` of values, the scale of each lane, where `scales` are those of as many registers as
+    /// The scale of each lane of register `k` of values, where `scales` are those of as many registers as
     /// [`registers_per_scales`](super::lane_tables::registers_per_scales) says.
     unsafe fn broadcast_scales<const GROUP: usize>(scales: Self::F32, k: usize) -> Self::F32;
 
-    /// Of a register of values whose groups have these numbers, at the address, the number of each lane.
+    /// The number of each lane of a register of values whose groups have these numbers, at the address.
     unsafe fn broadcast_numbers<const GROUP: usize>(numbers: *const f32) -> Self::F32;
 
     /// The maxima that [`maxima_in_registers`](super::group::maxima_in_registers) gives, of float16; none where the

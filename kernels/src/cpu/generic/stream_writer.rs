@@ -59,8 +59,9 @@ impl<'s> StreamWriter<'s> {
         Self { stage, to: ptr::null_mut(), held: 0 }
     }
 
-    /// Room in the staging buffer, at a line, for `len <= STAGE_BYTES` bytes that go to `to`; to be filled before the next call,
-    /// which is [`commit`](Self::commit). If they do not follow the ones before, what is left of those is written.
+    /// Room in the staging buffer, at a line, for `len <= STAGE_BYTES` bytes that go to `to`; to be filled before the
+    /// next call, which is [`commit`](Self::commit). If they do not follow the ones before, what is left of those is
+    /// written.
     ///
     /// # Safety
     /// The conditions are those of [`finish`](Self::finish).
@@ -100,8 +101,8 @@ impl<'s> StreamWriter<'s> {
         self.to = self.to.wrapping_add(len);
     }
 
-    /// Copies `len` bytes to `to`, those that are whole lines there without the staging buffer; while it reads, it prefetches at
-    /// the distance `prefetch`.
+    /// Copies `len` bytes to `to`, those that are whole lines there without the staging buffer; while it reads, it
+    /// prefetches at the distance `prefetch`.
     ///
     /// # Safety
     /// The conditions of [`reserve`](Self::reserve) and [`commit`](Self::commit); `len` bytes at `from` can be read.

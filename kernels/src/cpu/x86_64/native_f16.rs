@@ -43,7 +43,8 @@ const fn group_of_lane(group: usize) -> [u16; LANES] {
     groups
 }
 
-/// Dequantizes a row, as [`QuantSimd::dequantize_native`](super::super::generic::quant_simd::QuantSimd::dequantize_native) says.
+/// Dequantizes a row, as
+/// [`QuantSimd::dequantize_native`](super::super::generic::quant_simd::QuantSimd::dequantize_native) says.
 ///
 /// # Safety
 /// AVX-512 F, BW, VL and FP16 are enabled; `len` codes and the scales of their groups can be read, and as many values
@@ -153,14 +154,15 @@ unsafe fn write<V: Float, const STREAM: bool>(to: *mut V, x: __m512h) {
     }
 }
 
-/// How much further ahead values are prefetched than `ahead`: into the second-level cache, since the lines that the
+/// The distance from `ahead` to the values that are prefetched: into the second-level cache, since the lines that the
 /// first level can wait for at once are too few for this arithmetic (Emerald Rapids).
 const L2_PREFETCH_DISTANCE: usize = 32 << 10;
 
 /// What quotients by the scales of some groups are made of, in whole registers.
 type Factors = [MaybeUninit<f16>; MOST_GROUPS + LANES];
 
-/// Writes the codes of groups, as [`QuantSimd::encode_native`](super::super::generic::quant_simd::QuantSimd::encode_native) says.
+/// Writes the codes of groups, as
+/// [`QuantSimd::encode_native`](super::super::generic::quant_simd::QuantSimd::encode_native) says.
 ///
 /// A quotient is `x * r` for the rounded reciprocal `r`, corrected by its remainder (Markstein's theorem). Values and
 /// scale are brought to scales near 1 first, by a power of two: the remainder is then exact wherever the quotient is

@@ -1,10 +1,9 @@
 //! A cache whose keys are rotated: by a kernel, and by the codec and the rope alone.
 
 use kvcache_kernels::quantize::HeadCodec;
-use kvcache_kernels::{
-    CacheRows, Cpu, InstructionSet, Reference, Rope, Rotation, RowsError, Workers, read_floats, write_floats,
-};
+use kvcache_kernels::{CacheRows, Cpu, InstructionSet, Rope, Rotation, RowsError, read_floats, write_floats};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
+use kvcache_testing::backends::Threads;
 
 /// Memory that is aligned for float32, and for no more.
 #[derive(Debug)]
@@ -79,13 +78,9 @@ impl Cache {
         }
     }
 
-    pub fn rotate(&mut self, by: Kernel, rotations: &[Rotation], rope: &Rope) -> Result<(), RowsError> {
+    pub fn rotate(&mut self, by: Cpu, rotations: &[Rotation], rope: &Rope) -> Result<(), RowsError> {
         let Self { rows, memory: [cache, scale], .. } = self;
-        let (cache, scale) = (cache.bytes_mut(), scale.bytes_mut());
-        match by {
-            Kernel::Reference => Reference.rotate_keys(rows, cache, scale, rotations, rope),
-            Kernel::Cpu(cpu) => cpu.rotate_keys(rows, cache, scale, rotations, rope, &Threads),
-        }
+        by.rotate_keys(rows, cache.bytes_mut(), scale.bytes_mut(), rotations, rope, &Threads(2))
     }
 
     /// What a slot has in `cache` and in `scale`, in canonical order.
@@ -152,33 +147,10 @@ impl Cache {
     }
 }
 
-/// What rotates.
-#[derive(Debug, Clone, Copy)]
-pub enum Kernel {
-    Reference,
-    Cpu(Cpu),
-}
-
-impl Kernel {
-    /// Those of this machine; of each CPU kernel one that shares work from the first byte on.
-    pub fn all() -> impl Iterator<Item = Self> {
-        let cpus = InstructionSet::ALL.into_iter().filter_map(Cpu::with_instructions);
-        let cpus = cpus.flat_map(|cpu| [cpu, cpu.with_parallel_bytes(0)]);
-        std::iter::once(Self::Reference).chain(cpus.map(Self::Cpu))
-    }
-}
-
-/// Two threads.
-struct Threads;
-
-impl Workers for Threads {
-    fn threads(&self) -> usize {
-        2
-    }
-
-    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        std::thread::scope(|scope| (0..tasks).for_each(|i| drop(scope.spawn(move || task(i)))));
-    }
+/// The kernels of this machine, and each of them sharing work from the first byte on.
+pub fn kernels() -> impl Iterator<Item = Cpu> {
+    let cpus = InstructionSet::ALL.into_iter().filter_map(Cpu::with_instructions);
+    cpus.flat_map(|cpu| [cpu, cpu.with_parallel_bytes(0)])
 }
 
 /// Numbers that a seed determines.

@@ -1,5 +1,5 @@
-//! Rotating keys: the golden numbers of the manager's specification, the fast kernels against the reference, and what
-//! keeps its bytes.
+//! Rotating keys: the golden numbers of the manager's specification, the kernels against codec and rope, and what keeps
+//! its bytes.
 
 mod cache;
 mod refused;
@@ -11,7 +11,7 @@ use kvcache_schema::ElementType::{BFloat16, Float8E4M3Fn, Float16, Float32, Int4
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 use proptest::prelude::*;
 
-use cache::{Cache, Kernel, random};
+use cache::{Cache, kernels, random};
 
 /// The types of a cache and its scales whose keys can be rotated.
 const TYPES: [(ElementType, Option<ElementType>); 8] = [
@@ -33,7 +33,7 @@ fn normal(next: &mut impl FnMut() -> u64) -> f64 {
 }
 
 /// A head of a cache of one slot that is rotated once by `by`.
-fn rotate_one(by: Kernel, values: &[f32], delta: i64, rope: &Rope) -> Vec<f32> {
+fn rotate_one(by: Cpu, values: &[f32], delta: i64, rope: &Rope) -> Vec<f32> {
     let dims = CacheDims { max_t: 1, num_layer: 1, num_heads: 1, inner: values.len() };
     let mut cache = Cache::new(CacheLayout::TokenMajor, dims, (Float32, None), 1);
     cache.memory[0].bytes_mut()[..4 * values.len()].copy_from_slice(bytemuck::cast_slice(values));
@@ -43,7 +43,7 @@ fn rotate_one(by: Kernel, values: &[f32], delta: i64, rope: &Rope) -> Vec<f32> {
 
 #[test]
 fn g10_a_key_of_four() {
-    for kernel in Kernel::all() {
+    for kernel in kernels() {
         for (rope, expected) in [
             (Rope::neox(4, 1e4), [-1.984_110_6, 1.959_900_6, 2.462_377_8, 4.019_799_7]),
             (Rope::gptj(4, 1e4), [-1.142_639_6, 1.922_075_5, 2.959_850_8, 4.029_799_5]),
@@ -57,7 +57,7 @@ fn g10_a_key_of_four() {
 #[test]
 fn g11_a_key_of_int8() {
     let dims = CacheDims { max_t: 1, num_layer: 1, num_heads: 1, inner: 8 };
-    for kernel in Kernel::all() {
+    for kernel in kernels() {
         let mut cache = Cache::new(CacheLayout::KvMajor, dims, (Int8, Some(Float32)), 8);
         let key: Vec<f32> = (1..9u8).map(f32::from).collect();
         let mut scales = [0.0f32];
@@ -121,7 +121,7 @@ fn g12_errors_add_up() {
             let mut shifted = cache.clone();
             for _ in 0..shifts {
                 let all = Rotation { slot: 0, len: dims.max_t, delta: -50 };
-                shifted.rotate(Kernel::Cpu(Cpu::default()), &[all], &rope).unwrap();
+                shifted.rotate(Cpu::default(), &[all], &rope).unwrap();
             }
             let got: f64 = error(&shifted, shifts);
             assert!((got / expected - 1.0).abs() < 0.15, "{t2} after {shifts}: {got}, expected about {expected}");
@@ -188,41 +188,26 @@ fn ropes(head_dim: usize) -> impl Strategy<Value = Rope> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Every kernel turns the keys of the named slots, and leaves all other bytes as they are.
+    /// Every kernel rotates the keys of the named slots. All other bytes stay: values, other slots, keys that are
+    /// rotated by 0, and floats that no pair has.
     #[test]
     fn every_kernel_rotates_as_the_formulas_say((cache, rotations, rope) in rotations()) {
         let expected = cache.rotated(&rotations, &rope);
-        for kernel in Kernel::all() {
+        let float = cache.rows.types().0.is_float();
+        for kernel in kernels() {
             let mut rotated = cache.clone();
             rotated.rotate(kernel, &rotations, &rope).unwrap();
             prop_assert_eq!(rotated.bits(), expected.bits(), "{:?}", kernel);
-        }
-        let mut rotated = cache.clone();
-        let [memory, scale] = &mut rotated.memory;
-        cache.rows.rotate_keys(memory.bytes_mut(), scale.bytes_mut(), &rotations, &rope, &Serial).unwrap();
-        prop_assert_eq!(rotated.bits(), expected.bits());
-    }
-
-    /// Bytes, not only numbers: values, other slots, keys turned by 0, and floats that no pair has.
-    #[test]
-    fn what_is_not_turned_keeps_its_bytes((cache, rotations, rope) in rotations()) {
-        for kernel in Kernel::all() {
-            let mut rotated = cache.clone();
-            rotated.rotate(kernel, &rotations, &rope).unwrap();
             for slot in 0..cache.dims.max_t {
-                let turned = rotations.iter().any(|&Rotation { slot: first, len, delta }| {
+                let is_rotated = rotations.iter().any(|&Rotation { slot: first, len, delta }| {
                     (first..first + len).contains(&slot) && delta != 0
                 });
-                let float = cache.rows.types().0.is_float();
                 for (before, after) in cache.read(slot).iter().zip(rotated.read(slot)) {
                     let head_len = before.len() / (2 * cache.dims.num_layer * cache.dims.num_heads);
-                    if head_len == 0 {
-                        continue;
-                    }
-                    let heads = before.chunks(head_len).zip(after.chunks(head_len));
+                    let heads = before.chunks(head_len.max(1)).zip(after.chunks(head_len.max(1)));
                     for (head, (before, after)) in heads.enumerate() {
-                        let key = (head / cache.dims.num_heads).is_multiple_of(2);
-                        let kept = match (turned && key, float) {
+                        let is_key = (head / cache.dims.num_heads).is_multiple_of(2);
+                        let kept = match (is_rotated && is_key, float) {
                             (false, _) => 0,
                             (true, true) => head_len / cache.dims.inner * rope.n_rot(),
                             (true, false) => head_len,
@@ -232,6 +217,10 @@ proptest! {
                 }
             }
         }
+        let mut rotated = cache.clone();
+        let [memory, scale] = &mut rotated.memory;
+        cache.rows.rotate_keys(memory.bytes_mut(), scale.bytes_mut(), &rotations, &rope, &Serial).unwrap();
+        prop_assert_eq!(rotated.bits(), expected.bits());
     }
 }
 
@@ -256,14 +245,14 @@ proptest! {
             expected[i] = sum(product(head[i], c), -product(head[j], s));
             expected[j] = sum(product(head[i], s), product(head[j], c));
         }
-        for kernel in Kernel::all() {
+        for kernel in kernels() {
             prop_assert_eq!(&rotate_one(kernel, &head, delta, &rope), &expected, "{:?}", kernel);
         }
     }
 }
 
 #[test]
-fn ropes_are_equal_if_they_turn_alike() {
+fn ropes_are_equal_if_they_rotate_alike() {
     let rope = Rope::neox(8, 1e4).scaled(0.5);
     assert_eq!(rope, Rope::with_frequencies(RopeStyle::Neox, rope.frequencies().collect()));
     assert_eq!(Rope::neox(8, 1e4), Rope::with_frequencies(RopeStyle::Neox, rope.frequencies().collect()).scaled(2.0));

@@ -1,18 +1,18 @@
 //! Rotations that are refused, and those of no keys.
 
-use kvcache_kernels::{CacheRows, Reference, Rope, RopeError, RopeStyle, Rotation, RowsError, Serial};
+use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowsError, Serial};
 use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType};
 
 use super::TYPES;
-use super::cache::{Cache, Kernel, Memory, random};
+use super::cache::{Cache, Memory, kernels, random};
 
 const DIMS: CacheDims = CacheDims { max_t: 8, num_layer: 2, num_heads: 2, inner: 16 };
 
 #[test]
 fn what_is_refused_changes_nothing() {
-    let turn = |slot, len| Rotation { slot, len, delta: 3 };
-    let fine = turn(0, 2);
+    let rotation = |slot, len| Rotation { slot, len, delta: 3 };
+    let fine = rotation(0, 2);
     let rope = Rope::neox(16, 1e4);
     for types in TYPES {
         let mut cache = Cache::new(CacheLayout::HeadMajor, DIMS, types, 8);
@@ -22,7 +22,7 @@ fn what_is_refused_changes_nothing() {
         let slots = |start, len| RowsError::Slots { start, len, max_t: 8 };
         let list = |inv_freq| Rope::with_frequencies(RopeStyle::Neox, inv_freq);
         let infinite = RowsError::Rope(RopeError::Frequency { pair: 1, got: f64::INFINITY });
-        for kernel in Kernel::all() {
+        for kernel in kernels() {
             for (rotations, rope, error) in [
                 (vec![fine], Rope::neox(0, 1e4), n_rot(0)),
                 (vec![fine], Rope::neox(3, 1e4), n_rot(3)),
@@ -31,12 +31,16 @@ fn what_is_refused_changes_nothing() {
                 (vec![fine], list(vec![]), n_rot(0)),
                 (vec![fine], list(vec![1.0, f64::INFINITY]), infinite),
                 (vec![fine], Rope::neox(16, 0.0), infinite),
-                (vec![fine, turn(8, 1)], rope.clone(), slots(8, 1)),
-                (vec![fine, turn(3, 6)], rope.clone(), slots(3, 6)),
-                (vec![fine, turn(usize::MAX, 2)], rope.clone(), slots(usize::MAX, 2)),
-                (vec![turn(4, 1), turn(5, 2), turn(2, 3)], rope.clone(), RowsError::RotatedTwice { slot: 4 }),
+                (vec![fine, rotation(8, 1)], rope.clone(), slots(8, 1)),
+                (vec![fine, rotation(3, 6)], rope.clone(), slots(3, 6)),
+                (vec![fine, rotation(usize::MAX, 2)], rope.clone(), slots(usize::MAX, 2)),
                 (
-                    vec![turn(4, 2), Rotation { slot: 5, len: 1, delta: 0 }],
+                    vec![rotation(4, 1), rotation(5, 2), rotation(2, 3)],
+                    rope.clone(),
+                    RowsError::RotatedTwice { slot: 4 },
+                ),
+                (
+                    vec![rotation(4, 2), Rotation { slot: 5, len: 1, delta: 0 }],
                     rope.clone(),
                     RowsError::RotatedTwice { slot: 5 },
                 ),
@@ -46,10 +50,8 @@ fn what_is_refused_changes_nothing() {
             let [memory, scale] = &mut cache.memory;
             let (memory, scale) = (memory.bytes_mut(), scale.bytes_mut());
             let rows = &cache.rows;
-            let rotate = |memory: &mut [u8], scale: &mut [u8]| match kernel {
-                Kernel::Reference => Reference.rotate_keys(rows, memory, scale, &[fine], &rope),
-                Kernel::Cpu(cpu) => cpu.rotate_keys(rows, memory, scale, &[fine], &rope, &Serial),
-            };
+            let rotate =
+                |memory: &mut [u8], scale: &mut [u8]| kernel.rotate_keys(rows, memory, scale, &[fine], &rope, &Serial);
             let (expected, got) = (memory.len(), memory.len() - 1);
             assert_eq!(rotate(&mut memory[1..], scale), Err(RowsError::Length { memory: "cache", expected, got }));
             if types.1.is_some() {
@@ -57,7 +59,7 @@ fn what_is_refused_changes_nothing() {
                 assert_eq!(rotate(memory, &mut []), Err(RowsError::Length { memory: "scale", expected, got: 0 }));
             }
             // Empty rotations may be anywhere inside, and touch others.
-            assert_eq!(cache.rotate(kernel, &[turn(8, 0), turn(3, 0), turn(3, 0)], &rope), Ok(()));
+            assert_eq!(cache.rotate(kernel, &[rotation(8, 0), rotation(3, 0), rotation(3, 0)], &rope), Ok(()));
         }
         assert_eq!(cache.bits(), before.bits());
     }
@@ -75,8 +77,8 @@ fn memory_that_is_not_aligned_is_refused() {
         let cache = &mut cache.bytes_mut()[cache_at..][..rows.cache_len()];
         let scale = &mut scale.bytes_mut()[scale_at..][..rows.scale_len()];
         let address = if memory == "cache" { cache.as_ptr().addr() } else { scale.as_ptr().addr() };
-        let turn = Rotation { slot: 0, len: 1, delta: 1 };
-        let error = rows.rotate_keys(cache, scale, &[turn], &Rope::neox(16, 1e4), &Serial).unwrap_err();
+        let rotation = Rotation { slot: 0, len: 1, delta: 1 };
+        let error = rows.rotate_keys(cache, scale, &[rotation], &Rope::neox(16, 1e4), &Serial).unwrap_err();
         assert_eq!(error, RowsError::Misaligned { memory, address, expected });
         assert!(error.to_string().starts_with(memory), "{error}");
     }
@@ -99,6 +101,5 @@ fn an_empty_cache_has_no_keys() {
         let all = [Rotation { slot: 0, len: max_t, delta: 1 }];
         let rope = Rope::neox(8, 1e4);
         assert_eq!(rows.rotate_keys(&mut [], &mut [], &all, &rope, &Serial), Ok(()));
-        assert_eq!(Reference.rotate_keys(&rows, &mut [], &mut [], &all, &rope), Ok(()));
     }
 }
