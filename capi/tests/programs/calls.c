@@ -214,17 +214,6 @@ int main(void)
     CHECK(floats[2 * at] == 0x7e && floats[2 * at + 1] == 0xfe && floats[2 * at + 2] == 0);
     kvcache_free(op);
 
-    /* One static scale: the largest is one step. */
-    attributes.quant_type = 2;
-    done(kvcache_create(&attributes, &op));
-    refused(kvcache_check(op, &inputs, &float8, &scale, shape), "rank_mismatch", "scale");
-    static float static_scale[1] = {2.0f};
-    static int64_t scale_of_all[3] = {1, 1, 1};
-    DLTensor whole = tensor(static_scale, FLOAT32, 3, scale_of_all);
-    done(kvcache_run(op, &inputs, &float8, &whole, &key, &value, NULL));
-    CHECK(floats[2 * at] == 0x38 && floats[2 * at + 1] == 0xb8 && static_scale[0] == 2.0f);
-    kvcache_free(op);
-
     kvcache_error_free(NULL);
     kvcache_free(NULL);
     kvcache_workers_free(NULL);
