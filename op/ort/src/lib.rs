@@ -53,19 +53,15 @@
 //! # CUDA
 //! Built with the feature `cuda`, as `make build` does, the library also registers the operators for ONNX Runtime's
 //! CUDA provider. It links nothing of CUDA: the driver is opened when a session puts a node on the provider, so the
-//! same file runs CPU sessions on machines without CUDA. A node runs on the session's stream as two kernels,
-//! or up to three for attention.
-//! - Of `MultiHeadAttention` and `MultiHeadCacheAttention`, nodes whose `head_dim` is above 256 are refused when the
-//!   session is made. Scratch memory for long sequences comes from the stream's memory pool. No GPU has run these
-//!   kernels yet: they are proven on an emulated driver.
+//! same file runs CPU sessions on machines without CUDA. `docs/CUDA.md` in the repository has the kernels, their limits
+//! and what becomes of errors that they find. In ONNX Runtime:
 //! - `kvstarts` (but that of `MultiHeadAttention`), `max_seqlen`, `max_kvlen` and `decoding_batches` are read on the
 //!   host. Where a graph computes them on the device, the runtime copies them, and waits for the copy. All other
 //!   tensors stay on the device. Bind `cache` and `scale` there
 //!   (`io.bind_input("cache", "cuda", 0, ...)`): an array given to `session.run` is copied, and what is written is
 //!   lost.
-//! - `seqstarts`, `start_pos` and `cachestarts` are checked by the kernels. An error that they find is reported by the
-//!   **next** call of the node, which fails and does nothing. Tokens with a wrong slot are skipped, all others are
-//!   stored and loaded. To learn of the last call's errors, make a call of no sequences after it.
+//! - An error that the kernels find is reported by the **next** call of the node, which fails and does nothing. To learn
+//!   of the last call's errors, make a call of no sequences after it.
 //!
 //! # Limits of the runtime
 //! - The library works with one copy of ONNX Runtime in a process, and refuses a second.
