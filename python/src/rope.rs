@@ -24,12 +24,6 @@ const MAX_N_ROT: i64 = 1 << 16;
 #[derive(Debug, PartialEq)]
 pub struct Rope(core::Rope);
 
-impl From<core::Rope> for Rope {
-    fn from(rope: core::Rope) -> Self {
-        Self(rope)
-    }
-}
-
 impl Rope {
     /// This embedding, as the manager takes it.
     pub fn core(&self) -> &core::Rope {

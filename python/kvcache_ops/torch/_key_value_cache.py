@@ -55,18 +55,7 @@ def key_value_cache(
 
     Eagerly and in compiled functions it raises KvCacheError with its `kind`, and has then written nothing.
     """
-    inputs = [
-        current_key,
-        current_value,
-        seqstarts,
-        kvstarts,
-        cachestarts,
-        start_pos,
-        max_seqlen,
-        max_kvlen,
-        cache,
-        scale,
-    ]
+    step = [seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen]
     attributes = [num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, cache_layout, page_size]
-    key, value = _OPERATOR(inputs, attributes)
+    key, value = _OPERATOR([current_key, current_value, *step, cache, scale], attributes)
     return key, value
