@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from onnx import NodeProto
 
-from kvcache_pmx import _activations, _linear, _ragged
+from kvcache_pmx import _linear, _ragged
+from kvcache_pmx._activations import gated, gelu, layer_norm, rms_norm, swish, tensor_parallel_rms_norm
 from kvcache_pmx._body import Function
 from kvcache_pmx._call import Call
 
@@ -22,22 +23,22 @@ _NATIVE = {"KeyValueCache": 1, "MultiHeadAttention": None, "MultiHeadCacheAttent
 _STATIC: dict[str, Callable[[Call], Function]] = {
     "ALiBiSlope": _ragged.alibi_slope,
     "ColumnParallelLinear": _linear.linear,
-    "GELU": _activations.gelu,
-    "GeGLU": _activations.geglu,
-    "LayerNorm": _activations.layer_norm,
+    "GELU": gated(gelu),
+    "GeGLU": gated(gelu, halves=True),
+    "LayerNorm": layer_norm,
     "Linear": _linear.linear,
     "MoeColumnParallelLinear": _linear.moe_linear,
     "MoeReduce": _linear.moe_reduce,
     "MoeRowParallelLinear": _linear.moe_linear,
     "MoeSelect": _linear.moe_select,
     "ParallelEmbedding": _linear.parallel_embedding,
-    "RMSNorm": _activations.rms_norm,
+    "RMSNorm": rms_norm,
     "Reshape": _linear.reshape,
     "RowParallelLinear": _linear.linear,
-    "SiLU": _activations.silu,
-    "SwiGLU": _activations.swiglu,
-    "Swish": _activations.swish,
-    "TensorParallelRMSNorm": _activations.tensor_parallel_rms_norm,
+    "SiLU": gated(swish),
+    "SwiGLU": gated(swish, halves=True),
+    "Swish": gated(swish),
+    "TensorParallelRMSNorm": tensor_parallel_rms_norm,
 }
 _DYNAMIC: dict[str, Callable[[Call], Function]] = {
     "ALiBiMask": _ragged.alibi_mask,
