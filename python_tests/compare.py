@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from kvcache_ops import KvCacheError
+from kvcache_ops.manager import ManagerError
 
 Arrays = dict[str, np.ndarray]
 
@@ -45,8 +46,11 @@ def assert_same_outputs(got: Sequence[Sequence[np.ndarray]], expected: Sequence[
 
 
 @contextmanager
-def refused(kind: str, text: str = "") -> Iterator[pytest.ExceptionInfo[KvCacheError]]:
-    """Expects a `KvCacheError` of this kind, with this text."""
+def refused(kind: str, text: str = "", **details: object) -> Iterator[pytest.ExceptionInfo[KvCacheError]]:
+    """Expects a `KvCacheError` of this kind, with this text, and of the manager with these numbers."""
     with pytest.raises(KvCacheError) as refusal:
         yield refusal
-    assert refusal.value.kind == kind and text in str(refusal.value)
+    assert refusal.value.kind == kind and text in str(refusal.value), repr(refusal.value)
+    if details:
+        assert type(refusal.value) is ManagerError
+        assert {name: refusal.value.details.get(name, "absent") for name in details} == details

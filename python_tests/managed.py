@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-import pytest
-from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, ManagerError, Rope
+from kvcache_ops.manager import Append, CacheSpec, HostMemory, Manager, Rope
 
 MODES = ("paged", "runs", "cells")
 
@@ -35,14 +33,3 @@ def sequence(manager: Manager, memory: HostMemory, n: int) -> int:
     s = manager.create()
     manager.begin_step([Append(s, n=n)], memory).commit()
     return s
-
-
-@contextmanager
-def refused(kind: str, error: type[ManagerError] = ManagerError, **details: Any):
-    """Expects a refusal of this kind with these numbers, and of this very class."""
-    with pytest.raises(ManagerError) as caught:
-        yield
-    assert (caught.value.kind, type(caught.value)) == (kind, error), repr(caught.value)
-    assert str(caught.value) and isinstance(caught.value, ValueError)
-    got = {name: caught.value.details.get(name, "absent") for name in details}
-    assert got == details

@@ -20,8 +20,7 @@ from kvcache_ops.serve import application
 from kvcache_ops.serve._server import Server
 from openai import OpenAI
 
-from test_model_commands import TEMPLATE
-from tiny_models import TOKENS, random_tensors, write_gguf
+from tiny_models import TEMPLATE, TOKENS, random_tensors, write_gguf
 
 NAN_TOKEN = TOKENS.index("~")
 TEXTS = ["the theme", "a", "of the others, the most", "42"]

@@ -20,7 +20,7 @@ from kvcache_ops.manager import (
     slot_stable,
 )
 
-from managed import refused
+from compare import refused
 
 LAYERS, HEADS, REPEAT, DIM = 2, 2, 2, 8
 SIZES = {"init": 4, "local": 8, "block": 4}

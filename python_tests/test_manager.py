@@ -32,7 +32,8 @@ from kvcache_ops.manager import (
     self_extend_positions,
 )
 
-from managed import make, make_manager, make_spec, refused, sequence
+from compare import refused
+from managed import make, make_manager, make_spec, sequence
 
 TENSORS = [
     *("token_ids", "positions", "seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen"),

@@ -21,12 +21,8 @@ from kvcache_ops.models import ChatTemplate
 import answering
 from compare import refused
 from numpy_gguf import NumpyGguf
-from tiny_models import random_tensors, write_gguf
+from tiny_models import TEMPLATE, random_tensors, write_gguf
 
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}{{ eos_token }}\n"
-    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-)
 SMALL = ["--max-tokens", "512", "--threads", "1"]
 
 

@@ -17,8 +17,7 @@ from safetensors.numpy import save_file
 
 from compare import refused
 from numpy_gguf import NumpyGguf, yarn
-from test_models import EXACT, PROMPT, TEXT, built, expect_near
-from tiny_models import SIZES, TOKENS, random_tensors, write_gguf
+from tiny_models import EXACT, PROMPT, SIZES, TEXT, TOKENS, built, expect_near, random_tensors, write_gguf
 
 NAMES = {
     "token_embd": "model.embed_tokens",

@@ -12,22 +12,7 @@ import pytest
 from kvcache_ops import models
 
 from numpy_gguf import NumpyGguf
-from tiny_models import SIZES, TOKENS, Run, random_tensors, write_gguf
-
-PROMPT = [5, 200, 17, 90, 33, 33, 1, 250, 64]
-TEXT = [*PROMPT, 7, 120, 121]
-EXACT = dict(activations="float32", cache="float32")
-
-
-def built(path: Path, folder: str = "model", **options: object) -> Run:
-    """The model of a file, opened."""
-    return Run(models.build(path, path.parent / folder, **options))
-
-
-def expect_near(got: np.ndarray, expected: np.ndarray, bound: float) -> None:
-    """The largest difference is at most `bound` of the logits' standard deviation."""
-    assert got.shape == expected.shape and np.isfinite(got).all()
-    assert np.abs(got - expected).max() / expected.std() <= bound
+from tiny_models import EXACT, PROMPT, SIZES, TEXT, TOKENS, built, expect_near, random_tensors, write_gguf
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])

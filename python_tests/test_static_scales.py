@@ -12,9 +12,8 @@ from kvcache_ops.onnx import reference_ops
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from compare import assert_same_bits, assert_same_outputs
-from compare import refused as refused_by_library
-from managed import make_manager, refused
+from compare import assert_same_bits, assert_same_outputs, refused
+from managed import make_manager
 from one_node import node_model, node_types, session_of
 
 SPEC = CacheSpec(
@@ -45,11 +44,11 @@ def test_a_spec() -> None:
     assert SPEC.attributes()["quant_type"] == 2
     assert (scale.shape, scale.min(), scale.max()) == ((2, 2, 2), 1, 1) and SPEC.scale_shape == scale.shape
     assert SPEC.bytes_per_token == 2 * 2 * 2 * 20 == cache.nbytes // 32
-    with refused_by_library("illegal_types", "quant_type 2"):
+    with refused("illegal_types", "quant_type 2"):
         CacheSpec(8, 1, 8, quant_bit=8, static_scale=True)
-    with refused_by_library("spec_range", "static_scale is 1"):
+    with refused("spec_range", "static_scale is 1"):
         CacheSpec(8, 1, 8, static_scale=1)  # type: ignore[arg-type]
-    with refused_by_library("shape_mismatch", "scale"):
+    with refused("shape_mismatch", "scale"):
         Cache(SPEC, cache, np.ones((2, 3, 2), np.float32))
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from kvcache_ops.manager import Append, FileTier, HostMemory, HostTier, Manager
 
-from managed import MODES, make, make_spec, refused, sequence
+from compare import refused
+from managed import MODES, make, make_spec, sequence
 
 TOKENS = list(range(100, 119))
 

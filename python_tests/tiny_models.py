@@ -15,6 +15,15 @@ SIZES = dict(hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, layers=2)
 SPECIAL = ["<|start|>", "<|end|>"]
 TOKENS = [*sorted(ByteLevel.alphabet()), "Ġt", "he", "Ġthe", *SPECIAL]
 MERGES = ["Ġ t", "h e", "Ġt he"]
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+PROMPT = [5, 200, 17, 90, 33, 33, 1, 250, 64]
+TEXT = [*PROMPT, 7, 120, 121]
+EXACT = dict(activations="float32", cache="float32")
 
 
 def shapes(family: str, tied: bool, sizes: dict[str, int] = SIZES) -> dict[str, tuple[int, ...]]:
@@ -141,3 +150,14 @@ class Run:
         self.manager.free(seq)
         self.manager.free(other)
         return np.concatenate(rows)
+
+
+def built(path: Path, folder: str = "model", **options: object) -> Run:
+    """The model of a file, opened."""
+    return Run(models.build(path, path.parent / folder, **options))
+
+
+def expect_near(got: np.ndarray, expected: np.ndarray, bound: float) -> None:
+    """The largest difference is at most `bound` of the logits' standard deviation."""
+    assert got.shape == expected.shape and np.isfinite(got).all()
+    assert np.abs(got - expected).max() / expected.std() <= bound
