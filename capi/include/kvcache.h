@@ -182,7 +182,8 @@ void kvcache_free(struct kvcache_operator *op);
 /// written but `shape`, which may be NULL. `scale` is NULL where quant_bit is 0.
 ///
 /// The caller sees to it:
-/// `op` is an operator, `inputs` is NULL or valid, `shape` NULL or valid for writes of 3 numbers; every tensor describes memory as it says.
+/// `op` is an operator, `inputs` is NULL or valid, `shape` NULL or valid for writes of 3 numbers; every tensor
+/// describes memory as it says.
 struct kvcache_error *kvcache_check(const struct kvcache_operator *op,
                                     const struct kvcache_inputs *inputs,
                                     const DLTensor *cache,

@@ -42,7 +42,8 @@ pub unsafe extern "C" fn kvcache_free(op: *mut kvcache_operator) {
 /// written but `shape`, which may be NULL. `scale` is NULL where quant_bit is 0.
 ///
 /// # Safety
-/// `op` is an operator, `inputs` is NULL or valid, `shape` NULL or valid for writes of 3 numbers; every tensor describes memory as it says.
+/// `op` is an operator, `inputs` is NULL or valid, `shape` NULL or valid for writes of 3 numbers; every tensor
+/// describes memory as it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvcache_check(
     op: *const kvcache_operator,

@@ -21,8 +21,8 @@ pub enum DlpackError {
 
     /// A tensor of another framework with elements of a type that no input has.
     #[error(
-        "{input} has elements of DLPack's type code {code} with {bits} bits and {lanes} lanes, expected float32, float16, \
-         int8, int4 or int64"
+        "{input} has elements of DLPack's type code {code} with {bits} bits and {lanes} lanes, expected float32, \
+         float16, int8, int4 or int64"
     )]
     #[strum(serialize = "element_type")]
     UnknownElementType { input: &'static str, code: u8, bits: u8, lanes: u16 },

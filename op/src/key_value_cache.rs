@@ -90,8 +90,9 @@ impl KeyValueCache {
     /// ```
     /// use kvcache_op::{Attributes, KeyValueCache};
     ///
-    /// let op = KeyValueCache::new(Attributes { num_layer: 2, quant_bit: 8, quant_group: 32, ..Attributes::default()
-    /// })?; assert_eq!(op.cache_shapes(1024, 8, 64)?, [[1024, 2, 2, 8, 64], [1024, 2, 2, 8, 2]]);
+    /// let attributes = Attributes { num_layer: 2, quant_bit: 8, quant_group: 32, ..Attributes::default() };
+    /// let op = KeyValueCache::new(attributes)?;
+    /// assert_eq!(op.cache_shapes(1024, 8, 64)?, [[1024, 2, 2, 8, 64], [1024, 2, 2, 8, 2]]);
     /// assert_eq!(op.cache_shapes(1024, 8, 80).unwrap_err().kind(), "head_dim_not_divisible");
     /// # Ok::<(), kvcache_op::Error>(())
     /// ```

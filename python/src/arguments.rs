@@ -122,8 +122,8 @@ numbers! {
     }
 }
 
-/// How many updates may rotate a sequence's rows: a number, or `Some(None)` for any; `None` for as many as the type of the
-/// cache bears.
+/// How many updates may rotate a sequence's rows: a number, or `Some(None)` for any; `None` for as many as the type of
+/// the cache bears.
 #[derive(Debug, Clone, Copy)]
 pub struct ShiftLimit(pub Option<Option<u32>>);
 

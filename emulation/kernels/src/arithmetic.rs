@@ -1,5 +1,5 @@
-//! Numbers alone: the kernels' quantization, which avoids division and clamping, against the specification's formulas; the
-//! attention kernels' exponential, and ALiBi's slopes.
+//! Numbers alone: the kernels' quantization, which avoids division and clamping, against the specification's formulas;
+//! the attention kernels' exponential, and ALiBi's slopes.
 
 unsafe extern "C" {
     fn kvcache_wrong_of_float16(amax: u32) -> u64;

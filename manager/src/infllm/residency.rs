@@ -132,7 +132,8 @@ mod tests {
     }
 
     proptest! {
-        /// What goes was not wanted, makes room that is needed, and was used before, or has no more mass than, what stays.
+        /// What goes was not wanted, makes room that is needed, and was used before, or has no more mass than, what
+        /// stays.
         #[test]
         fn the_least_worthy_go(
             steps in prop::collection::vec((blocks(0..=4), prop::collection::vec((0_u32..12, 0_u8..9), 0..4)), 1..40),
@@ -148,7 +149,8 @@ mod tests {
                 let new: Vec<u32> = wanted.iter().copied().filter(|block| !before.contains_key(block)).collect();
                 prop_assert_eq!(loads.iter().map(|load| load.block).collect::<Vec<_>>(), new.clone());
                 prop_assert!(wanted.iter().all(|&block| residency.slot(block).is_some()));
-                let (stay, gone): (Vec<u32>, Vec<u32>) = before.keys().partition(|&&block| residency.slot(block).is_some());
+                let is_there = |block: &&u32| residency.slot(**block).is_some();
+                let (stay, gone): (Vec<u32>, Vec<u32>) = before.keys().partition(is_there);
                 prop_assert!(stay.iter().all(|block| residency.slot(*block) == before.get(block).copied()));
                 prop_assert_eq!(gone.len(), (before.len() + new.len()).saturating_sub(4 + spare));
                 prop_assert!(gone.iter().all(|block| !wanted.contains(block)));

@@ -1,5 +1,5 @@
-//! Prefix sharing where the model of scripts leaves a choice: in which order cached pages go, who writes in place, and what
-//! a step shares with itself.
+//! Prefix sharing where the model of scripts leaves a choice: in which order cached pages go, who writes in place, and
+//! what a step shares with itself.
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode, RowCopy, SeqId};

@@ -50,8 +50,8 @@ impl Memory for Device {
     }
 }
 
-/// Whether the host reads the input `name` of an operator with these inputs: bounds and counts are checked; `kvstarts[B]`,
-/// in static batching `start_pos`, is the number of keys, unless these are an input, whose shape tells.
+/// Whether the host reads the input `name` of an operator with these inputs: bounds and counts are checked;
+/// `kvstarts[B]`, in static batching `start_pos`, is the number of keys, unless these are an input, whose shape tells.
 pub(crate) fn is_on_host(inputs: &[&str], name: &str) -> bool {
     match name {
         "max_seqlen" | "max_kvlen" | "decoding_batches" => true,

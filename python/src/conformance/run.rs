@@ -25,8 +25,8 @@ enum Cases {
 }
 
 /// Runs the cases of suites, those in `folder` or in this library, whose names contain `filter`; there is one at least.
-/// With `messages`, those of refusals must mention what the cases say; with the text of a `profile`, what is outside of it
-/// must be refused. With a number and a seed in `on_demand`, so many cases more are made.
+/// With `messages`, those of refusals must mention what the cases say; with the text of a `profile`, what is outside of
+/// it must be refused. With a number and a seed in `on_demand`, so many cases more are made.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are those of the function that Python's users call")]
 pub fn run_suites(
