@@ -60,5 +60,4 @@ test-docs: .venv/ready package
 # The newest supported ONNX Runtime. What the tests build is not make's business.
 .PHONY: test-python
 test-python: .venv/ready package
-	$(ON_PACKAGE) KVCACHE_CONFORMANCE="$(TARGET)/debug/kvcache-conformance" \
-		env -u MAKEFLAGS $(VENV) -m pytest -q --numprocesses 2 --dist loadfile python_tests
+	$(ON_PACKAGE) env -u MAKEFLAGS $(VENV) -m pytest -q --numprocesses 2 --dist loadfile python_tests

@@ -15,12 +15,9 @@ import numpy as np
 import pytest
 from kvcache_ops import KvCacheError, conformance
 from kvcache_ops.conformance import ConformanceError, Int4Array, Report
-from ml_dtypes import float8_e4m3fn
 
 from compare import Arrays, refused
-from oracle import attention, key_value_cache
-from oracle.attention_call import AttentionAttributes, CacheAttentionInputs
-from oracle.attention_rules import broken_cache_attention_rules
+from oracle import key_value_cache
 from oracle.call import Attributes, Inputs, Types
 from oracle.rules import broken_rules
 from oracle.static_batching import StaticAttributes, StaticInputs, static_key_value_cache
@@ -168,32 +165,15 @@ def test_what_is_not_implemented_is_unsupported() -> None:
         none.raise_for_failures()
 
 
-PROFILE = {
-    "name": "float16 only",
-    "outside": "refuse",
-    "operators": {"KeyValueCache": {"T1": ["float16"], "T2": ["float16", "int8", "int4"]}},
-}
-
-
-def test_a_profile(tmp_path: Any) -> None:
-    """Within it all must be right, outside of it all must be refused."""
-
-    def float16_only(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
-        if inputs["current_key"].dtype != np.float16 or cache.dtype in (np.float32, float8_e4m3fn):
-            raise NotImplementedError
-        return ours(attributes, inputs, cache, scale)
-
-    report = run(float16_only, "mode0", profile=PROFILE)
-    report.raise_for_failures()
-    assert report.profile == "float16 only" and any(case.outside for case in report.cases) and not report.unsupported
-    file = tmp_path / "profile.yaml"
-    file.write_text(json.dumps(PROFILE))
-    too_much = run(ours, "mode0", profile=file)
-    assert too_much.failed > 20 and {case.difference.kind for case in too_much.failures} == {"not-refused"}
-
-    for profile in ({"name": "empty"}, {1: object()}, "/no/such/profile", PROFILE | {"operators": {"Cache": None}}):
-        with refused("profile"):
-            conformance.run(ours, profile=profile)
+def test_only_some_cases() -> None:
+    """Those that have one of the values of each property; the others are not run."""
+    only = {"T1": ["float16"], "cache_mode": [0, 1], "quant_bit": [8]}
+    report = run(ours, "f16", only=only)
+    assert report.conforms and report.not_run > 20 and report.passed + report.not_run == len(report.cases)
+    assert {case.reason for case in report.cases if case.verdict == "not-run"} >= {"quant_bit is 4, only 8 is run"}
+    for only in ({"pagesize": [1]}, {"T1": ["double"]}, {"num_repeat": []}):
+        with refused("only"):
+            conformance.run(ours, only=only)
 
 
 @pytest.mark.parametrize(
@@ -314,17 +294,6 @@ def cache_oracle(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, 
     return key_value_cache.key_value_cache(*call, types)
 
 
-def attention_oracle(op_type: str, attributes: dict[str, int], inputs: Arrays, cache: Any, scale: Any) -> np.ndarray:
-    """MultiHeadCacheAttention."""
-    if op_type != "MultiHeadCacheAttention":
-        raise NotImplementedError(op_type)
-    given = CacheAttentionInputs(**inputs), cache, scale, AttentionAttributes(**attributes)
-    if kinds := broken_cache_attention_rules(*given, types_of(inputs, cache, scale)):
-        raise Refused(kinds)
-    result = attention.multi_head_cache_attention(*given, types_of(inputs, cache, scale))
-    return result.attn_output.astype(inputs["query"].dtype)
-
-
 def static_oracle(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
     """KeyValueCache of static batching."""
     call = StaticInputs(**inputs), cache, scale, StaticAttributes(**attributes), types_of(inputs, cache, scale)
@@ -346,10 +315,14 @@ def test_both_oracles_agree(suite: str, oracle: Callable) -> None:
     assert names[0] == names[1] != names[2]
 
 
-def test_a_flaw_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the run as a whole, and for each case that failed."""
-    monkeypatch.setattr(attention, "exp", np.exp2)
-    report = conformance.run(attention_oracle, suite="attention", int4="unpacked", filter="chunked")
-    assert {case.diagnosis and case.diagnosis.mistake for case in report.failures} == {"softmax-of-base-2"}
-    (line,) = json.loads(report.json())["diagnosis"]
-    assert "what softmax-of-base-2 gives" in line, line
+def test_a_flaw_is_told_with_its_condition() -> None:
+    """What the failures have in common, and none that passed has."""
+
+    def flawed(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
+        key, value = ours(attributes, inputs, cache, scale)
+        return (key[::-1], value) if attributes["quant_bit"] == 4 else (key, value)
+
+    report = run(flawed, "chunked")
+    (flaw,) = report.flaws
+    assert (flaw.flaw, flaw.cases) == ("key differs", report.failed) and "T2 is int4" in flaw.only_where
+    assert f"{flaw.cases} cases: key differs; only where T2 is int4" in report.text()

@@ -1,23 +1,26 @@
-"""`python -m kvcache_ops conformance`: on a callable, and on a library of ONNX Runtime in a process of its own."""
+"""`python -m kvcache_ops conformance`: on a callable, on programs, and on a library of ONNX Runtime."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy.random
 import pytest
+import yaml
 from kvcache_ops import conformance
 from kvcache_ops._command import main
 from kvcache_ops.conformance._library import Library
 from kvcache_ops.conformance._run import run_suites
+from safetensors.numpy import load_file, save_file
 
 from kvcache import find_library
-from test_conformance import some_cases
+from test_conformance import GOLDEN, some_cases
 
 FEW = ["--suite", "key-value-cache", "--cases", some_cases("cases", "chunked-prefill").name]
 
@@ -52,12 +55,17 @@ def test_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["mine:nothing"], "mine has no nothing"),
         (["mine:Right", *FEW], "cannot be called with"),
         (["mine:wrong", "--filter", "no such case"], "no_case"),
-        (["mine:wrong", "--profile", str(tmp_path / "absent")], "profile"),
+        (["mine:wrong", "--only", "pagesize=1"], "only: no case has a property called"),
         (["mine:wrong", "--suite", "static", "--cases", str(tmp_path / "absent")], "cases"),
         (["--ort-library", "/no/such/library.so"], "/no/such/library.so"),
         (["--ort-library", numpy.random.mtrand.__file__], "RegisterCustomOps"),
         (["--ort-library", str(find_library()), "--provider", "cuda"], "CUDAExecutionProvider"),
         (["--ort-library", str(find_library()), "--cases", str(tmp_path)], "expected one --suite"),
+        (["--program", "true {case}"], "has no {output}"),
+        (["--program", "true {case} {output}", "--serve"], "reads the paths from its standard input"),
+        (["--program", "./nope"], "there is no program './nope'"),
+        (["--program", "'"], "cannot be split into words"),
+        (["--program", "true", "--suite", "attention", "--random", "5"], "no_random"),
         (["--export-onnx", str(tmp_path / "tests"), "--filter", "no such case"], "no_case"),
     ]:
         assert main(["conformance", *arguments]) == 2
@@ -106,9 +114,95 @@ def test_a_crash_and_a_hang_fail_their_case_and_the_others_are_run(with_signal: 
                 self.limit = 60
             return super().__call__(*call)
 
-    options: dict[str, Any] = {"profile": None, "messages": False, "random": 0, "seed": 0, "cases": None, "name": None}
+    options: dict[str, Any] = {"only": None, "messages": False, "random": 0, "seed": 0, "cases": None, "name": None}
     library = Misbehaving(find_library())
     report = run_suites(library, ["key-value-cache"], int4="unpacked", filter="decode-mode0-f32", **options)
     (failure,) = report.failures
     assert failure.difference is not None and report.passed == len(report.cases) - 1 > 1
     assert failure.difference.kind == "could-not-run" and text in failure.difference.text
+
+
+def report_on(script: str, tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """The exit status and the report on a script of the shell, by default on FEW cases.
+
+    A case's own tensors have the names that a result needs.
+    """
+    program, report = tmp_path / "my program.sh", tmp_path / "report.json"
+    program.write_text(script)
+    command = ["--program", f"sh '{program}' {{case}} {{output}}" if "--serve" not in options else f"sh '{program}'"]
+    status = main(["conformance", *command, *(options or FEW), "--report", "json", "--output", str(report)])
+    return status, json.loads(report.read_text())
+
+
+RIGHT = 'cp "$1/tensors.safetensors" "$2"'
+
+
+def test_a_program(tmp_path: Path) -> None:
+    """It passes with the right answers alone; a crash, no result and a wrong one fail their case."""
+    status, report = report_on(RIGHT, tmp_path)
+    assert status == 0 and report["conforms"] and report["summary"]["passed"] == len(report["cases"]) > 5
+    for script, text in [
+        ("echo no such operator >&2; exit 3", "the program ended with exit status 3: no such operator"),
+        ("true", "wrote no result"),
+        ('echo rubbish > "$2"', "result cannot be read"),
+        (f"{RIGHT}; echo at the end; kill -SEGV $$", "the program ended with SIGSEGV: at the end"),
+        ('mkfifo "$2"', "no regular file"),
+    ]:
+        status, report = report_on(script, tmp_path)
+        assert status == 1 and report["summary"]["failed"] == len(report["cases"])
+        assert all(text in case["difference"]["text"] for case in report["cases"]), (script, report["cases"][0])
+    # It is given random cases, too, and the folders of all suites; its refusals have messages alone.
+    refused = 'grep -q error "$1/case.yaml" && exit 9; ' + RIGHT
+    status, report = report_on(refused, tmp_path, "--random", "30", "--seed", "5", "--filter", "random-5-")
+    ended = {case["verdict"]: case.get("difference", {}).get("text") for case in report["cases"]}
+    assert ended == {"passed": None, "failed": "the program ended with exit status 9"} and len(report["cases"]) == 60
+    status, report = report_on(RIGHT, tmp_path, "--cases", str(GOLDEN), "--filter", "large-layers40", "--jobs", "2")
+    assert {case["suite"] for case in report["cases"]} == {"key-value-cache", "static"}
+
+
+def test_a_program_that_serves_is_started_again(tmp_path: Path) -> None:
+    """One process runs many cases. One that crashes or hangs fails its case, and another one runs the next."""
+    script = """
+    tab=$(printf '\\t')
+    while IFS="$tab" read -r case output; do
+        case "$(cat "$case/case.yaml")" in
+            *'T2: int4'*) echo ouch >&2; kill -SEGV $$;;
+            *'T2: int8'*) sleep 60;;
+            *'cache_layout: 1'*) echo no layers;;
+            *) cp "$case/tensors.safetensors" "$output"; echo done;;
+        esac
+    done
+    echo end >> "$(dirname "$0")/ends"
+    """
+    options = ["--serve", "--timeout", "2", "--jobs", "1", *FEW]
+    status, report = report_on(script, tmp_path, *options)
+    texts = {case.get("difference", {}).get("text") for case in report["cases"]}
+    crash, hang = "the program ended with SIGSEGV: ouch", "the program was ended after 2 seconds"
+    assert status == 1 and report["summary"]["passed"] > 1 and texts >= {None, crash, hang}
+    # One that has nothing to do waits, and ends with its input.
+    assert (tmp_path / "ends").read_text() == "end\n"
+
+
+def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
+    """With all that it has started, even if that holds its outputs open."""
+    mark, start = tmp_path / "mark", time.monotonic()
+    options = ["--timeout", "0.3", "--jobs", "1", "--suite", "key-value-cache", "--filter", "decode-mode0-f32-f32"]
+    status, report = report_on(f"(sleep 2; touch '{mark}') & echo waiting; wait", tmp_path, *options)
+    (case,) = report["cases"]
+    assert status == 1 and case["difference"]["text"] == "the program was ended after 0.3 seconds: waiting"
+    time.sleep(max(0, 2.5 - (time.monotonic() - start)))
+    assert not mark.exists()
+
+
+def test_a_packed_cache_has_its_shape(tmp_path: Path) -> None:
+    """The bytes of an int4 cache lie in one row, as in the case, or have its axes, two elements in a byte."""
+    name = "chunked-prefill-mode0-f32-int4-f32"
+    axes = yaml.safe_load((GOLDEN / "cases" / name / "case.yaml").read_text())["int4"]["cache"]
+    tensors = load_file(GOLDEN / "cases" / name / "tensors.safetensors")
+    for shape, status in (((-1,), 0), ((*axes[:-1], axes[-1] // 2), 0), ((-1, 2), 1)):
+        of = {key: x.reshape(shape) if key.endswith("cache") else x for key, x in tensors.items()}
+        save_file(of, tmp_path / "result")
+        options = ["--suite", "key-value-cache", "--filter", name]
+        got, report = report_on(f"cp '{tmp_path}/result' \"$2\"", tmp_path, *options)
+        assert got == status
+    assert f"expected [{tensors['cache'].size}] or" in report["cases"][0]["difference"]["text"]

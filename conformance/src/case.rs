@@ -1,114 +1,200 @@
-//! A case: a node, its state, and calls with the expected results.
+//! A case: a node, its state, and calls with the expected results. One form for all operators: attributes, inputs and
+//! outputs are maps by name.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use kvcache_schema::{Attributes, ElementType};
+use kvcache_schema::{
+    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, ElementType, SCHEMA, StaticAttributes,
+    multi_head_attention, multi_head_cache_attention, static_key_value_cache,
+};
 
-use crate::difference::Value;
 use crate::tensor::Tensor;
 
-/// A node with its state, and calls that are made one after the other; its attributes are `A`, and a call is given `I`.
+/// An operator, by the name of its page, `docs/NAME.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Operator {
+    /// `dynamic_batching.KeyValueCache`.
+    KeyValueCache,
+    /// `dynamic_batching.MultiHeadAttention`, which has no cache.
+    MultiHeadAttention,
+    /// `dynamic_batching.MultiHeadCacheAttention`.
+    MultiHeadCacheAttention,
+    /// `KeyValueCache` of static batching.
+    StaticKeyValueCache,
+}
+
+impl Operator {
+    /// All operators; one whose schema refers to another's comes later.
+    pub const ALL: [Self; 4] =
+        [Self::KeyValueCache, Self::MultiHeadAttention, Self::MultiHeadCacheAttention, Self::StaticKeyValueCache];
+
+    /// The name of the operator's page.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::KeyValueCache => "KeyValueCache",
+            Self::MultiHeadAttention => multi_head_attention::NAME,
+            Self::MultiHeadCacheAttention => multi_head_cache_attention::NAME,
+            Self::StaticKeyValueCache => "StaticKeyValueCache",
+        }
+    }
+
+    /// The operator's name in a graph.
+    pub const fn op_type(self) -> &'static str {
+        match self {
+            Self::StaticKeyValueCache => Self::KeyValueCache.name(),
+            other => other.name(),
+        }
+    }
+
+    /// The suite of the operator's cases.
+    pub const fn suite(self) -> Suite {
+        match self {
+            Self::KeyValueCache => Suite::KeyValueCache,
+            Self::StaticKeyValueCache => Suite::Static,
+            Self::MultiHeadAttention | Self::MultiHeadCacheAttention => Suite::Attention,
+        }
+    }
+
+    pub(crate) const fn schema(self) -> &'static str {
+        match self {
+            Self::KeyValueCache => SCHEMA,
+            Self::MultiHeadAttention => multi_head_attention::SCHEMA,
+            Self::MultiHeadCacheAttention => multi_head_cache_attention::SCHEMA,
+            Self::StaticKeyValueCache => static_key_value_cache::SCHEMA,
+        }
+    }
+
+    /// The names of the operator's inputs other than `cache` and `scale`, the first of type T1.
+    pub fn inputs(self) -> impl Iterator<Item = &'static str> {
+        let all: &[_] = match self {
+            Self::KeyValueCache => &kvcache_schema::INPUTS,
+            Self::MultiHeadAttention => &multi_head_attention::INPUTS,
+            Self::MultiHeadCacheAttention => &multi_head_cache_attention::INPUTS,
+            Self::StaticKeyValueCache => &static_key_value_cache::INPUTS,
+        };
+        all.iter().copied().filter(|name| !["cache", "scale"].contains(name))
+    }
+
+    /// The type of the first input of a call.
+    pub(crate) fn t1(self, inputs: &Tensors) -> ElementType {
+        let first = self.inputs().next().expect("an operator has inputs");
+        inputs[first].element()
+    }
+
+    /// The names of all outputs; attention's last one is optional.
+    pub(crate) const fn outputs(self) -> &'static [&'static str] {
+        match self.suite() {
+            Suite::Attention => &[multi_head_attention::OUTPUTS[0], multi_head_attention::MASS],
+            _ => &kvcache_schema::OUTPUTS,
+        }
+    }
+
+    /// The operator's attributes with their defaults.
+    pub fn attributes(self) -> AttributeValues {
+        fn defaults<A>(specs: &[AttributeSpec<A>]) -> impl Iterator<Item = (&'static str, i64)> {
+            specs.iter().map(|spec| (spec.name, spec.default))
+        }
+        match self {
+            Self::KeyValueCache => defaults(&Attributes::SPEC).collect(),
+            Self::StaticKeyValueCache => defaults(&StaticAttributes::SPEC).collect(),
+            Self::MultiHeadAttention => defaults(&AttentionAttributes::SPEC).collect(),
+            Self::MultiHeadCacheAttention => {
+                let of_cache = defaults(&Attributes::SPEC);
+                let of_cache = of_cache.filter(|(name, _)| *name != CacheAttentionAttributes::NOT_AN_ATTRIBUTE);
+                defaults(&AttentionAttributes::SPEC).chain(of_cache).collect()
+            }
+        }
+    }
+}
+
+/// The cases of a kind, which are in a folder of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Suite {
+    /// `KeyValueCache` of dynamic batching.
+    KeyValueCache,
+    /// `KeyValueCache` of static batching.
+    Static,
+    /// `MultiHeadAttention` and `MultiHeadCacheAttention`.
+    Attention,
+}
+
+impl Suite {
+    /// All suites.
+    pub const ALL: [Self; 3] = [Self::KeyValueCache, Self::Static, Self::Attention];
+
+    /// The suite's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::KeyValueCache => "key-value-cache",
+            Self::Static => "static",
+            Self::Attention => "attention",
+        }
+    }
+
+    /// The name of the folder of its golden cases.
+    pub const fn folder(self) -> &'static str {
+        match self {
+            Self::KeyValueCache => "cases",
+            Self::Static => "static_cases",
+            Self::Attention => "attention_cases",
+        }
+    }
+}
+
+/// Attributes by name.
+pub type AttributeValues = BTreeMap<&'static str, i64>;
+
+/// Tensors by name.
+pub type Tensors = BTreeMap<&'static str, Tensor>;
+
+/// A node with its state, and calls that are made one after the other.
 #[derive(Debug, Clone)]
-pub struct Case<A = Attributes, I = StepInputs> {
+pub struct Case {
     /// The name of its folder.
     pub name: String,
-    /// Its folder; that of a case in the library (the feature `embedded`) is a mere name, and begins with `embedded:`.
+    /// Its folder; a mere name that begins with `embedded:` if it is in this library (feature `embedded`), and empty if
+    /// it is a random one.
     pub folder: PathBuf,
     /// What it tests, in words.
     pub about: String,
     /// The rules of the operator's page that it proves, by their [ids](crate::Rule::id).
     pub rules: Vec<String>,
-    /// The types of the node.
-    pub types: Types,
-    /// The attributes of the node.
-    pub attributes: A,
-    /// How NaNs are compared.
-    pub nan: NanRule,
-    /// `cache` before the first call.
-    pub cache: Tensor,
+    /// The operator.
+    pub operator: Operator,
+    /// All attributes of the operator.
+    pub attributes: AttributeValues,
+    /// The names of the outputs that its calls give.
+    pub outputs: &'static [&'static str],
+    /// Whether any NaN equals any NaN of a float tensor: arithmetic makes them here, with the hardware's bits.
+    pub any_nan: bool,
+    /// `cache` before the first call, if the operator has one.
+    pub cache: Option<Tensor>,
     /// `scale` before the first call, if given.
     pub scale: Option<Tensor>,
     /// The calls.
-    pub steps: Vec<Step<I>>,
+    pub steps: Vec<Step>,
 }
 
-/// The types of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Types {
-    /// The type of `current_key`.
-    pub t1: ElementType,
-    /// The type of `cache`.
-    pub t2: ElementType,
-    /// The type of `scale`, if given.
-    pub t3: Option<ElementType>,
-}
-
-/// How NaNs are compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NanRule {
-    /// By their bits, like every other value.
-    Exact,
-    /// Any NaN equals any NaN of a float tensor: arithmetic makes them here, with the hardware's bits.
-    Any,
-}
-
-impl NanRule {
-    pub(crate) fn are_alike(self, one: &Tensor, other: &Tensor) -> bool {
-        let equal = |(one, other): (Value, Value)| one == other || one.is_nan() && other.is_nan();
-        let pairs = || (0..Value::count(one)).map(|i| (Value::at(one, i), Value::at(other, i)));
-        (one.element(), one.shape()) == (other.element(), other.shape())
-            && (one.bytes() == other.bytes() || self == Self::Any && one.element().is_float() && pairs().all(equal))
-    }
-}
-
-/// One call.
+/// One call of a case.
 #[derive(Debug, Clone)]
-pub struct Step<I = StepInputs> {
-    /// What the call is given.
-    pub inputs: I,
-    /// What it must do.
+pub struct Step {
+    /// The inputs other than `cache` and `scale`.
+    pub inputs: Tensors,
+    /// What the call must do.
     pub expected: Expected,
 }
-
-/// The inputs of a call other than `cache` and `scale`, of any operator that has both.
-pub trait NamedInputs {
-    /// The inputs by their names, in the operator's order.
-    fn named(&self) -> Vec<(&'static str, &Tensor)>;
-}
-
-/// The inputs of an operator, each a field.
-macro_rules! step_inputs {
-    ($($name:ident),+) => {
-        /// The inputs of a call other than `cache` and `scale`.
-        #[derive(Debug, Clone)]
-        #[expect(missing_docs, reason = "the fields are the operator's inputs")]
-        pub struct StepInputs {
-            $(pub $name: $crate::Tensor,)+
-        }
-
-        impl StepInputs {
-            /// Those that a function gives by their names.
-            pub(crate) fn of<E>(tensor: impl Fn(&str) -> Result<$crate::Tensor, E>) -> Result<Self, E> {
-                Ok(Self { $($name: tensor(stringify!($name))?,)+ })
-            }
-        }
-
-        impl $crate::NamedInputs for StepInputs {
-            fn named(&self) -> Vec<(&'static str, &$crate::Tensor)> {
-                vec![$((stringify!($name), &self.$name)),+]
-            }
-        }
-    };
-}
-pub(crate) use step_inputs;
-
-step_inputs!(current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen);
 
 /// What a call must do.
 #[derive(Debug, Clone)]
 pub enum Expected {
-    /// Give outputs and change the state.
-    Success(Box<After>),
+    /// Give outputs and change the state: the tensors after the call, by the names that they have in files.
+    ///
+    /// Outputs of attention are float32 whatever T1 is. `tolerance` and `mass_tolerance` say how far each element may
+    /// be from them; what is not finite must be so. Over a quantized cache, `unrounded.attn_output`,
+    /// `unrounded.tolerance` and so on hold where products of code and scale are not rounded, if that differs: all of a
+    /// call is near the ones or the others.
+    Success(Tensors),
     /// Be refused, and leave the state as it was.
     Refusal {
         /// The kind of error.
@@ -118,48 +204,135 @@ pub enum Expected {
     },
 }
 
-impl Expected {
-    /// Takes away what the message of a refusal must mention.
-    pub(crate) fn forget_message(&mut self) {
-        if let Self::Refusal { mentions, .. } = self {
-            mentions.clear();
-        }
-    }
-}
+/// The tensors after a call that succeeds, but for its outputs, as files call them.
+pub(crate) const AFTER: [&str; 8] = [
+    "cache",
+    "scale",
+    "tolerance",
+    "mass_tolerance",
+    "unrounded.attn_output",
+    "unrounded.attention_mass",
+    "unrounded.tolerance",
+    "unrounded.mass_tolerance",
+];
 
-/// What files call the tolerance of each output of attention, ...
-pub(crate) const TOLERANCES: [&str; 2] = ["tolerance", "mass_tolerance"];
-/// ... its outputs over products that are not rounded, and the tolerance of each of these.
-pub(crate) const UNROUNDED: [&str; 2] = ["unrounded.attn_output", "unrounded.attention_mass"];
-pub(crate) const UNROUNDED_TOLERANCES: [&str; 2] = ["unrounded.tolerance", "unrounded.mass_tolerance"];
-
-/// Outputs and state after a call.
+/// One call of a node, and the state before it.
 #[derive(Debug, Clone)]
-pub struct After {
-    /// The outputs, by position: `key` and `value`, or `attn_output` and perhaps `attention_mass`, which are float32
-    /// whatever the output's type.
-    pub outputs: Vec<Tensor>,
-    /// How far each element of an output of attention may be from it, float32; nothing where bits count. Where the
-    /// oracle's is not finite, the output must be so too.
-    pub tolerance: Vec<Tensor>,
-    /// Over a quantized cache the outputs and their tolerance where products of code and scale are not rounded, if that
-    /// differs: all of a call is near the ones or the others.
-    pub unrounded: Option<[Vec<Tensor>; 2]>,
-    /// `cache` after the call, if the operator has one.
+#[expect(missing_docs, reason = "the fields are what a call is given")]
+pub struct Call {
+    pub operator: Operator,
+    pub attributes: AttributeValues,
+    pub inputs: Tensors,
     pub cache: Option<Tensor>,
-    /// `scale` after the call, if given.
     pub scale: Option<Tensor>,
 }
 
-impl After {
-    /// The outputs, which are called so, and the state by their names. The tolerance is among them, and what is unrounded.
-    pub fn named(&self, outputs: &[&'static str]) -> Vec<(&'static str, &Tensor)> {
-        let [unrounded, its_tolerance] = [0, 1].map(|i| self.unrounded.iter().flat_map(move |pair| &pair[i]));
-        let state = [("cache", self.cache.as_ref()), ("scale", self.scale.as_ref())];
-        let state = state.into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
-        let of_attention = TOLERANCES.into_iter().zip(&self.tolerance);
-        let of_attention = of_attention.chain(UNROUNDED.into_iter().zip(unrounded));
-        let of_attention = of_attention.chain(UNROUNDED_TOLERANCES.into_iter().zip(its_tolerance));
-        outputs.iter().copied().zip(&self.outputs).chain(of_attention).chain(state).collect()
+impl Call {
+    /// The type of the current keys, or of the query.
+    pub fn t1(&self) -> ElementType {
+        self.operator.t1(&self.inputs)
+    }
+
+    /// The cache.
+    ///
+    /// # Panics
+    /// For a call of `MultiHeadAttention`, which has none.
+    pub fn cache(&self) -> &Tensor {
+        self.cache.as_ref().expect("the operator has a cache")
+    }
+}
+
+impl Case {
+    /// The type of the current keys of the first call, or of its query.
+    pub fn t1(&self) -> ElementType {
+        self.operator.t1(&self.steps[0].inputs)
+    }
+
+    /// The cache before the first call.
+    ///
+    /// # Panics
+    /// For a case of `MultiHeadAttention`, which has none.
+    pub fn cache(&self) -> &Tensor {
+        self.cache.as_ref().expect("the operator has a cache")
+    }
+
+    /// Whether its calls give `attention_mass`.
+    pub fn has_mass(&self) -> bool {
+        self.outputs.contains(&multi_head_attention::MASS)
+    }
+
+    /// Whether all calls succeed.
+    pub fn is_legal(&self) -> bool {
+        self.steps.iter().all(|step| matches!(step.expected, Expected::Success(_)))
+    }
+
+    /// Whether an output of a call has elements.
+    pub(crate) fn gives_elements(&self) -> bool {
+        let mut outputs = self.steps.iter().flat_map(|step| match &step.expected {
+            Expected::Success(after) => self.outputs.iter().filter_map(|name| after.get(name)).collect(),
+            Expected::Refusal { .. } => Vec::new(),
+        });
+        outputs.any(|output| !output.bytes().is_empty())
+    }
+
+    /// Takes away what messages must mention: no rule of the operators says how an error is worded.
+    pub fn forget_messages(&mut self) {
+        for step in &mut self.steps {
+            if let Expected::Refusal { mentions, .. } = &mut step.expected {
+                mentions.clear();
+            }
+        }
+    }
+
+    /// Call `i`, with the state that the calls before it leave.
+    pub fn call(&self, i: usize) -> Call {
+        let last = self.steps[..i].iter().rev().find_map(|step| match &step.expected {
+            Expected::Success(after) => Some(after),
+            Expected::Refusal { .. } => None,
+        });
+        let state = |name: &str, before: &Option<Tensor>| match last {
+            Some(after) => after.get(name).cloned(),
+            None => before.clone(),
+        };
+        Call {
+            operator: self.operator,
+            attributes: self.attributes.clone(),
+            inputs: self.steps[i].inputs.clone(),
+            cache: state("cache", &self.cache),
+            scale: state("scale", &self.scale),
+        }
+    }
+
+    /// The types `T1`, `T2` and `T3`, as far as the case has them.
+    pub fn types(&self) -> BTreeMap<&'static str, ElementType> {
+        let of_state = [("T2", &self.cache), ("T3", &self.scale)];
+        let of_state = of_state.into_iter().filter_map(|(name, tensor)| Some((name, tensor.as_ref()?.element())));
+        [("T1", self.t1())].into_iter().chain(of_state).collect()
+    }
+
+    /// What cases can be told apart by: operator, types, attributes, and sizes as far as shapes say.
+    pub fn properties(&self) -> BTreeMap<&'static str, String> {
+        let types = self.types().into_iter().map(|(name, element)| (name, element.name().to_owned()));
+        let numbers = self.attributes.iter().map(|(&name, value)| (name, value.to_string()));
+        let sizes = self.sizes().into_iter().map(|(name, size)| (name, size.to_string()));
+        let operator = ("operator", self.operator.name().to_owned());
+        sizes.into_iter().chain(types).chain(numbers).chain([operator]).collect()
+    }
+
+    fn sizes(&self) -> Vec<(&'static str, usize)> {
+        let shape = |name: &str| self.steps[0].inputs.get(name).map(Tensor::shape);
+        let mut sizes = Vec::new();
+        if let Some(&[.., heads, head_dim]) = shape("current_key").or_else(|| shape("key")) {
+            sizes.extend([("cache_heads", heads), ("head_dim", head_dim)]);
+        }
+        match (shape("kvstarts"), shape("current_key")) {
+            (Some(&[starts]), _) if starts > 0 => sizes.push(("batch", starts - 1)),
+            (None, Some(&[batch, ..])) => sizes.push(("batch", batch)),
+            _ => {}
+        }
+        if self.operator.suite() == Suite::Attention {
+            sizes.push((multi_head_attention::MASS, self.has_mass().into()));
+        }
+        sizes
     }
 }

@@ -1,146 +1,134 @@
-//! The files of the cases: in folders, or, with the feature `embedded`, in the library; and why they
-//! cannot be read.
+//! The files of a case as a program is given them, and the file that it writes.
 
-use std::borrow::Cow;
-use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
 
-use safetensors::Dtype;
-#[cfg(feature = "program")]
-use tempfile::TempDir;
-use thiserror::Error;
+use kvcache_schema::{ElementType, static_key_value_cache};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use serde::Serialize;
 
-/// What this crate's cases in `folder` hold, by name: those in the library, or, without the feature, those beside its
-/// source.
-pub(crate) fn committed<C>(
-    folder: &str,
-    read: impl Fn(&CaseFiles<'_>) -> Result<C, Cause>,
-) -> Result<Vec<C>, ReadError> {
+use crate::case::{Case, Expected, Operator};
+#[cfg(feature = "embedded")]
+use crate::read::embedded;
+use crate::read::{TENSORS, YAML, dtype, read_tensor};
+use crate::run::{CallResult, Outcome};
+use crate::tensor::Tensor;
+
+#[derive(Serialize)]
+struct CaseFile<'a> {
+    about: &'a str,
+    rules: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    domain: Option<&'static str>,
+    types: BTreeMap<&'static str, &'static str>,
+    attributes: &'a BTreeMap<&'static str, i64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    int4: BTreeMap<&'static str, &'a [usize]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compare: Option<BTreeMap<&'static str, &'static str>>,
+    steps: Vec<BTreeMap<&'static str, &'a str>>,
+}
+
+/// The contents of `case.yaml` and `tensors.safetensors`: those that the case was read from, or those of a random case
+/// of `KeyValueCache`.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn files(case: &Case) -> io::Result<[Vec<u8>; 2]> {
     #[cfg(feature = "embedded")]
-    return crate::embedded::read(folder, read);
-    #[cfg(not(feature = "embedded"))]
-    read_folders(&Path::new(kvcache_golden::FOLDER).join(folder), read)
+    if let Some(files) = embedded::files(case) {
+        return files.map_err(|cause| io::Error::other(cause.to_string()));
+    }
+    match case.folder.as_os_str().is_empty() {
+        true => Ok([yaml(case).map_err(io::Error::other)?.into(), tensors(case).map_err(io::Error::other)?]),
+        false => Ok([fs::read(case.folder.join(YAML))?, fs::read(case.folder.join(TENSORS))?]),
+    }
 }
 
-pub(crate) fn read_folders<C>(
-    folder: &Path,
-    read: impl Fn(&CaseFiles<'_>) -> Result<C, Cause>,
-) -> Result<Vec<C>, ReadError> {
-    let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
-    let entries = entries.map_err(|error| Cause::from(error).at(folder))?;
-    let mut folders: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
-    folders.sort();
-    if folders.is_empty() {
-        return Err(Cause::NoCase.at(folder));
-    }
-    let case = |folder: &PathBuf| {
-        read(&CaseFiles {
-            folder: folder.clone(),
-            yaml: fs::read(folder.join("case.yaml"))?.into(),
-            tensors: fs::read(folder.join("tensors.safetensors"))?.into(),
-        })
+fn yaml(case: &Case) -> Result<String, serde_yaml::Error> {
+    let any = [("nan", "any"), ("why", "arithmetic makes NaN, with the machine's sign and payload")];
+    let step = |expected| match expected {
+        &Expected::Success(_) => BTreeMap::new(),
+        Expected::Refusal { kind, .. } => BTreeMap::from([("error", kind.as_str())]),
     };
-    folders.iter().map(|folder| case(folder).map_err(|cause| cause.at(folder))).collect()
+    let cache = case.cache.iter().filter(|cache| cache.element() == ElementType::Int4);
+    serde_yaml::to_string(&CaseFile {
+        about: &case.about,
+        rules: &case.rules,
+        // A case of dynamic batching leaves its domain out.
+        domain: (case.operator == Operator::StaticKeyValueCache).then_some(static_key_value_cache::DOMAINS[0]),
+        types: case.types().into_iter().map(|(name, element)| (name, element.name())).collect(),
+        attributes: &case.attributes,
+        int4: cache.map(|cache| ("cache", cache.shape())).collect(),
+        compare: case.any_nan.then(|| any.into_iter().collect()),
+        steps: case.steps.iter().map(|step_of| step(&step_of.expected)).collect(),
+    })
 }
 
-/// The functions that give the cases of a suite: this crate's in `folder`, or a caller's.
-macro_rules! readers {
-    ($folder:literal, $read:ident) => {
-        /// The cases of this suite, by name.
-        ///
-        /// # Errors
-        /// If there is none, or one cannot be read.
-        pub fn cases() -> Result<Vec<Case>, $crate::ReadError> {
-            $crate::files::committed($folder, $read)
-        }
+fn tensors(case: &Case) -> Result<Vec<u8>, SafeTensorError> {
+    let before = [("cache", &case.cache), ("scale", &case.scale)].into_iter();
+    let before = before.filter_map(|(name, tensor)| Some((name.to_owned(), tensor.as_ref()?)));
+    let of_calls = case.steps.iter().enumerate().flat_map(|(i, step)| {
+        let after = match &step.expected {
+            Expected::Success(after) => Some(after),
+            Expected::Refusal { .. } => None,
+        };
+        let all = step.inputs.iter().chain(after.into_iter().flatten());
+        all.map(move |(name, tensor)| (format!("{i}.{name}"), tensor))
+    });
+    let named: Vec<_> = before.chain(of_calls).collect();
+    let views = named.iter().map(|(name, tensor)| {
+        // Two elements of int4 are a byte there, and a row of all of them.
+        let (dtype, shape) = match dtype(tensor.element()) {
+            Some(dtype) => (dtype, tensor.shape().to_vec()),
+            None => (Dtype::U8, vec![tensor.bytes().len()]),
+        };
+        Ok((name.as_str(), TensorView::new(dtype, shape, tensor.bytes())?))
+    });
+    safetensors::serialize(views.collect::<Result<Vec<_>, SafeTensorError>>()?, None)
+}
 
-        /// The cases in the subfolders of `folder`, by name.
-        ///
-        /// # Errors
-        /// If there is none, or one cannot be read.
-        pub fn read_cases(folder: &std::path::Path) -> Result<Vec<Case>, $crate::ReadError> {
-            $crate::files::read_folders(folder, $read)
+/// The results of a case's calls in the safetensors file that a program has written: for each call i `i.cache` and
+/// `i.scale`, if there are any, and its outputs or, in the metadata, `i.error`, the message of a refusal.
+///
+/// # Errors
+/// If it is no such file.
+pub fn read_results(case: &Case, file: &[u8]) -> Result<Vec<CallResult>, String> {
+    let unreadable = |error| format!("the program's result cannot be read: {error}");
+    let (_, header) = SafeTensors::read_metadata(file).map_err(unreadable)?;
+    let file = SafeTensors::deserialize(file).map_err(unreadable)?;
+    let metadata: HashMap<String, String> = header.metadata().clone().unwrap_or_default();
+    // A tensor after call `i`; if the one that it is like is int4, it is that too.
+    let tensor = |i: usize, name: &str, like: Option<&Tensor>| {
+        let int4 = like.filter(|like| like.element() == ElementType::Int4);
+        let view = file.tensor(&format!("{i}.{name}")).map_err(unreadable)?;
+        let is = || format!("the program's {i}.{name} is {:?} of shape {:?}", view.dtype(), view.shape());
+        if let Some(like) = int4 {
+            // As it lies in the case, or with the axes of the cache.
+            let (whole, axes) = (vec![like.bytes().len()], packed_shape(like.shape()));
+            if view.shape() != whole && Some(view.shape()) != axes.as_deref() {
+                let axes = axes.map_or_else(String::new, |axes| format!(" or {axes:?}"));
+                return Err(format!("{}, expected {whole:?}{axes}", is()));
+            }
         }
+        read_tensor(&view, int4.map(|like| like.shape().to_vec()).as_ref()).ok_or_else(is)
     };
-}
-pub(crate) use readers;
-
-/// The folder of a case where other programs can read it.
-#[cfg(feature = "program")]
-pub(crate) struct OnDisk {
-    folder: PathBuf,
-    /// It is one that was made for this, and goes with it.
-    _unpacked: Option<TempDir>,
-}
-
-#[cfg(feature = "program")]
-impl OnDisk {
-    /// The folder itself; of an embedded case one that its files are unpacked to.
-    pub(crate) fn new(folder: &Path) -> io::Result<Self> {
-        #[cfg(feature = "embedded")]
-        if let Some(unpacked) = crate::embedded::unpack(folder) {
-            let unpacked = unpacked?;
-            return Ok(Self { folder: unpacked.path().to_owned(), _unpacked: Some(unpacked) });
-        }
-        Ok(Self { folder: folder.to_owned(), _unpacked: None })
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.folder
-    }
+    let state =
+        |i, name: &str, like: &Option<Tensor>| like.as_ref().map(|like| tensor(i, name, Some(like))).transpose();
+    let result = |i: usize| {
+        let outcome = match metadata.get(&format!("{i}.error")) {
+            Some(message) => Outcome::refused(message.clone()),
+            None => Outcome::Done(case.outputs.iter().map(|name| tensor(i, name, None)).collect::<Result<_, _>>()?),
+        };
+        Ok(CallResult { outcome, cache: state(i, "cache", &case.cache)?, scale: state(i, "scale", &case.scale)? })
+    };
+    (0..case.steps.len()).map(result).collect()
 }
 
-/// A folder that cannot be read as a case.
-#[derive(Debug, Error)]
-#[error("golden case {}: {cause}", path.display())]
-pub struct ReadError {
-    path: PathBuf,
-    cause: Cause,
-}
-
-#[derive(Debug, Error)]
-pub(crate) enum Cause {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("case.yaml: {0}")]
-    Yaml(#[from] serde_yaml::Error),
-    #[error("tensors.safetensors: {0}")]
-    Tensors(#[from] safetensors::SafeTensorError),
-    #[error("no case in the folder")]
-    NoCase,
-    #[error("case.yaml has no steps: nothing would be run")]
-    NoSteps,
-    #[error("no attribute is called {0}")]
-    Attribute(String),
-    #[error("no element type is called {0}")]
-    Type(String),
-    #[error("{page} has no rule {id}")]
-    Rule { id: String, page: &'static str },
-    #[error("no operator is called {0}")]
-    Operator(String),
-    #[error("outputs are {0:?}, which no case of the operator has")]
-    Outputs(Vec<String>),
-    #[error("domain is {got:?}, expected {expected:?}")]
-    Domain { got: Option<String>, expected: Option<&'static str> },
-    #[error("tensor {name} is {dtype:?} of shape {shape:?}, which no case can hold")]
-    Tensor { name: String, dtype: Dtype, shape: Vec<usize> },
-}
-
-impl Cause {
-    /// Says of which folder this is the cause.
-    pub(crate) fn at(self, path: &Path) -> ReadError {
-        ReadError { path: path.to_owned(), cause: self }
-    }
-}
-
-pub(crate) struct CaseFiles<'a> {
-    pub(crate) folder: PathBuf,
-    pub(crate) yaml: Cow<'a, [u8]>,
-    pub(crate) tensors: Cow<'a, [u8]>,
-}
-
-impl CaseFiles<'_> {
-    pub(crate) fn name(&self) -> String {
-        self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
-    }
+/// The shape of the bytes of int4 elements, two in each; none if a byte has elements of two rows.
+fn packed_shape(shape: &[usize]) -> Option<Vec<usize>> {
+    let (last, axes) = shape.split_last()?;
+    (last % 2 == 0).then(|| [axes, &[last / 2]].concat())
 }

@@ -1,13 +1,13 @@
-//! The conformance suite of `dynamic_batching.KeyValueCache`; in [`attention`], of the operators that attend over its
-//! keys and values; in [`static_batching`], of the `KeyValueCache` of static batching.
+//! The conformance suites of the operators `KeyValueCache`, of dynamic and of static batching, `MultiHeadAttention` and
+//! `MultiHeadCacheAttention`.
 //!
 //! A [`Case`] is a folder of two files: `case.yaml` (attributes, types, what each call must do) and
 //! `tensors.safetensors` (the state before, and for each call its inputs, outputs and the state after). The values come
-//! from an oracle in plain numpy (`oracle/`, run by `generate.py`) that shares no code with any kernel. With the feature
-//! `embedded` the cases are in the library, which then needs no folder of them.
+//! from an oracle in plain numpy (`golden/oracle`, run by `generate.py`) that shares no code with any kernel. With the
+//! feature `embedded` the cases are in the library, which then needs no folder of them. [`random`] makes others, whose
+//! values are the reference kernel's and whose refusals are those of [`legal`].
 //!
-//! To test an implementation, implement [`Implementation`] (from another language: write a program that `Program` (feature
-//! `program`) can call) and [`run`] the [`cases`] on it:
+//! To test an implementation, implement [`Implementation`] and [`run`] it:
 //!
 //! ```
 //! use kvcache_conformance::{CallResult, Case, Implementation, Outcome, run};
@@ -19,59 +19,41 @@
 //!     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
 //!         let refuse = |_| CallResult {
 //!             outcome: Outcome::refused("everything is refused"),
-//!             cache: Some(case.cache.clone()),
+//!             cache: case.cache.clone(),
 //!             scale: case.scale.clone(),
 //!         };
 //!         Ok(case.steps.iter().map(refuse).collect())
 //!     }
 //! }
 //!
-//! # fn main() -> Result<(), kvcache_conformance::ReadError> {
-//! let report = run(&Nothing, &kvcache_conformance::cases()?);
+//! let report = run(&Nothing);
 //! assert!(report.failed() > 100);
-//! # Ok(())
-//! # }
 //! ```
 
-pub mod attention;
-#[cfg(feature = "backends")]
 pub mod backends;
 mod case;
-pub mod diagnosis;
-mod difference;
-#[cfg(feature = "embedded")]
-mod embedded;
+mod compare;
 mod files;
-mod floats;
-pub mod mistakes;
-pub mod oracle;
-mod profile;
-#[cfg(feature = "program")]
-mod program;
+mod legal;
+mod location;
+mod only;
 pub mod random;
 mod read;
 mod report;
 mod rules;
 mod run;
-pub mod static_batching;
-mod suite;
 mod tensor;
 
-pub use case::{After, Case, Expected, NamedInputs, NanRule, Step, StepInputs, Types};
-pub use difference::{
-    CacheLocation, Difference, Differing, Elements, Form, Inner, Location, Mismatch, OutputLocation, Owner, Part, Slot,
-    Value,
-};
-pub use files::ReadError;
-pub use profile::{Profile, ProfileError, Standing};
-#[cfg(feature = "program")]
-pub use program::{Program, ProgramError};
-pub use read::{CaseInputs, cases, read_cases};
-pub use report::{Counts, Entry, JSON_VERSION, Report, RuleCount, Verdict};
-pub use rules::{OperatorPage, Rule, rule, rules};
-pub use run::{CallResult, Demand, Implementation, Outcome, Runner, run};
-pub use suite::{Diagnosis, Features, Named, State, Suite};
-pub use tensor::Tensor;
+pub use case::{AttributeValues, Call, Case, Expected, Operator, Step, Suite, Tensors};
+pub use compare::Difference;
+pub use files::{files, read_results};
+pub use legal::{ATTENTION_KINDS, KINDS, Kinds, legal};
+pub use only::{Only, OnlyError};
+pub use read::{ReadError, cases, read_cases};
+pub use report::{Counts, Entry, Flaw, JSON_VERSION, Report, RuleCount, Verdict};
+pub use rules::{Rule, rule, rules};
+pub use run::{CallResult, Implementation, Outcome, Runner, run, run_cases};
+pub use tensor::{Tensor, Value};
 
 /// The book's chapter for implementers, so that its example runs.
 #[cfg(doctest)]

@@ -1,50 +1,119 @@
-//! Reads cases from their files; those of both `KeyValueCache` as suites.
+//! Reads cases from their two files, which lie in a folder or, with the feature `embedded`, in this library.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use kvcache_schema::{Attributes, ElementType, static_key_value_cache};
+use kvcache_schema::{ElementType, static_key_value_cache};
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
+use thiserror::Error;
 
-use crate::case::{After, Case, Expected, NamedInputs, NanRule, Step, StepInputs, Types};
-use crate::difference::{Indices, Location, Slot, cache, of_token, output};
-use crate::files::{CaseFiles, Cause, readers};
-use crate::oracle::indices;
-use crate::rules::{OperatorPage, rule};
-use crate::suite::{State, Suite, fields_of_case};
+use crate::case::{AFTER, Case, Expected, Operator, Step, Suite, Tensors};
+use crate::rules::rule;
 use crate::tensor::Tensor;
+
+pub(crate) const YAML: &str = "case.yaml";
+pub(crate) const TENSORS: &str = "tensors.safetensors";
+
+/// The golden cases of a suite, by name: those in this library or, without the feature, those beside its source.
+///
+/// # Errors
+/// If there is none, or one cannot be read.
+pub fn cases(suite: Suite) -> Result<Vec<Case>, ReadError> {
+    #[cfg(feature = "embedded")]
+    return embedded::cases(suite);
+    #[cfg(not(feature = "embedded"))]
+    read_cases(&Path::new(kvcache_golden::FOLDER).join(suite.folder()))
+}
+
+/// The cases in the subfolders of `folder`, by name.
+///
+/// # Errors
+/// If there is none, or one cannot be read.
+pub fn read_cases(folder: &Path) -> Result<Vec<Case>, ReadError> {
+    let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+    let entries = entries.map_err(|error| Cause::from(error).at(folder))?;
+    let mut folders: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
+    folders.sort();
+    if folders.is_empty() {
+        return Err(Cause::NoCase.at(folder));
+    }
+    let read = |folder: &PathBuf| {
+        let (yaml, tensors) = (fs::read(folder.join(YAML))?, fs::read(folder.join(TENSORS))?);
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Case { folder: folder.clone(), ..case(name, &yaml, &tensors)? })
+    };
+    folders.iter().map(|folder| read(folder).map_err(|cause: Cause| cause.at(folder))).collect()
+}
+
+/// A folder that cannot be read as a case.
+#[derive(Debug, Error)]
+#[error("golden case {}: {cause}", path.display())]
+pub struct ReadError {
+    path: PathBuf,
+    cause: Cause,
+}
+
+#[derive(Debug, Error)]
+pub(crate) enum Cause {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("case.yaml: {0}")]
+    Yaml(#[from] serde_yaml::Error),
+    #[error("tensors.safetensors: {0}")]
+    Tensors(#[from] safetensors::SafeTensorError),
+    #[error("no case in the folder")]
+    NoCase,
+    #[error("case.yaml has no steps: nothing would be run")]
+    NoSteps,
+    #[error("no attribute is called {0}")]
+    Attribute(String),
+    #[error("no element type is called {0}")]
+    Type(String),
+    #[error("{page} has no rule {id}")]
+    Rule { id: String, page: &'static str },
+    #[error("no operator is called {operator:?} in the domain {domain:?}")]
+    Operator { operator: Option<String>, domain: Option<String> },
+    #[error("outputs are {0:?}, which no case of the operator has")]
+    Outputs(Vec<String>),
+    #[error("tensor {name} is {dtype:?} of shape {shape:?}, which no case can hold")]
+    Tensor { name: String, dtype: Dtype, shape: Vec<usize> },
+}
+
+impl Cause {
+    /// Says of which folder this is the cause.
+    fn at(self, path: &Path) -> ReadError {
+        ReadError { path: path.to_owned(), cause: self }
+    }
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CaseFile {
-    pub(crate) about: String,
-    pub(crate) rules: Vec<String>,
-    /// Where it is one of attention.
-    pub(crate) operator: Option<String>,
-    /// Where it has others than it always has.
-    pub(crate) outputs: Option<Vec<String>>,
-    /// Where it is not that of dynamic batching.
+struct CaseFile {
+    about: String,
+    rules: Vec<String>,
+    /// The operator, if it is one of attention.
+    operator: Option<String>,
+    /// The outputs, if they are others than the required ones.
+    outputs: Option<Vec<String>>,
+    /// The domain, if it is that of static batching.
     domain: Option<String>,
-    pub(crate) types: BTreeMap<TypeName, String>,
+    types: BTreeMap<String, String>,
     #[serde(default)]
     attributes: BTreeMap<String, i64>,
     #[serde(default)]
     int4: BTreeMap<String, Vec<usize>>,
     compare: Option<CompareFile>,
-    pub(crate) steps: Vec<StepFile>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-pub(crate) enum TypeName {
-    T1,
-    T2,
-    T3,
+    steps: Vec<StepFile>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CompareFile {
-    nan: NanFile,
+    #[serde(rename = "nan")]
+    _nan: NanFile,
     #[serde(rename = "why")]
     _why: String,
 }
@@ -57,125 +126,100 @@ enum NanFile {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct StepFile {
-    pub(crate) error: Option<String>,
+struct StepFile {
+    error: Option<String>,
     #[serde(default)]
-    pub(crate) mentions: Vec<String>,
+    mentions: Vec<String>,
 }
 
 impl CaseFile {
-    pub(crate) fn read<'a>(files: &'a CaseFiles<'_>) -> Result<(Self, Tensors<'a>), Cause> {
-        let file: Self = serde_yaml::from_slice(&files.yaml)?;
-        if file.steps.is_empty() {
-            return Err(Cause::NoSteps);
-        }
-        let tensors = Tensors { file: SafeTensors::deserialize(&files.tensors)?, int4: file.int4.clone() };
-        Ok((file, tensors))
+    fn operator(&self) -> Result<Operator, Cause> {
+        let named = |operator: &Operator| {
+            let of_static_batching = self.domain.as_deref() == Some(static_key_value_cache::DOMAINS[0]);
+            match (operator.suite(), self.operator.as_deref()) {
+                (Suite::KeyValueCache, None) => self.domain.is_none(),
+                (Suite::Static, None) => of_static_batching,
+                (Suite::Attention, Some(name)) => self.domain.is_none() && name == operator.name(),
+                _ => false,
+            }
+        };
+        let unknown = || Cause::Operator { operator: self.operator.clone(), domain: self.domain.clone() };
+        Operator::ALL.into_iter().find(named).ok_or_else(unknown)
     }
 
-    pub(crate) fn attributes<A: Default>(&self, set: impl Fn(&mut A, &str, i64) -> bool) -> Result<A, Cause> {
-        let mut attributes = A::default();
-        match self.attributes.iter().find(|(name, value)| !set(&mut attributes, name, **value)) {
-            Some((name, _)) => Err(Cause::Attribute(name.clone())),
-            None => Ok(attributes),
-        }
-    }
-
-    pub(crate) fn element(&self, name: TypeName) -> Result<Option<ElementType>, Cause> {
-        let element = |name: &String| ElementType::from_name(name).ok_or_else(|| Cause::Type(name.clone()));
-        self.types.get(&name).map(element).transpose()
-    }
-
-    /// One that every node has.
-    pub(crate) fn given(&self, name: TypeName) -> Result<ElementType, Cause> {
-        self.element(name)?.ok_or_else(|| Cause::Type(format!("{name:?}")))
-    }
-
-    /// The rules that it names, all of which the page must state.
-    pub(crate) fn rules(&self, page: OperatorPage) -> Result<Vec<String>, Cause> {
-        match self.rules.iter().find(|id| rule(page, id).is_none()) {
-            Some(id) => Err(Cause::Rule { id: id.clone(), page: page.name() }),
-            None => Ok(self.rules.clone()),
+    fn outputs(&self, operator: Operator) -> Result<&'static [&'static str], Cause> {
+        let all = operator.outputs();
+        match &self.outputs {
+            None if operator.suite() == Suite::Attention => Ok(&all[..1]),
+            None => Ok(all),
+            Some(names) if operator.suite() == Suite::Attention && *names == all => Ok(all),
+            Some(names) => Err(Cause::Outputs(names.clone())),
         }
     }
 }
 
-readers!("cases", read);
-
-fn read(files: &CaseFiles<'_>) -> Result<Case, Cause> {
-    read_case(files, OperatorPage::KeyValueCache, Attributes::set, |tensor| StepInputs::of(tensor))
-}
-
-/// The case of these files, of the operator of a page. `set` sets an attribute by its
-/// name, if there is one; `inputs` makes a call's inputs from what gives them by name.
-pub(crate) fn read_case<A: Default, I>(
-    files: &CaseFiles<'_>,
-    page: OperatorPage,
-    set: impl Fn(&mut A, &str, i64) -> bool,
-    inputs: impl Fn(&dyn Fn(&str) -> Result<Tensor, Cause>) -> Result<I, Cause>,
-) -> Result<Case<A, I>, Cause> {
-    let (file, tensors) = CaseFile::read(files)?;
-    // A case of dynamic batching leaves its domain out.
-    let domain = (page == OperatorPage::StaticKeyValueCache).then_some(static_key_value_cache::DOMAINS[0]);
-    if file.domain.as_deref() != domain {
-        return Err(Cause::Domain { got: file.domain, expected: domain });
+/// The case of these files.
+fn case(name: String, yaml: &[u8], tensors: &[u8]) -> Result<Case, Cause> {
+    let file: CaseFile = serde_yaml::from_slice(yaml)?;
+    let operator = file.operator()?;
+    if file.steps.is_empty() {
+        return Err(Cause::NoSteps);
     }
-    if let Some(operator) = &file.operator {
-        return Err(Cause::Operator(operator.clone()));
+    if let Some(id) = file.rules.iter().find(|id| rule(operator, id).is_none()) {
+        return Err(Cause::Rule { id: id.clone(), page: operator.name() });
     }
-    if let Some(names) = file.outputs {
-        return Err(Cause::Outputs(names));
+    if let Some(name) = file.types.values().find(|name| ElementType::from_name(name).is_none()) {
+        return Err(Cause::Type(name.clone()));
     }
-    let types = Types { t1: file.given(TypeName::T1)?, t2: file.given(TypeName::T2)?, t3: file.element(TypeName::T3)? };
-    let scale = |name: &str| types.t3.map(|_| tensors.get(name)).transpose();
-    let (rules, attributes) = (file.rules(page)?, file.attributes(set)?);
-    let steps = file.steps.into_iter().enumerate().map(|(i, step)| {
-        let tensor = |name: &str| tensors.get(&format!("{i}.{name}"));
-        let inputs = inputs(&tensor)?;
-        let expected = match step.error {
-            Some(kind) => Expected::Refusal { kind, mentions: step.mentions },
-            None => Expected::Success(Box::new(After {
-                outputs: vec![tensor("key")?, tensor("value")?],
-                tolerance: Vec::new(),
-                unrounded: None,
-                cache: Some(tensor("cache")?),
-                scale: scale(&format!("{i}.scale"))?,
-            })),
+    let mut attributes = operator.attributes();
+    for (name, &value) in &file.attributes {
+        *attributes.get_mut(name.as_str()).ok_or_else(|| Cause::Attribute(name.clone()))? = value;
+    }
+    let outputs = file.outputs(operator)?;
+    let tensors = SafeTensors::deserialize(tensors)?;
+    let tensor = |name: &str| {
+        let view = tensors.tensor(name)?;
+        let logical = name.rsplit('.').next().and_then(|base| file.int4.get(base));
+        let unreadable = || Cause::Tensor { name: name.to_owned(), dtype: view.dtype(), shape: view.shape().to_vec() };
+        read_tensor(&view, logical).ok_or_else(unreadable)
+    };
+    // The state before the first call; calls leave one where there is one.
+    let state = |name: &str, parameter: &str| file.types.get(parameter).map(|_| tensor(name)).transpose();
+    let (cache, scale) = (state("cache", "T2")?, state("scale", "T3")?);
+    let is_given = |name: &str| tensors.tensor(name).is_ok();
+    let step = |(i, step): (usize, &StepFile)| {
+        let named = |name: &&'static str| Ok::<_, Cause>((*name, tensor(&format!("{i}.{name}"))?));
+        let is_there = |name: &&str| *name != "attn_mask" || is_given(&format!("{i}.{name}"));
+        let inputs = operator.inputs().filter(is_there).map(|name| named(&name)).collect::<Result<Tensors, _>>()?;
+        let expected = match &step.error {
+            Some(kind) => Expected::Refusal { kind: kind.clone(), mentions: step.mentions.clone() },
+            None => {
+                let is_required = |name: &&&str| match **name {
+                    "cache" => cache.is_some(),
+                    "scale" => scale.is_some(),
+                    "tolerance" => operator.suite() == Suite::Attention,
+                    name => is_given(&format!("{i}.{name}")),
+                };
+                let names = outputs.iter().chain(AFTER.iter().filter(is_required));
+                Expected::Success(names.map(named).collect::<Result<_, _>>()?)
+            }
         };
         Ok(Step { inputs, expected })
-    });
+    };
+    let steps = file.steps.iter().enumerate().map(step).collect::<Result<_, Cause>>()?;
     Ok(Case {
-        name: files.name(),
-        folder: files.folder.clone(),
+        name,
+        folder: PathBuf::new(),
         about: file.about,
-        rules,
-        types,
+        rules: file.rules,
+        operator,
         attributes,
-        nan: file.compare.map_or(NanRule::Exact, |compare| match compare.nan {
-            NanFile::Any => NanRule::Any,
-        }),
-        cache: tensors.get("cache")?,
-        scale: scale("scale")?,
-        steps: steps.collect::<Result<_, Cause>>()?,
+        outputs,
+        any_nan: file.compare.is_some(),
+        cache,
+        scale,
+        steps,
     })
-}
-
-/// The tensors of a file, some of which are packed int4 with a logical shape that the case gives.
-pub(crate) struct Tensors<'a> {
-    pub(crate) file: SafeTensors<'a>,
-    int4: BTreeMap<String, Vec<usize>>,
-}
-
-impl Tensors<'_> {
-    pub(crate) fn get(&self, name: &str) -> Result<Tensor, Cause> {
-        let view = self.file.tensor(name)?;
-        let logical = name.rsplit('.').next().and_then(|base| self.int4.get(base));
-        read_tensor(&view, logical).ok_or_else(|| Cause::Tensor {
-            name: name.to_owned(),
-            dtype: view.dtype(),
-            shape: view.shape().to_vec(),
-        })
-    }
 }
 
 /// The type of a file's tensor; none of int4, of which a file has the bytes.
@@ -192,7 +236,7 @@ pub(crate) fn dtype(element: ElementType) -> Option<Dtype> {
 }
 
 /// A tensor of a file; with a logical shape it is packed int4.
-pub(crate) fn read_tensor(view: &safetensors::tensor::TensorView<'_>, int4: Option<&Vec<usize>>) -> Option<Tensor> {
+pub(crate) fn read_tensor(view: &TensorView<'_>, int4: Option<&Vec<usize>>) -> Option<Tensor> {
     let (element, shape) = match int4 {
         Some(shape) if view.dtype() == Dtype::U8 => (ElementType::Int4, shape.as_slice()),
         Some(_) => return None,
@@ -201,119 +245,54 @@ pub(crate) fn read_tensor(view: &safetensors::tensor::TensorView<'_>, int4: Opti
     Tensor::new(element, shape.to_vec(), view.data())
 }
 
-/// The inputs of a `KeyValueCache` with attributes `A`, and what its suite is.
-pub trait CaseInputs<A>: NamedInputs + Sync {
-    /// The suite's name.
-    const SUITE: &'static str;
+/// The cases in the library: the archives of `kvcache-golden`.
+#[cfg(feature = "embedded")]
+pub(crate) mod embedded {
+    use std::collections::BTreeSet;
+    use std::io::Read;
+    use std::path::Path;
+    use std::sync::LazyLock;
 
-    /// The operator's page.
-    const PAGE: OperatorPage;
+    use flate2::read::ZlibDecoder;
+    use safetensors::SafeTensors;
 
-    /// The attributes by their names.
-    fn attributes(attributes: &A) -> Vec<(&'static str, i64)>;
+    use super::{Case, Cause, ReadError, Suite, TENSORS, YAML, case};
 
-    /// `current_key` and `current_value`.
-    fn current(&self) -> [&Tensor; 2];
+    /// What the folders of these cases begin with. There is no such folder.
+    const ROOT: &str = "embedded:";
 
-    /// The number of sequences, as far as shapes say.
-    fn batch(&self) -> Option<i64>;
-
-    /// What an element of a tensor of a call stands for.
-    fn locate(&self, attributes: &A, name: &str, tensor: &Tensor, index: usize) -> Option<Location>;
-}
-
-impl<A: Sync, I: CaseInputs<A>> Suite for Case<A, I> {
-    const NAME: &'static str = I::SUITE;
-    const OUTPUTS: &'static [&'static str] = &["key", "value"];
-
-    fields_of_case!();
-
-    fn page(&self) -> OperatorPage {
-        I::PAGE
+    pub(super) fn cases(suite: Suite) -> Result<Vec<Case>, ReadError> {
+        let root = Path::new(ROOT).join(suite.folder());
+        let archive = archive(suite);
+        let read = |name: &str| {
+            let [yaml, tensors] = inflated(archive, name)?;
+            Ok(Case { folder: root.join(name), ..case(name.to_owned(), &yaml, &tensors)? })
+        };
+        let paths = archive.names();
+        let names: BTreeSet<_> = paths.iter().filter_map(|path| Some(path.split_once('/')?.0)).collect();
+        names.into_iter().map(|name| read(name).map_err(|cause: Cause| cause.at(&root.join(name)))).collect()
     }
 
-    fn types(&self) -> BTreeMap<&'static str, ElementType> {
-        let t3 = self.types.t3.map(|t3| ("T3", t3));
-        [("T1", self.types.t1), ("T2", self.types.t2)].into_iter().chain(t3).collect()
+    /// The files of a case, [`YAML`] and [`TENSORS`], if it is in the library.
+    pub(crate) fn files(case: &Case) -> Option<Result<[Vec<u8>; 2], Cause>> {
+        case.folder.starts_with(ROOT).then(|| inflated(archive(case.operator.suite()), &case.name))
     }
 
-    fn attributes(&self) -> Vec<(&'static str, i64)> {
-        I::attributes(&self.attributes)
+    fn inflated(archive: &SafeTensors<'_>, case: &str) -> Result<[Vec<u8>; 2], Cause> {
+        let file = |name: &str| {
+            let mut bytes = Vec::new();
+            ZlibDecoder::new(archive.tensor(&format!("{case}/{name}"))?.data()).read_to_end(&mut bytes)?;
+            Ok::<_, Cause>(bytes)
+        };
+        Ok([file(YAML)?, file(TENSORS)?])
     }
 
-    fn sizes(&self) -> Vec<(&'static str, i64)> {
-        let Some(step) = self.steps.first() else { return Vec::new() };
-        let batch = step.inputs.batch().map(|batch| ("batch", batch));
-        batch.into_iter().chain(head_sizes(step.inputs.current()[0])).collect()
+    fn archive(suite: Suite) -> &'static SafeTensors<'static> {
+        static ARCHIVES: LazyLock<[SafeTensors<'static>; 3]> = LazyLock::new(|| {
+            kvcache_golden::ARCHIVES
+                .map(|(_, bytes)| SafeTensors::deserialize(bytes).expect("an archive that was built"))
+        });
+        let at = kvcache_golden::ARCHIVES.iter().position(|(name, _)| *name == suite.folder());
+        &ARCHIVES[at.expect("a suite has an archive")]
     }
-
-    fn nan(&self) -> NanRule {
-        self.nan
-    }
-
-    fn state(&self) -> State<'_> {
-        [Some(&self.cache), self.scale.as_ref()]
-    }
-
-    fn locate(&self, call: usize, name: &str, tensor: &Tensor, index: usize) -> Option<Location> {
-        self.steps[call].inputs.locate(&self.attributes, name, tensor, index)
-    }
-}
-
-impl CaseInputs<Attributes> for StepInputs {
-    const SUITE: &'static str = "key-value-cache";
-    const PAGE: OperatorPage = OperatorPage::KeyValueCache;
-
-    fn attributes(attributes: &Attributes) -> Vec<(&'static str, i64)> {
-        Attributes::SPEC.iter().map(|spec| (spec.name, spec.value(attributes))).collect()
-    }
-
-    fn current(&self) -> [&Tensor; 2] {
-        [&self.current_key, &self.current_value]
-    }
-
-    fn batch(&self) -> Option<i64> {
-        batch(&self.kvstarts)
-    }
-
-    fn locate(&self, attributes: &Attributes, name: &str, tensor: &Tensor, index: usize) -> Option<Location> {
-        if name == "key" || name == "value" {
-            let repeat = usize::try_from(attributes.num_repeat).ok()?;
-            let kvstarts = indices(&self.kvstarts);
-            return output(tensor, index, repeat, |row| of_token(&kvstarts, *row.first()?)).map(Location::Output);
-        }
-        let indices = Indices { seqstarts: &self.seqstarts, kvstarts: &self.kvstarts, cachestarts: &self.cachestarts };
-        in_cache(attributes, indices, name == "scale", tensor, index)
-    }
-}
-
-/// What an element of `cache` or `scale` stands for, in dynamic batching.
-pub(crate) fn in_cache(
-    attributes: &Attributes,
-    indices: Indices<'_>,
-    is_scale: bool,
-    tensor: &Tensor,
-    index: usize,
-) -> Option<Location> {
-    let mut location = cache(attributes.cache_layout, tensor, index, is_scale)?;
-    // The tokens of a call have slots in its own layer alone.
-    if let (Slot::Number(slot), true) = (location.slot, i64::try_from(location.layer) == Ok(attributes.layer_idx)) {
-        location.owners = indices.owners(attributes.cache_mode, attributes.page_size, slot);
-    }
-    Some(Location::Cache(location))
-}
-
-/// The number of sequences, by their starts.
-pub(crate) fn batch(kvstarts: &Tensor) -> Option<i64> {
-    let &[starts] = kvstarts.shape() else { return None };
-    i64::try_from(starts).ok()?.checked_sub(1)
-}
-
-/// The sizes of the two innermost axes of a `current_key`.
-pub(crate) fn head_sizes(current_key: &Tensor) -> impl Iterator<Item = (&'static str, i64)> + use<> {
-    let sizes = match current_key.shape() {
-        &[.., heads, head_dim] => vec![("cache_heads", heads), ("head_dim", head_dim)],
-        _ => Vec::new(),
-    };
-    sizes.into_iter().filter_map(|(name, size)| Some((name, i64::try_from(size).ok()?)))
 }

@@ -3,21 +3,9 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use kvcache_schema::{SCHEMA, multi_head_attention, multi_head_cache_attention, static_key_value_cache};
 use serde::Deserialize;
 
-/// An operator with a page of its own, `docs/NAME.md`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum OperatorPage {
-    /// `dynamic_batching.KeyValueCache`.
-    KeyValueCache,
-    /// `dynamic_batching.MultiHeadAttention`.
-    MultiHeadAttention,
-    /// `dynamic_batching.MultiHeadCacheAttention`.
-    MultiHeadCacheAttention,
-    /// `KeyValueCache` of static batching.
-    StaticKeyValueCache,
-}
+use crate::case::Operator;
 
 /// A rule of an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,70 +16,37 @@ pub struct Rule {
     pub title: String,
     /// What it says.
     pub text: String,
-    /// The page that states it.
-    pub page: OperatorPage,
+    /// The operator, whose page states it.
+    pub operator: Operator,
     /// Why no case can fail where this rule alone is broken, if that is so.
     pub not_proven_by_cases: Option<String>,
-}
-
-impl OperatorPage {
-    /// All pages, a page behind those that it refers to.
-    pub const ALL: [Self; 4] =
-        [Self::KeyValueCache, Self::MultiHeadAttention, Self::MultiHeadCacheAttention, Self::StaticKeyValueCache];
-
-    /// The name of the page.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::KeyValueCache => "KeyValueCache",
-            Self::MultiHeadAttention => "MultiHeadAttention",
-            Self::MultiHeadCacheAttention => "MultiHeadCacheAttention",
-            Self::StaticKeyValueCache => "StaticKeyValueCache",
-        }
-    }
-
-    /// The operator's name in a graph.
-    pub const fn op_type(self) -> &'static str {
-        match self {
-            Self::StaticKeyValueCache => Self::KeyValueCache.name(),
-            other => other.name(),
-        }
-    }
-
-    const fn schema(self) -> &'static str {
-        match self {
-            Self::KeyValueCache => SCHEMA,
-            Self::MultiHeadAttention => multi_head_attention::SCHEMA,
-            Self::MultiHeadCacheAttention => multi_head_cache_attention::SCHEMA,
-            Self::StaticKeyValueCache => static_key_value_cache::SCHEMA,
-        }
-    }
 }
 
 impl Rule {
     /// Where the rule is stated, below the folder of the pages: `KeyValueCache.md#rule-quantizing.epsilon`.
     pub fn link(&self) -> String {
-        format!("{}.md#rule-{}", self.page.name(), self.id)
+        format!("{}.md#rule-{}", self.operator.name(), self.id)
     }
 }
 
 /// The rules of an operator, in the order of its page but for those of modes and layouts, which come first.
-pub fn rules(page: OperatorPage) -> &'static [Rule] {
-    &RULES[&page]
+pub fn rules(operator: Operator) -> &'static [Rule] {
+    &RULES[&operator]
 }
 
 /// The rule of an operator that cases call `id`.
-pub fn rule(page: OperatorPage, id: &str) -> Option<&'static Rule> {
-    rules(page).iter().find(|rule| rule.id == id)
+pub fn rule(operator: Operator, id: &str) -> Option<&'static Rule> {
+    rules(operator).iter().find(|rule| rule.id == id)
 }
 
-static RULES: LazyLock<HashMap<OperatorPage, Vec<Rule>>> = LazyLock::new(|| {
+static RULES: LazyLock<HashMap<Operator, Vec<Rule>>> = LazyLock::new(|| {
     let mut schemas = HashMap::new();
-    for page in OperatorPage::ALL {
-        let mut schema: SchemaFile = serde_yaml::from_str(page.schema()).expect("a schema has rules");
+    for operator in Operator::ALL {
+        let mut schema: SchemaFile = serde_yaml::from_str(operator.schema()).expect("a schema has rules");
         schema.take_over(&schemas);
-        schemas.insert(page.name().to_owned(), schema);
+        schemas.insert(operator.name().to_owned(), schema);
     }
-    OperatorPage::ALL.into_iter().map(|page| (page, schemas[page.name()].rules(page))).collect()
+    Operator::ALL.into_iter().map(|operator| (operator, schemas[operator.name()].rules(operator))).collect()
 });
 
 #[derive(Deserialize)]
@@ -156,7 +111,7 @@ impl SchemaFile {
         }
     }
 
-    fn rules(&self, page: OperatorPage) -> Vec<Rule> {
+    fn rules(&self, operator: Operator) -> Vec<Rule> {
         let tables = [("cache-mode", &self.cache_modes), ("cache-layout", &self.cache_layouts)];
         let rows = tables.into_iter().flat_map(|(table, file)| {
             let TableFile::Rows(rows) = file else { unreachable!("every as_in is replaced") };
@@ -164,7 +119,7 @@ impl SchemaFile {
                 id: format!("{table}.{}", row.code),
                 title: format!("{} {}, {}", table.replace('-', "_"), row.code, row.name),
                 text: row.meaning.clone().unwrap_or_else(|| axes(row)),
-                page,
+                operator,
                 not_proven_by_cases: None,
             })
         });
@@ -172,7 +127,7 @@ impl SchemaFile {
             id: rule.id.clone(),
             title: rule.title.clone().expect("a rule has a title"),
             text: rule.text.clone().expect("a rule has a text"),
-            page,
+            operator,
             not_proven_by_cases: rule.not_proven_by_cases.clone(),
         });
         rows.chain(entries).collect()

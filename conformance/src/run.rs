@@ -6,39 +6,106 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use crate::case::Case;
-use crate::difference::Difference;
-use crate::profile::{Profile, Standing};
+use crate::case::{Case, Suite};
+use crate::compare::Difference;
+use crate::only::Only;
+use crate::read::cases;
 use crate::report::{Entry, Report, Verdict};
-use crate::suite::Suite;
 use crate::tensor::Tensor;
 
-/// Runs the cases on an implementation.
-pub fn run<C: Suite>(implementation: &(impl Implementation<C> + ?Sized), cases: &[C]) -> Report {
-    let runner = Runner::default();
-    runner.of(cases.iter().map(|case| runner.entry(implementation, case)).collect())
+/// An implementation of some of the operators.
+pub trait Implementation: Sync {
+    /// Makes the node of the case and runs its calls, one after the other on the same state; gives the result of each.
+    ///
+    /// # Errors
+    /// A message, if the case could not be run; it then fails. A call that the operator refuses is not an error here
+    /// but an [`Outcome::Refused`], and a case of what the implementation does not do has [`CallResult::unsupported`] for
+    /// its only result.
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String>;
 }
 
-/// How cases are run: by default all, one after the other, by no profile.
+/// The result of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallResult {
+    /// Its outputs, or its refusal.
+    pub outcome: Outcome,
+    /// `cache` after the call, if the operator has one.
+    pub cache: Option<Tensor>,
+    /// `scale` after the call, if given.
+    pub scale: Option<Tensor>,
+}
+
+impl CallResult {
+    /// What an implementation gives that does not do what the case needs, for a reason.
+    pub fn unsupported(reason: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Unsupported(reason.into()), cache: None, scale: None }
+    }
+}
+
+/// How a call ended; `O` is what it gives: the outputs, by position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome<O = Vec<Tensor>> {
+    /// It gave these outputs.
+    Done(O),
+    /// It was refused.
+    Refused {
+        /// The kind of error; `None` if the implementation has messages only.
+        kind: Option<String>,
+        /// The error message.
+        message: String,
+    },
+    /// The implementation does not do this, for a reason: the case is not counted.
+    Unsupported(String),
+}
+
+impl<O> Outcome<O> {
+    /// A refusal of an implementation that has no kinds of errors.
+    pub fn refused(message: impl Into<String>) -> Self {
+        Self::Refused { kind: None, message: message.into() }
+    }
+
+    /// The same outcome with what is made of the outputs.
+    pub fn map<P>(self, outputs: impl FnOnce(O) -> P) -> Outcome<P> {
+        match self {
+            Self::Done(given) => Outcome::Done(outputs(given)),
+            Self::Refused { kind, message } => Outcome::Refused { kind, message },
+            Self::Unsupported(reason) => Outcome::Unsupported(reason),
+        }
+    }
+}
+
+/// Runs every golden case on an implementation.
+///
+/// # Panics
+/// If the golden cases cannot be read, which are part of this library or lie beside its source.
+pub fn run(implementation: &(impl Implementation + ?Sized)) -> Report {
+    let all = Suite::ALL.into_iter().flat_map(|suite| cases(suite).expect("the golden cases can be read"));
+    run_cases(implementation, &all.collect::<Vec<_>>())
+}
+
+/// Runs these cases on an implementation.
+pub fn run_cases(implementation: &(impl Implementation + ?Sized), cases: &[Case]) -> Report {
+    Runner::default().run(implementation, cases)
+}
+
+/// How cases are run: by default all, one after the other.
 #[derive(Debug, Clone)]
-pub struct Runner<'a> {
-    /// What the implementation declares that it does.
-    pub profile: Option<&'a Profile>,
-    /// Cases whose names do not contain this are left out.
-    pub filter: String,
+pub struct Runner {
+    /// Which cases are run.
+    pub only: Only,
     /// How many cases are run at once.
     pub jobs: NonZeroUsize,
 }
 
-impl Default for Runner<'_> {
+impl Default for Runner {
     fn default() -> Self {
-        Self { profile: None, filter: String::new(), jobs: NonZeroUsize::MIN }
+        Self { only: Only::default(), jobs: NonZeroUsize::MIN }
     }
 }
 
-impl Runner<'_> {
-    /// Runs the cases on an implementation that several threads may use at once.
-    pub fn run<C: Suite>(&self, implementation: &(impl Implementation<C> + Sync + ?Sized), cases: &[C]) -> Report {
+impl Runner {
+    /// Runs the cases on an implementation.
+    pub fn run(&self, implementation: &(impl Implementation + ?Sized), cases: &[Case]) -> Report {
         let next = AtomicUsize::new(0);
         let worker = || {
             let mut entries = Vec::new();
@@ -57,46 +124,31 @@ impl Runner<'_> {
             entries
         });
         entries.sort_by_key(|(i, _)| *i);
-        self.of(entries.into_iter().map(|(_, entry)| entry).collect())
+        Report { implementation: String::new(), entries: entries.into_iter().map(|(_, entry)| entry).collect() }
     }
 
-    fn of(&self, entries: Vec<Entry>) -> Report {
-        let profile = self.profile.map(|profile| profile.name.clone());
-        Report { profile, entries, ..Report::default() }
-    }
-
-    fn entry<C: Suite>(&self, implementation: &(impl Implementation<C> + ?Sized), case: &C) -> Entry {
-        let start = Instant::now();
-        let standing = self.profile.map_or(Standing::Within, |profile| profile.standing(&case.features()));
-        let (mut outside, mut demand) = (None, Demand::AsExpected);
-        if let Standing::MustRefuse(reason) = &standing {
-            (outside, demand) = (Some(reason.clone()), Demand::Refusal);
-        }
-        let verdict = if !case.name().contains(&self.filter) {
-            Verdict::NotRun(format!("the name does not contain {:?}", self.filter))
-        } else if let Standing::Unsupported(reason) = standing {
-            Verdict::Unsupported(reason)
-        } else if let Some(reason) = implementation.cannot_run(case) {
-            Verdict::Unsupported(reason)
-        } else {
-            verdict(case, demand, || implementation.run(case))
+    fn entry(&self, implementation: &(impl Implementation + ?Sized), case: &Case) -> Entry {
+        let (start, properties) = (Instant::now(), case.properties());
+        let verdict = match self.only.excludes(&properties) {
+            Some(reason) => Verdict::NotRun(reason),
+            None => verdict(implementation, case),
         };
         Entry {
-            suite: C::NAME,
-            page: case.page(),
-            case: case.name().to_owned(),
-            about: case.about().to_owned(),
-            rules: case.rules().to_vec(),
-            outside,
+            operator: case.operator,
+            case: case.name.clone(),
+            about: case.about.clone(),
+            rules: case.rules.clone(),
+            properties,
+            is_legal: case.is_legal() && case.gives_elements(),
             time: start.elapsed(),
             verdict,
         }
     }
 }
 
-fn verdict<C: Suite>(case: &C, demand: Demand, run: impl FnOnce() -> Result<Vec<CallResult>, String>) -> Verdict {
-    let failed = |difference| Verdict::Failed(Box::new(difference), None);
-    let results = match catch_unwind(AssertUnwindSafe(run)) {
+fn verdict(implementation: &(impl Implementation + ?Sized), case: &Case) -> Verdict {
+    let failed = |difference| Verdict::Failed(Box::new(difference));
+    let results = match catch_unwind(AssertUnwindSafe(|| implementation.run(case))) {
         Ok(Ok(results)) => results,
         Ok(Err(reason)) => return failed(Difference::could_not_run(reason)),
         Err(panic) => {
@@ -105,69 +157,12 @@ fn verdict<C: Suite>(case: &C, demand: Demand, run: impl FnOnce() -> Result<Vec<
             return failed(Difference::could_not_run(format!("the implementation panicked: {text}")));
         }
     };
-    case.difference(&results, demand).map_or(Verdict::Passed, failed)
-}
-
-/// An implementation of the operators of a suite, whose cases are `C`.
-pub trait Implementation<C: Suite = Case> {
-    /// Makes the node of the case and runs its calls, one after the other on the same state; gives the result of each.
-    ///
-    /// # Errors
-    /// A message, if the case could not be run; it then fails. A call that the operator refuses is not an error here
-    /// but an [`Outcome::Refused`](crate::Outcome::Refused).
-    fn run(&self, case: &C) -> Result<Vec<CallResult>, String>;
-
-    /// Why the implementation cannot run this case, if so; the case is then counted as skipped.
-    fn cannot_run(&self, _case: &C) -> Option<String> {
-        None
-    }
-}
-
-/// What is demanded of an implementation that runs a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Demand {
-    /// What the case says.
-    AsExpected,
-    /// To refuse every call, with whatever error, and to leave the state as it was: it does not do what the case needs.
-    Refusal,
-}
-
-/// The result of a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CallResult {
-    /// Its outputs, or its refusal.
-    pub outcome: Outcome,
-    /// `cache` after the call, if the operator has one.
-    pub cache: Option<Tensor>,
-    /// `scale` after the call, if given.
-    pub scale: Option<Tensor>,
-}
-
-/// How a call ended; `O` is what it gives: the outputs, by position.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome<O = Vec<Tensor>> {
-    /// It gave these outputs.
-    Done(O),
-    /// It was refused.
-    Refused {
-        /// The kind of error; `None` if the implementation has messages only.
-        kind: Option<String>,
-        /// The error message.
-        message: String,
-    },
-}
-
-impl<O> Outcome<O> {
-    /// A refusal of an implementation that has no kinds of errors.
-    pub fn refused(message: impl Into<String>) -> Self {
-        Self::Refused { kind: None, message: message.into() }
-    }
-
-    /// The same outcome with what is made of the outputs.
-    pub fn map<P>(self, outputs: impl FnOnce(O) -> P) -> Outcome<P> {
-        match self {
-            Self::Done(given) => Outcome::Done(outputs(given)),
-            Self::Refused { kind, message } => Outcome::Refused { kind, message },
-        }
+    let unsupported = results.iter().find_map(|result| match &result.outcome {
+        Outcome::Unsupported(reason) => Some(reason.clone()),
+        _ => None,
+    });
+    match unsupported {
+        Some(reason) => Verdict::Unsupported(reason),
+        None => case.difference(&results).map_or(Verdict::Passed, failed),
     }
 }

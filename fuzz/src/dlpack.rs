@@ -11,31 +11,32 @@ use kvcache::{
     kvcache_error_kind, kvcache_error_message, kvcache_free, kvcache_indices, kvcache_inputs, kvcache_operator,
     kvcache_run, kvcache_step_begin, kvcache_step_end, kvcache_step_layer, kvcache_step_shape,
 };
-use kvcache_conformance::random::{Entropy, Plan, changed_case};
-use kvcache_conformance::{Case, Expected, NamedInputs, NanRule, Suite, Tensor};
+use kvcache_conformance::backends::cache_attributes;
+use kvcache_conformance::random::{Plan, Unstructured, changed_case};
+use kvcache_conformance::{Expected, Tensor};
 use kvcache_op::dlpack::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
 use kvcache_op::{Attributes, ElementType};
 
 use crate::tally;
 
 pub fn run(bytes: &[u8]) {
-    let entropy = &mut Entropy::bytes(bytes);
+    let entropy = &mut Unstructured::bytes(bytes);
     let (of_descriptions, by_step) = (entropy.pick(&[0, 1, 1, 2, 3]), entropy.one_in(2));
     let case = if entropy.one_in(3) { changed_case(entropy) } else { Plan::draw(entropy, 6, 12).call(entropy).case() };
     let shape = match &case.steps[0].expected {
-        Expected::Success(after) => after.outputs[0].shape().to_vec(),
+        Expected::Success(after) => after["key"].shape().to_vec(),
         Expected::Refusal { .. } => vec![0, 1, 1],
     };
 
     // Every tensor is described, and one of them, or of the outputs, is changed.
     let mut tensors: Vec<Described> = Vec::new();
-    for (name, tensor) in case.steps[0].inputs.named() {
+    for (name, tensor) in &case.steps[0].inputs {
         tensors.push(Described::new(name, tensor.clone()));
     }
-    tensors.push(Described::new("cache", case.cache.clone()));
+    tensors.push(Described::new("cache", case.cache().clone()));
     tensors.extend(case.scale.iter().map(|scale| Described::new("scale", scale.clone())));
     for name in ["key", "value"] {
-        let mut output = Tensor::zeros(case.types.t1, shape.clone()).expect("a small output");
+        let mut output = Tensor::zeros(case.t1(), shape.clone()).expect("a small output");
         output.bytes_mut().fill(0xa5);
         tensors.push(Described::new(name, output));
     }
@@ -49,12 +50,17 @@ pub fn run(bytes: &[u8]) {
         }
     }
     let kind = {
-        let mut calls = Calls { attributes: &case.attributes, tensors: &mut tensors, nulls: &nulls, shape: &shape };
+        let mut calls = Calls {
+            attributes: &cache_attributes(&case.attributes),
+            tensors: &mut tensors,
+            nulls: &nulls,
+            shape: &shape,
+        };
         if by_step { calls.run_step() } else { calls.run() }.err()
     };
     assert_ne!(kind.as_deref(), Some("panic"));
     tally::count(kind.is_none());
-    let is_used = |name: &str| name != "scale" || case.attributes.quant_bit != 0;
+    let is_used = |name: &str| name != "scale" || case.attributes["quant_bit"] != 0;
     match (&case.steps[0].expected, kind) {
         (Expected::Success(_), Some(kind)) => {
             assert!(changed || !nulls.is_empty(), "a legal call is refused: {kind}");
@@ -72,10 +78,10 @@ pub fn run(bytes: &[u8]) {
                 return; // another legal call
             }
             assert!(!nulls.iter().any(|&name| name != "scale"), "null pointers are accepted: {nulls:?}");
-            for (name, expected) in after.named(<Case>::OUTPUTS) {
-                let got = tensors.iter().find(|tensor| tensor.name == name).map(|tensor| &tensor.tensor);
-                let is_same = got.is_some_and(|got| got == expected) || case.nan == NanRule::Any;
-                assert!(is_same, "{name} is not what it is by the oracle");
+            for (name, expected) in after {
+                let got = tensors.iter().find(|tensor| tensor.name == *name).map(|tensor| &tensor.tensor);
+                let is_same = got.is_some_and(|got| got == expected) || case.any_nan;
+                assert!(is_same, "{name} is not the reference's");
             }
         }
     }
@@ -99,7 +105,7 @@ fn dtype_of(element: ElementType) -> DLDataType {
 }
 
 /// A number near one, or at which something ends.
-fn near(entropy: &mut Entropy, number: i64) -> i64 {
+fn near(entropy: &mut Unstructured, number: i64) -> i64 {
     match entropy.below(4) {
         0 => entropy.pick(&[i64::MIN, i64::MAX, -1, 0, 1 << 31, 1 << 32, 1 << 62]),
         1 => number.wrapping_mul(entropy.below(7) as i64 - 3),
@@ -128,7 +134,7 @@ impl Described {
     }
 
     /// Changes one thing of the description; says whether the tensor is then another one.
-    fn mutate(&mut self, entropy: &mut Entropy) -> bool {
+    fn mutate(&mut self, entropy: &mut Unstructured) -> bool {
         let mut other = true;
         match entropy.below(9) {
             0 => {

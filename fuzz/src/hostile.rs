@@ -1,7 +1,8 @@
 //! Calls whose tensors no case can hold: too large for any memory, or in memory of each other.
 
-use kvcache_conformance::random::{Entropy, Planned};
-use kvcache_conformance::{NamedInputs, Tensor};
+use kvcache_conformance::backends::cache_attributes;
+use kvcache_conformance::random::Unstructured;
+use kvcache_conformance::{Call, Tensor};
 use kvcache_op::{
     Attributes, ElementType, Error, IndexInputs, Inputs, KeyValueCache, Outputs, Serial, TensorMut, TensorRef,
 };
@@ -19,9 +20,9 @@ struct Operand {
 /// An address that no system maps: not canonical.
 const NOWHERE: usize = 1 << 62;
 
-fn operands(call: &mut Planned) -> Vec<Operand> {
-    let mut tensors: Vec<(&str, &Tensor)> = call.inputs.named();
-    tensors.push(("cache", &call.cache));
+fn operands(call: &mut Call) -> Vec<Operand> {
+    let mut tensors: Vec<_> = call.inputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
+    tensors.extend(call.cache.as_ref().map(|cache| ("cache", cache)));
     tensors.extend(call.scale.as_ref().map(|scale| ("scale", scale)));
     let of = |(name, tensor): (&'static str, &Tensor)| Operand {
         name,
@@ -31,7 +32,7 @@ fn operands(call: &mut Planned) -> Vec<Operand> {
     };
     let mut operands: Vec<_> = tensors.into_iter().map(of).collect();
     // What is written, by a pointer that may write.
-    let written = [Some(&mut call.cache), call.scale.as_mut()].into_iter().flatten();
+    let written = [call.cache.as_mut(), call.scale.as_mut()].into_iter().flatten();
     for (operand, tensor) in operands[8..].iter_mut().zip(written) {
         operand.data = tensor.bytes_mut().as_mut_ptr();
     }
@@ -87,14 +88,14 @@ fn check<T>(
 
 /// Dimensions whose product about fits in 64 bits, in one shape or in all that have them: a check does not overflow,
 /// and accepts nothing that memory cannot have.
-pub fn sizes(mut call: Planned, entropy: &mut Entropy) {
+pub fn sizes(mut call: Call, entropy: &mut Unstructured) {
     let mut operands = operands(&mut call);
     for _ in 0..entropy.within(1, 3) {
         let bits = entropy.pick(&[62, 61, 60, 59, 57, 54, 32, 31, 20, 63]);
         let len = (1_usize << bits).wrapping_add_signed(entropy.pick(&[0, 0, 1, -1]));
         if entropy.one_in(4) {
             let name = entropy.pick(&["num_repeat", "num_layer", "quant_group", "page_size"]);
-            assert!(call.attributes.set(name, len as i64), "an attribute's own name");
+            call.attributes.insert(name, len as i64);
         }
         let at = entropy.below(operands.len());
         let axis = entropy.below(operands[at].shape.len());
@@ -108,8 +109,8 @@ pub fn sizes(mut call: Planned, entropy: &mut Entropy) {
             }
         }
     }
-    let is_used = |operand: &Operand| operand.name != "scale" || call.attributes.quant_bit != 0;
-    let checked = check(&call.attributes, &operands, |call| Ok(call.output_shape()));
+    let is_used = |operand: &Operand| operand.name != "scale" || call.attributes["quant_bit"] != 0;
+    let checked = check(&cache_attributes(&call.attributes), &operands, |call| Ok(call.output_shape()));
     tally::count(checked.is_ok());
     if let Ok(shape) = checked {
         let output =
@@ -121,14 +122,14 @@ pub fn sizes(mut call: Planned, entropy: &mut Entropy) {
 }
 
 /// A tensor in the memory of another one, one of which is written: the call is refused, and nothing is written.
-pub fn overlaps(mut call: Planned, entropy: &mut Entropy) {
+pub fn overlaps(mut call: Call, entropy: &mut Unstructured) {
     let before = (call.cache.clone(), call.scale.clone());
     let mut operands = operands(&mut call);
     let (inner, outer) = (entropy.below(operands.len() + 1), entropy.below(operands.len()));
     let len = |at: usize| operands.get(at).and_then(Operand::len).unwrap_or(0);
     let is_written = |at: usize| at >= 8;
-    let is_scale_unused = |at: usize| at == 9 && call.attributes.quant_bit == 0;
-    let (attributes, offset) = (call.attributes.clone(), entropy.below(3) * 8);
+    let is_scale_unused = |at: usize| at == 9 && call.attributes["quant_bit"] == 0;
+    let (attributes, offset) = (cache_attributes(&call.attributes), entropy.below(3) * 8);
     let refused = if inner == operands.len() {
         // An output.
         let room = len(outer);

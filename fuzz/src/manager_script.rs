@@ -2,7 +2,7 @@
 //! operation invariants hold, and every sequence has the rows that the model says, in the cache too; what is refused
 //! changes nothing, and what is saved can be loaded.
 
-use kvcache_conformance::random::Entropy;
+use kvcache_conformance::random::Unstructured;
 use kvcache_testing::manager::run::Run;
 use kvcache_testing::manager::script::{Cache, Operation};
 
@@ -11,7 +11,7 @@ use crate::tally;
 const OPERATIONS: usize = 60;
 
 pub fn run(bytes: &[u8]) {
-    let entropy = &mut Entropy::bytes(bytes);
+    let entropy = &mut Unstructured::bytes(bytes);
     let of_prefixes = entropy.one_in(4);
     let cache = if of_prefixes { Cache::draw_of_prefixes(entropy) } else { Cache::draw(entropy) };
     let mut run = Run::new(&cache);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use kvcache_conformance::{CallResult, Implementation, Outcome, Suite, run};
+use kvcache_conformance::{CallResult, Case, Implementation, Outcome, run_cases};
 
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
@@ -24,8 +24,8 @@ pub fn count(is_accepted: bool) {
 }
 
 /// Fails if the case does, and counts it.
-pub fn passes<C: Suite>(implementation: &impl Implementation<C>, case: &C) {
-    let report = run(implementation, std::slice::from_ref(case));
+pub fn passes(implementation: &impl Implementation, case: &Case) {
+    let report = run_cases(implementation, std::slice::from_ref(case));
     assert!(report.failed() == 0, "{}", report.text());
     count(true);
 }
@@ -44,8 +44,8 @@ pub fn directory() -> PathBuf {
 /// An implementation that says what it refuses, but not why: a call that breaks several rules may be refused for any.
 pub struct Kindless<T>(pub T);
 
-impl<C: Suite, T: Implementation<C>> Implementation<C> for Kindless<T> {
-    fn run(&self, case: &C) -> Result<Vec<CallResult>, String> {
+impl<T: Implementation> Implementation for Kindless<T> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let mut results = self.0.run(case)?;
         for result in &mut results {
             if let Outcome::Refused { kind, .. } = &mut result.outcome {

@@ -29,7 +29,7 @@ pub const TARGETS: [Target; 5] = [
 /// Changes an input of a target in place, as libFuzzer does or by its form; gives its new length.
 #[cfg(feature = "libfuzzer")]
 pub fn mutate(target: &str, data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
-    let mut random = kvcache_conformance::random::Entropy::seed(seed.into());
+    let mut random = kvcache_conformance::random::Unstructured::seed(seed.into());
     let form = TARGETS.iter().find(|other| other.name == target).map(|target| target.form);
     let Some(form) = form.filter(|_| random.below(2) == 0) else {
         return libfuzzer_sys::fuzzer_mutate(data, size, max_size);

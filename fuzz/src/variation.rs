@@ -1,7 +1,7 @@
 //! New inputs near others, for what libFuzzer's own changes of bytes rarely make: other choices from some point on, and
 //! files whose text or bytes are others.
 
-use kvcache_conformance::random::Entropy;
+use kvcache_conformance::random::Unstructured;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
@@ -12,7 +12,7 @@ pub enum Form {
 }
 
 impl Form {
-    pub fn vary(self, input: &mut Vec<u8>, random: &mut Entropy) {
+    pub fn vary(self, input: &mut Vec<u8>, random: &mut Unstructured) {
         match self {
             Self::Choices => vary_choices(input, random),
             Self::File => vary_file(input, random),
@@ -21,7 +21,7 @@ impl Form {
 }
 
 /// Others from some point on, or in some places.
-fn vary_choices(input: &mut Vec<u8>, random: &mut Entropy) {
+fn vary_choices(input: &mut Vec<u8>, random: &mut Unstructured) {
     let mut any = |len: usize| -> Vec<u8> { (0..len).map(|_| random.next() as u8).collect() };
     match any(1)[0] % 8 {
         0..3 => *input = any(300),
@@ -47,7 +47,7 @@ fn vary_choices(input: &mut Vec<u8>, random: &mut Entropy) {
 }
 
 /// The text, whose length then mostly is the one that is given, or the bytes.
-fn vary_file(input: &mut Vec<u8>, random: &mut Entropy) {
+fn vary_file(input: &mut Vec<u8>, random: &mut Unstructured) {
     let len = input.first_chunk().map_or(0, |&len| u64::from_le_bytes(len));
     let end = usize::try_from(len).ok().and_then(|len| len.checked_add(8)).filter(|&end| end <= input.len());
     let (Some(end), true) = (end, random.below(16) > 0) else {
@@ -91,7 +91,7 @@ const WORDS: [&str; 36] = [
 ];
 
 /// Some changes, of which each leaves most of the text as it is.
-pub fn vary_text(input: &mut Vec<u8>, random: &mut Entropy) {
+pub fn vary_text(input: &mut Vec<u8>, random: &mut Unstructured) {
     for _ in 0..1 + random.below(3) {
         let word = WORDS[random.below(WORDS.len())].as_bytes();
         let at = random.below(input.len() + 1);

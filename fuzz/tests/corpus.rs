@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{env, fs, panic};
 
-use kvcache_conformance::random::Entropy;
+use kvcache_conformance::random::Unstructured;
 use kvcache_fuzz::{TARGETS, Tally, Target, tally};
 
 /// Replays what is kept of a target, and goes on from there.
@@ -22,7 +22,7 @@ fn run(target: &str) {
     let seconds: u64 =
         env::var("KVCACHE_FUZZ_SECONDS").map_or(0, |seconds| seconds.parse().expect("a number of seconds"));
     let end = Instant::now() + Duration::from_secs(seconds);
-    let mut random = Entropy::seed(1);
+    let mut random = Unstructured::seed(1);
     let mut runs = 0;
     while runs < seconds * per_second && Instant::now() < end {
         let mut input = kept[random.below(kept.len())].1.clone();

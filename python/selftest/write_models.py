@@ -16,11 +16,12 @@ def models() -> dict[str, str]:
     found = {}
     for suite, word in SUITES.items():
         for case in _native.conformance_cases(suite, None, word, (0, 0)):
-            inputs = case["calls"][0][0] | {name: case[name] for name in ("cache", "scale") if case[name] is not None}
+            state = {name: sent for name, sent in (("cache", case.cache), ("scale", case.scale)) if sent is not None}
+            inputs = case.calls()[0][0] | state
             types = {name: element for name, (element, _, _) in inputs.items()}
-            of = operator(case["op_type"], inputs)
-            model = node_model(of, case["attributes"], types, domain=of.domains[0])
-            found[key(of.name, case["attributes"], types)] = b64encode(model.SerializeToString()).decode()
+            of = operator(case.op_type, inputs)
+            model = node_model(of, case.attributes, types, domain=of.domains[0])
+            found[key(of.name, case.attributes, types)] = b64encode(model.SerializeToString()).decode()
     return found
 
 

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use kvcache_attention::AttentionKernel;
 use kvcache_conformance::Tensor;
-use kvcache_conformance::backends::{check_attention, stored, write};
+use kvcache_conformance::backends::{check_attention, inputs_of, write};
 use kvcache_kernels::{Kernel, Reference, Serial, Workers};
 use kvcache_op::{AttentionBackend, Backend, KeyValueCache, Outputs};
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, CacheLayout};
@@ -55,7 +55,7 @@ pub fn attend_on(
 pub fn load(attributes: &CacheAttentionAttributes, inputs: &Inputs, state: &mut State) -> [Tensor; 2] {
     let op = KeyValueCache::new(attributes.cache.clone()).expect("a legal node");
     let cache = state.cache.as_mut().expect("the call has a cache");
-    let call = op.check(&stored(inputs), write(cache), state.scale.as_mut().map(write)).expect("a legal call");
+    let call = op.check(&inputs_of(inputs), write(cache), state.scale.as_mut().map(write)).expect("a legal call");
     let output = || Tensor::zeros(inputs["query"].element(), call.output_shape().to_vec()).expect("it fits");
     let mut outputs = [output(), output()];
     let [key, value] = outputs.each_mut().map(write);

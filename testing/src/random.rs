@@ -3,98 +3,82 @@
 
 use std::ops::{Deref, DerefMut, Range};
 
-use kvcache_conformance::backends::{inputs_of, static_inputs_of, write};
-use kvcache_conformance::random::{Entropy, static_call};
-pub use kvcache_conformance::random::{Plan, Planned};
-use kvcache_conformance::{StepInputs, Tensor, static_batching};
-use kvcache_op::{
-    Attributes, Backend, Call, ElementType, KeyValueCache, Outputs, StaticAttributes, StaticCall, StaticKeyValueCache,
-    TensorMut, Workers,
-};
+use kvcache_conformance::backends::{cache_attributes, inputs_of, static_attributes, static_inputs_of, write};
+pub use kvcache_conformance::random::Plan;
+use kvcache_conformance::random::{Unstructured, static_call};
+use kvcache_conformance::{Call, Operator, Tensor};
+use kvcache_op::{Backend, ElementType, KeyValueCache, Outputs, StaticKeyValueCache, TensorMut, Workers};
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
 
 pub fn plans(max_inner: usize, tokens: usize) -> impl Strategy<Value = Plan> {
-    any::<u64>().no_shrink().prop_map(move |seed| Plan::draw(&mut Entropy::seed(seed), max_inner, tokens))
+    any::<u64>().no_shrink().prop_map(move |seed| Plan::draw(&mut Unstructured::seed(seed), max_inner, tokens))
 }
 
+/// A legal call of `KeyValueCache`, of dynamic or static batching.
 #[derive(Debug, Clone)]
-pub struct RandomCall<A = Attributes, I = StepInputs> {
-    planned: Planned<A, I>,
+pub struct RandomCall {
+    call: Call,
     /// The outputs' offset from a cache line in elements: non-temporal stores depend on it.
     past_line: usize,
 }
 
-pub type RandomStaticCall = RandomCall<StaticAttributes, static_batching::StepInputs>;
+impl Deref for RandomCall {
+    type Target = Call;
 
-impl<A, I> Deref for RandomCall<A, I> {
-    type Target = Planned<A, I>;
-
-    fn deref(&self) -> &Planned<A, I> {
-        &self.planned
+    fn deref(&self) -> &Call {
+        &self.call
     }
 }
 
-impl<A, I> DerefMut for RandomCall<A, I> {
-    fn deref_mut(&mut self) -> &mut Planned<A, I> {
-        &mut self.planned
-    }
-}
-
-impl<A, I> RandomCall<A, I> {
-    fn outputs(&self, shape: &[usize]) -> [Output; 2] {
-        let t1 = self.types.t1;
-        [(); 2].map(|()| Output::new(t1, shape, self.past_line * t1.align()))
+impl DerefMut for RandomCall {
+    fn deref_mut(&mut self) -> &mut Call {
+        &mut self.call
     }
 }
 
 impl RandomCall {
     pub fn new(plan: &Plan, rng: &mut TestRng) -> Self {
-        let mut entropy = Entropy::seed(rng.next_u64());
-        Self { planned: plan.call(&mut entropy), past_line: entropy.below(2) }
+        let mut unstructured = Unstructured::seed(rng.next_u64());
+        Self { call: plan.call(&mut unstructured), past_line: unstructured.below(2) }
+    }
+
+    /// Outputs and state after the call.
+    pub fn run_on(&self, backend: Backend, workers: &dyn Workers) -> After {
+        let (mut cache, mut scale) = (self.cache().clone(), self.scale.clone());
+        let (state, t1) = ((write(&mut cache), scale.as_mut().map(write)), self.t1());
+        let outputs = |shape: &[usize]| [(); 2].map(|()| Output::new(t1, shape, self.past_line * t1.align()));
+        let mut made;
+        if self.operator == Operator::StaticKeyValueCache {
+            let op = StaticKeyValueCache::new(static_attributes(&self.attributes)).unwrap().with_backend(backend);
+            let call = op.check(&static_inputs_of(&self.inputs), state.0, state.1).unwrap();
+            made = outputs(&call.output_shape());
+            call.run(written(&mut made), workers).unwrap();
+        } else {
+            let op = KeyValueCache::new(cache_attributes(&self.attributes)).unwrap().with_backend(backend);
+            let call = op.check(&inputs_of(&self.inputs), state.0, state.1).unwrap();
+            made = outputs(&call.output_shape());
+            call.run(written(&mut made), workers).unwrap();
+        }
+        let [key, value] = made.each_ref().map(Output::tensor);
+        After { key, value, cache, scale }
     }
 }
 
-/// A call that the operator makes on any backend and threads.
-pub trait Runs {
-    fn run_on(&self, backend: Backend, workers: &dyn Workers) -> After;
+fn written(outputs: &mut [Output; 2]) -> Outputs<'_> {
+    let [key, value] = outputs.each_mut().map(Output::write);
+    Outputs { key, value }
 }
-
-/// For the calls of an operator: `run` gives outputs and state after the call, which `make` makes.
-macro_rules! runs {
-    ($Random:ty, $Op:ident, $inputs_of:ident, $Call:ty) => {
-        impl $Random {
-            pub fn run(&self, backend: Backend, make: impl FnOnce($Call, Outputs<'_>)) -> After {
-                let op = $Op::new(self.attributes.clone()).unwrap().with_backend(backend);
-                let (mut cache, mut scale) = (self.cache.clone(), self.scale.clone());
-                let call = op.check(&$inputs_of(&self.inputs), write(&mut cache), scale.as_mut().map(write)).unwrap();
-                let mut outputs = self.outputs(&call.output_shape());
-                let [key, value] = outputs.each_mut().map(Output::write);
-                make(call, Outputs { key, value });
-                let [key, value] = outputs.each_ref().map(Output::tensor);
-                After { key, value, cache, scale }
-            }
-        }
-
-        impl Runs for $Random {
-            fn run_on(&self, backend: Backend, workers: &dyn Workers) -> After {
-                self.run(backend, |call, outputs| call.run(outputs, workers).unwrap())
-            }
-        }
-    };
-}
-runs!(RandomCall, KeyValueCache, inputs_of, Call<'_>);
-runs!(RandomStaticCall, StaticKeyValueCache, static_inputs_of, StaticCall<'_>);
 
 /// Calls of sequences with fewer past and current tokens than `tokens`, and heads of up to `max_inner` groups.
 pub fn calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = RandomCall> {
     plans(max_inner, tokens).prop_perturb(|plan, mut rng| RandomCall::new(&plan, &mut rng))
 }
 
-pub fn static_calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = RandomStaticCall> {
+pub fn static_calls(max_inner: usize, tokens: usize) -> impl Strategy<Value = RandomCall> {
     any::<u64>().no_shrink().prop_map(move |seed| {
-        let mut entropy = Entropy::seed(seed);
-        RandomCall { planned: static_call(&mut entropy, max_inner, tokens), past_line: entropy.below(2) }
+        let mut unstructured = Unstructured::seed(seed);
+        RandomCall { call: static_call(&mut unstructured, max_inner, tokens), past_line: unstructured.below(2) }
     })
 }
 

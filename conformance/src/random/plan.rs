@@ -1,11 +1,10 @@
 //! Legal calls of any size: what they are made of is planned first, so that a test may choose parts of it.
 
-use kvcache_schema::{
-    Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, STATIC_SCALES, TypeCombination,
-};
+use kvcache_schema::{CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, STATIC_SCALES, TypeCombination};
 
-use super::entropy::{Choice, Entropy, bits, indices, scales, values};
-use crate::case::{StepInputs, Types};
+use super::unstructured::Unstructured;
+use super::values::{Choice, bits, indices, scales, values};
+use crate::case::{Call, Operator, Tensors};
 use crate::tensor::Tensor;
 
 #[derive(Debug, Clone)]
@@ -30,34 +29,11 @@ pub struct Plan {
     pub moderate: bool,
 }
 
-/// A legal call on a node, and the state before it.
-#[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "the fields are what a call is given")]
-pub struct Planned<A = Attributes, I = StepInputs> {
-    pub types: Types,
-    pub attributes: A,
-    pub inputs: I,
-    pub cache: Tensor,
-    pub scale: Option<Tensor>,
-}
-
-impl<A, I> Planned<A, I> {
-    /// Gives it, now and then, a scale that is not used: one of any type and shape.
-    pub(super) fn with_unused_scale(mut self, entropy: &mut Entropy) -> Self {
-        if self.scale.is_none() && entropy.one_in(6) {
-            let t3 = entropy.pick(&ElementType::T3);
-            let shape = [entropy.below(4), 3];
-            (self.types.t3, self.scale) = (Some(t3), Some(scales(&mut entropy.fork(), t3, &shape)));
-        }
-        self
-    }
-}
-
 /// The lengths of groups: those of a vector, and around them.
-pub(super) fn group(entropy: &mut Entropy, quant_bit: i64) -> usize {
-    let group = match entropy.below(9) {
+pub(super) fn group(unstructured: &mut Unstructured, quant_bit: i64) -> usize {
+    let group = match unstructured.below(9) {
         large @ 1.. => [16, 24, 32, 64, 128, 130, 136, 258][large - 1],
-        _ => entropy.within(1, 9),
+        _ => unstructured.within(1, 9),
     };
     if quant_bit == 4 { group.next_multiple_of(2) } else { group }
 }
@@ -72,61 +48,63 @@ pub(super) fn head_dim(types: TypeCombination, inner: usize, group: usize, most:
 
 /// The values of calls with heads of `group` elements that share a scale: few tensors have some that are not finite,
 /// which propagate to their group.
-pub(super) fn choice(entropy: &mut Entropy, t2: ElementType, group: usize) -> Choice {
+pub(super) fn choice(unstructured: &mut Unstructured, t2: ElementType, group: usize) -> Choice {
     let qmax = QuantBit::of_element(t2).map_or(127.0, |coding| coding.qmax().into());
-    Choice { group, qmax, non_finite: entropy.one_in(4), moderate: false }
+    Choice { group, qmax, non_finite: unstructured.one_in(4), moderate: false }
 }
 
 impl Plan {
     /// A plan of fewer than five sequences with fewer past and current tokens than `tokens`, and heads of up to
     /// `max_inner` groups.
-    pub fn draw(entropy: &mut Entropy, max_inner: usize, tokens: usize) -> Self {
-        let types = entropy.pick(&TypeCombination::LEGAL);
-        let num_layer = entropy.within(1, 3);
+    pub fn draw(unstructured: &mut Unstructured, max_inner: usize, tokens: usize) -> Self {
+        let types = unstructured.pick(&TypeCombination::LEGAL);
+        let num_layer = unstructured.within(1, 3);
         Self {
             types,
-            layout: entropy.pick(&CacheLayout::ALL),
-            mode: entropy.pick(&CacheMode::ALL),
-            num_heads: entropy.below(4),
-            inner: entropy.below(max_inner + 1),
-            group: group(entropy, types.quant_bit),
+            layout: unstructured.pick(&CacheLayout::ALL),
+            mode: unstructured.pick(&CacheMode::ALL),
+            num_heads: unstructured.below(4),
+            inner: unstructured.below(max_inner + 1),
+            group: group(unstructured, types.quant_bit),
             max_head_dim: 300,
-            num_repeat: entropy.within(1, 4),
+            num_repeat: unstructured.within(1, 4),
             num_layer,
-            layer_idx: entropy.below(num_layer),
-            page_size: entropy.within(1, 8),
-            sequences: (0..entropy.below(5)).map(|_| (entropy.below(tokens), entropy.below(tokens))).collect(),
+            layer_idx: unstructured.below(num_layer),
+            page_size: unstructured.within(1, 8),
+            sequences: (0..unstructured.below(5))
+                .map(|_| (unstructured.below(tokens), unstructured.below(tokens)))
+                .collect(),
             moderate: false,
         }
     }
 
     /// A plan of small calls, but for one in thirty-two: what is right for few heads or short groups may be wrong for
     /// many.
-    pub(super) fn small(entropy: &mut Entropy) -> Self {
-        let mut plan = Self::draw(entropy, 3, 9);
-        let is_large = entropy.one_in(32);
-        plan.num_heads = if is_large { entropy.within(1, 12) } else { plan.num_heads.max(1) };
+    pub(super) fn small(unstructured: &mut Unstructured) -> Self {
+        let mut plan = Self::draw(unstructured, 3, 9);
+        let is_large = unstructured.one_in(32);
+        plan.num_heads = if is_large { unstructured.within(1, 12) } else { plan.num_heads.max(1) };
         plan.inner = plan.inner.max(1);
         if !is_large {
-            let group = entropy.within(1, 8);
+            let group = unstructured.within(1, 8);
             plan.group = if plan.types.quant_bit == 4 { group.next_multiple_of(2) } else { group };
         }
         plan
     }
 
     /// As many tokens as a small call has, and now and then more.
-    pub(super) fn draw_sequences(&mut self, entropy: &mut Entropy) {
-        let tokens = match entropy.below(48) {
+    pub(super) fn draw_sequences(&mut self, unstructured: &mut Unstructured) {
+        let tokens = match unstructured.below(48) {
             0 => 150,
             1..12 => 25,
             _ => 7,
         };
-        let batch = if entropy.one_in(24) { entropy.within(5, 12) } else { entropy.below(5) };
-        self.sequences = (0..batch).map(|_| (entropy.below(tokens), entropy.below(tokens))).collect();
+        let batch = if unstructured.one_in(24) { unstructured.within(5, 12) } else { unstructured.below(5) };
+        self.sequences = (0..batch).map(|_| (unstructured.below(tokens), unstructured.below(tokens))).collect();
     }
 
-    fn choice(&self, entropy: &mut Entropy) -> Choice {
-        match choice(entropy, self.types.t2, self.group) {
+    fn choice(&self, unstructured: &mut Unstructured) -> Choice {
+        match choice(unstructured, self.types.t2, self.group) {
             choice if self.moderate => Choice { non_finite: false, moderate: true, ..choice },
             choice => choice,
         }
@@ -138,12 +116,12 @@ impl Plan {
 
     /// The inputs of a call as planned, and the slots that its cache has at least. Sequences that store lie apart, in
     /// random order, with gaps; of the others some read whatever is there.
-    pub(super) fn inputs(&self, entropy: &mut Entropy) -> (StepInputs, usize) {
+    pub(super) fn inputs(&self, unstructured: &mut Unstructured) -> (Tensors, usize) {
         let (cachestarts, max_t) = match self.mode {
-            CacheMode::Offset => self.offsets(entropy),
-            CacheMode::Paged => self.pages(entropy),
+            CacheMode::Offset => self.offsets(unstructured),
+            CacheMode::Paged => self.pages(unstructured),
         };
-        let choice = self.choice(entropy);
+        let choice = self.choice(unstructured);
         let starts = |len: &dyn Fn(&(usize, usize)) -> usize| {
             let mut starts = vec![0];
             self.sequences.iter().for_each(|sequence| starts.push(starts[starts.len() - 1] + len(sequence) as i64));
@@ -153,89 +131,89 @@ impl Plan {
         let shape = [self.sequences.iter().map(|&(_, current)| current).sum(), self.num_heads, self.head_dim()];
         let start_pos: Vec<_> = self.sequences.iter().map(|&(past, _)| past as i64).collect();
         let mut bound = |exact: i64| {
-            let value = entropy.pick(&[exact, exact, exact, exact + 1, exact + 60, i64::MAX]);
-            indices(entropy.pick(&[&[][..], &[1][..]]), &[value])
+            let value = unstructured.pick(&[exact, exact, exact, exact + 1, exact + 60, i64::MAX]);
+            indices(unstructured.pick(&[&[][..], &[1][..]]), &[value])
         };
         let (new, all) = (|&(_, current): &(usize, usize)| current, |&(past, current): &(usize, usize)| past + current);
         let (max_seqlen, max_kvlen) = (bound(longest(&new)), bound(longest(&all)));
         // Where bytes are copied they may be any.
-        let copies = self.types.t1 == self.types.t2 && !self.moderate && entropy.one_in(3);
-        let entropy = &mut entropy.fork();
+        let copies = self.types.t1 == self.types.t2 && !self.moderate && unstructured.one_in(3);
+        let unstructured = &mut unstructured.fork();
         let mut current = || match copies {
-            true => bits(entropy, self.types.t1, &shape),
-            false => values(entropy, self.types.t1, &shape, choice),
+            true => bits(unstructured, self.types.t1, &shape),
+            false => values(unstructured, self.types.t1, &shape, choice),
         };
-        let inputs = StepInputs {
-            current_key: current(),
-            current_value: current(),
-            seqstarts: starts(&new),
-            kvstarts: starts(&all),
-            cachestarts,
-            start_pos: indices(&[start_pos.len()], &start_pos),
-            max_seqlen,
-            max_kvlen,
-        };
+        let inputs = Tensors::from([
+            ("current_key", current()),
+            ("current_value", current()),
+            ("seqstarts", starts(&new)),
+            ("kvstarts", starts(&all)),
+            ("cachestarts", cachestarts),
+            ("start_pos", indices(&[start_pos.len()], &start_pos)),
+            ("max_seqlen", max_seqlen),
+            ("max_kvlen", max_kvlen),
+        ]);
         (inputs, max_t)
     }
 
     /// A call as planned.
-    pub fn call(&self, entropy: &mut Entropy) -> Planned {
-        let (inputs, max_t) = self.inputs(entropy);
-        self.planned(entropy, inputs, max_t)
+    pub fn call(&self, unstructured: &mut Unstructured) -> Call {
+        let (inputs, max_t) = self.inputs(unstructured);
+        self.planned(unstructured, inputs, max_t)
     }
 
     /// A call, and a cache of so many slots.
-    pub(super) fn planned(&self, entropy: &mut Entropy, inputs: StepInputs, max_t: usize) -> Planned {
+    pub(super) fn planned(&self, unstructured: &mut Unstructured, inputs: Tensors, max_t: usize) -> Call {
         let &Self { types, layout, num_heads, num_layer, .. } = self;
         let dims = CacheDims { max_t, num_layer, num_heads, inner: self.head_dim() };
         let cache = layout.shape(dims);
-        let choice = self.choice(entropy);
-        let entropy = &mut entropy.fork();
-        let static_scales = types.t2 == ElementType::Float8E4M3Fn && entropy.one_in(2);
+        let choice = self.choice(unstructured);
+        let unstructured = &mut unstructured.fork();
+        let static_scales = types.t2 == ElementType::Float8E4M3Fn && unstructured.one_in(2);
         let scale = match static_scales {
-            true => [num_layer, 2, num_heads].map(|len| if entropy.one_in(3) { 1 } else { len }).to_vec(),
+            true => [num_layer, 2, num_heads].map(|len| if unstructured.one_in(3) { 1 } else { len }).to_vec(),
             false => layout.shape(CacheDims { inner: self.head_dim() / self.group, ..dims }).to_vec(),
         };
-        Planned {
-            types: Types { t1: types.t1, t2: types.t2, t3: types.t3 },
-            attributes: Attributes {
-                num_layer: num_layer as i64,
-                layer_idx: self.layer_idx as i64,
-                quant_bit: types.quant_bit,
-                quant_group: self.group as i64,
-                num_repeat: self.num_repeat as i64,
-                cache_mode: self.mode.code(),
-                cache_layout: layout.code(),
-                page_size: self.page_size as i64,
-                quant_type: if static_scales { STATIC_SCALES } else { types.quant_type() },
-            },
+        let set = [
+            ("num_layer", num_layer as i64),
+            ("layer_idx", self.layer_idx as i64),
+            ("quant_bit", types.quant_bit),
+            ("quant_group", self.group as i64),
+            ("num_repeat", self.num_repeat as i64),
+            ("cache_mode", self.mode.code()),
+            ("cache_layout", layout.code()),
+            ("page_size", self.page_size as i64),
+            ("quant_type", if static_scales { STATIC_SCALES } else { types.quant_type() }),
+        ];
+        Call {
+            operator: Operator::KeyValueCache,
+            attributes: set.into_iter().collect(),
             inputs,
-            cache: if types.t3.is_some() {
-                bits(entropy, types.t2, &cache)
-            } else {
-                values(entropy, types.t2, &cache, choice)
-            },
+            cache: Some(match types.t3 {
+                Some(_) => bits(unstructured, types.t2, &cache),
+                None => values(unstructured, types.t2, &cache, choice),
+            }),
             scale: types.t3.map(|t3| match self.moderate {
-                true => values(entropy, t3, &scale, choice),
-                false => scales(entropy, t3, &scale),
+                true => values(unstructured, t3, &scale, choice),
+                false => scales(unstructured, t3, &scale),
             }),
         }
     }
 
     /// A start for each sequence, and the slots of the cache.
-    fn offsets(&self, entropy: &mut Entropy) -> (Tensor, usize) {
+    fn offsets(&self, unstructured: &mut Unstructured) -> (Tensor, usize) {
         let mut order: Vec<_> = (0..self.sequences.len()).collect();
-        entropy.fork().shuffle(&mut order);
+        unstructured.fork().shuffle(&mut order);
         let (mut starts, mut max_t) = (vec![0; order.len()], 0);
         for b in order {
-            max_t += entropy.below(3);
+            max_t += unstructured.below(3);
             starts[b] = max_t as i64;
             max_t += self.sequences[b].0 + self.sequences[b].1;
         }
-        max_t += entropy.below(3);
+        max_t += unstructured.below(3);
         for (start, (past, current)) in starts.iter_mut().zip(&self.sequences) {
-            if *current == 0 && entropy.one_in(2) {
-                *start = entropy.below(max_t - past + 1) as i64;
+            if *current == 0 && unstructured.one_in(2) {
+                *start = unstructured.below(max_t - past + 1) as i64;
             }
         }
         (indices(&[starts.len()], &starts), max_t)
@@ -243,28 +221,28 @@ impl Plan {
 
     /// Pages for each sequence, unaligned, with anything behind the last used one; some have the first pages of the
     /// first sequence, as far as both only read them.
-    fn pages(&self, entropy: &mut Entropy) -> (Tensor, usize) {
+    fn pages(&self, unstructured: &mut Unstructured) -> (Tensor, usize) {
         let used = |&(past, current): &(usize, usize)| (past + current).div_ceil(self.page_size);
-        let max_p = self.sequences.iter().map(used).max().unwrap_or(0) + entropy.below(3);
+        let max_p = self.sequences.iter().map(used).max().unwrap_or(0) + unstructured.below(3);
         let num_pages: usize = self.sequences.iter().map(used).sum();
-        let shift = entropy.below(3);
+        let shift = unstructured.below(3);
         let mut starts: Vec<_> = (0..num_pages).map(|p| (shift + p * self.page_size) as i64).collect();
-        entropy.fork().shuffle(&mut starts);
-        let filler = entropy.pick(&[-1, -1, 0, i64::MIN, i64::MAX]);
+        unstructured.fork().shuffle(&mut starts);
+        let filler = unstructured.pick(&[-1, -1, 0, i64::MIN, i64::MAX]);
         let mut table = vec![filler; self.sequences.len() * max_p];
         for (b, sequence) in self.sequences.iter().enumerate() {
             for p in 0..used(sequence) {
                 table[b * max_p + p] = starts.pop().unwrap_or_default();
             }
             let common = self.sequences[0].0.min(sequence.0) / self.page_size;
-            if b > 0 && entropy.one_in(2) {
-                table.copy_within(..entropy.below(common + 1), b * max_p);
+            if b > 0 && unstructured.one_in(2) {
+                table.copy_within(..unstructured.below(common + 1), b * max_p);
             }
         }
         let max_t = shift + num_pages * self.page_size;
         for (b, sequence) in self.sequences.iter().enumerate().filter(|(_, (_, current))| *current == 0) {
-            if entropy.one_in(2) {
-                let start = || entropy.below(max_t - self.page_size + 1) as i64;
+            if unstructured.one_in(2) {
+                let start = || unstructured.below(max_t - self.page_size + 1) as i64;
                 table[b * max_p..][..used(sequence)].fill_with(start);
             }
         }

@@ -1,42 +1,39 @@
-//! What became of each case, and how many ended how, all of them and those of each rule.
+//! What became of each case, and how many ended how: all of them, those of each rule, those with each flaw.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::difference::Difference;
-use crate::rules::{OperatorPage, Rule, rules};
-use crate::suite::Diagnosis;
+use crate::case::Operator;
+use crate::compare::Difference;
+use crate::rules::{Rule, rules};
 
 /// What became of some cases. Displayed, it is a text for a terminal; [`json`](Self::json) gives it as JSON.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// The name of what was tested.
     pub implementation: String,
-    /// The name of the profile that it was judged by, if there is one.
-    pub profile: Option<String>,
     /// An entry for each case, in the order of the cases.
     pub entries: Vec<Entry>,
-    /// What the failures come from, if they were diagnosed: the known mistakes that explain most of them, one a line.
-    pub conclusions: Vec<String>,
 }
 
 /// What became of a case.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// The name of its suite.
-    pub suite: &'static str,
-    /// The page of its operator, which states its rules.
-    pub page: OperatorPage,
+    /// Its operator, whose page states its rules.
+    pub operator: Operator,
     /// Its name.
     pub case: String,
     /// What it tests, in words.
     pub about: String,
     /// The ids of the rules that it proves.
     pub rules: Vec<String>,
-    /// What in it is outside of the profile, if something is: then it had to be refused.
-    pub outside: Option<String>,
+    /// What it can be told apart by: types, attributes, sizes.
+    pub properties: BTreeMap<&'static str, String>,
+    /// Whether all its calls must succeed, and give elements: one that refuses what is illegal, or does nothing, may
+    /// pass where all else is wrong.
+    pub is_legal: bool,
     /// How long it ran.
     pub time: Duration,
     /// What became of it.
@@ -49,7 +46,7 @@ pub enum Verdict {
     /// Everything is as expected.
     Passed,
     /// Something is not.
-    Failed(Box<Difference>, Option<Diagnosis>),
+    Failed(Box<Difference>),
     /// The implementation does not do what the case needs, for a reason.
     Unsupported(String),
     /// It was left out, for a reason.
@@ -61,7 +58,7 @@ impl Verdict {
     pub(super) fn word(&self) -> (&'static str, Option<&str>) {
         match self {
             Self::Passed => ("passed", None),
-            Self::Failed(..) => ("failed", None),
+            Self::Failed(_) => ("failed", None),
             Self::Unsupported(reason) => ("unsupported", Some(reason)),
             Self::NotRun(reason) => ("not-run", Some(reason)),
         }
@@ -97,7 +94,7 @@ impl Report {
     /// The cases that failed, with the first difference of each.
     pub fn failures(&self) -> impl Iterator<Item = (&Entry, &Difference)> {
         self.entries.iter().filter_map(|entry| match &entry.verdict {
-            Verdict::Failed(difference, _) => Some((entry, &**difference)),
+            Verdict::Failed(difference) => Some((entry, &**difference)),
             Verdict::Passed | Verdict::Unsupported(_) | Verdict::NotRun(_) => None,
         })
     }
@@ -107,11 +104,40 @@ impl Report {
         self.failed() == 0 && self.passed() > 0
     }
 
-    /// Puts the entries of another report behind those of this one.
-    pub fn append(&mut self, other: Self) {
-        self.entries.extend(other.entries);
-        self.conclusions.extend(other.conclusions);
+    /// What is wrong in the cases that failed, and what those with the same flaw have in common.
+    pub fn flaws(&self) -> Vec<Flaw> {
+        let mut failed: BTreeMap<String, Vec<&Entry>> = BTreeMap::new();
+        for (entry, difference) in self.failures() {
+            failed.entry(difference.flaw()).or_default().push(entry);
+        }
+        let passed: Vec<_> = self.entries.iter().filter(|entry| entry.verdict == Verdict::Passed).collect();
+        let flaw = |(flaw, failed): (String, Vec<&Entry>)| {
+            let passed = || passed.iter().filter(|entry| entry.is_legal || !failed.iter().any(|entry| entry.is_legal));
+            let tells = |(name, value): &(&&str, &String)| {
+                let has = |entry: &&Entry| entry.properties.get(**name) == Some(*value);
+                failed.iter().all(|entry| has(entry)) && !passed().any(|entry| has(entry))
+            };
+            let telling = failed[0].properties.iter().filter(tells).take(MOST_CONDITIONS);
+            let only_where = telling.map(|(name, value)| format!("{name} is {value}")).collect();
+            Flaw { flaw, cases: failed.len(), only_where }
+        };
+        failed.into_iter().map(flaw).collect()
     }
+}
+
+/// A case that failed alone has many a property that no other has.
+const MOST_CONDITIONS: usize = 3;
+
+/// Something that is wrong in some cases.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Flaw {
+    /// What is wrong.
+    pub flaw: String,
+    /// In how many cases.
+    pub cases: usize,
+    /// Properties that all these cases have, and none that passed has. Where one of legal calls failed, those that
+    /// passed with illegal calls, or with empty outputs, do not count.
+    pub only_where: Vec<String>,
 }
 
 /// How many cases ended how.
@@ -142,7 +168,7 @@ impl Counts {
         for verdict in verdicts {
             *match verdict {
                 Verdict::Passed => &mut counts.passed,
-                Verdict::Failed(..) => &mut counts.failed,
+                Verdict::Failed(_) => &mut counts.failed,
                 Verdict::Unsupported(_) => &mut counts.unsupported,
                 Verdict::NotRun(_) => &mut counts.not_run,
             } += 1;
@@ -152,19 +178,19 @@ impl Counts {
 }
 
 impl Report {
-    /// The rules of the operators of the cases, page by page, with what became of the cases that prove each.
+    /// The rules of the operators of the cases, operator by operator, with what became of the cases that prove each.
     pub fn by_rule(&self) -> Vec<RuleCount> {
-        let mut verdicts: HashMap<(OperatorPage, &str), Vec<&Verdict>> = HashMap::new();
+        let mut verdicts: HashMap<(Operator, &str), Vec<&Verdict>> = HashMap::new();
         for entry in &self.entries {
             for rule in &entry.rules {
-                verdicts.entry((entry.page, rule)).or_default().push(&entry.verdict);
+                verdicts.entry((entry.operator, rule)).or_default().push(&entry.verdict);
             }
         }
-        let pages = OperatorPage::ALL.into_iter().filter(|page| self.entries.iter().any(|entry| entry.page == *page));
+        let tested = |operator: &Operator| self.entries.iter().any(|entry| entry.operator == *operator);
         let count = |rule: &'static Rule| {
-            let verdicts = verdicts.get(&(rule.page, &rule.id)).into_iter().flatten();
+            let verdicts = verdicts.get(&(rule.operator, rule.id.as_str())).into_iter().flatten();
             RuleCount { rule, cases: Counts::of(verdicts.copied()) }
         };
-        pages.flat_map(rules).map(count).collect()
+        Operator::ALL.into_iter().filter(tested).flat_map(rules).map(count).collect()
     }
 }

@@ -5,39 +5,36 @@ use serde_json::{Value, json};
 use super::entry::{Entry, Report, Verdict};
 
 /// The version of the form of the JSON. It rises when a field goes away or changes its meaning; new ones may come.
-pub const JSON_VERSION: u32 = 1;
+pub const JSON_VERSION: u32 = 2;
 
 impl Report {
     /// The report as one JSON document:
     ///
-    /// - `version`: [`JSON_VERSION`]; `implementation`, `profile` (or null), and `conforms`, as in [`Report`];
+    /// - `version`: [`JSON_VERSION`]; `implementation` and `conforms`, as in [`Report`];
     /// - `summary`: `passed`, `failed`, `unsupported`, `not_run`, the numbers of cases;
     /// - `rules`: for each rule its `operator`, `rule` (the id), `title`, `link` (page and anchor), and the same numbers;
     /// - `cases`: for each case its `suite`, `operator`, `case` (the name), `about`, `rules` (ids), `verdict` (`passed`,
-    ///   `failed`, `unsupported` or `not-run`), `seconds`; where it applies, `outside` (what is outside of the profile),
-    ///   `reason` (why it is unsupported or was not run), `diagnosis` (`mistake`, `about`, `rule`), and `difference`:
-    ///   its `text`, and the fields of [`Difference`](crate::Difference);
-    /// - `diagnosis`: the known mistakes that explain most of the failures, in words, if there are any.
+    ///   `failed`, `unsupported` or `not-run`), `seconds`; where it applies, `reason` (why it is unsupported or was not
+    ///   run) and `difference`: its `text`, and the fields of [`Difference`](crate::Difference);
+    /// - `flaws`: what is wrong, in words (`flaw`), in how many `cases`, and `only_where`: what these alone have in
+    ///   common.
     ///
     /// Elements are objects with `type`, `value` and `bits`, the last two as text, since JSON has no NaN.
     pub fn json(&self) -> String {
         let rules = self.by_rule().into_iter().map(|row| {
             let rule = row.rule;
-            let operator = rule.page.name();
+            let operator = rule.operator.name();
             with(&row.cases, json!({"operator": operator, "rule": rule.id, "title": rule.title, "link": rule.link()}))
         });
-        let mut document = json!({
+        let document = json!({
             "version": JSON_VERSION,
             "implementation": self.implementation,
-            "profile": self.profile,
             "conforms": self.conforms(),
             "summary": self.counts(),
             "rules": rules.collect::<Vec<_>>(),
             "cases": self.entries.iter().map(Entry::json).collect::<Vec<_>>(),
+            "flaws": self.flaws(),
         });
-        if !self.conclusions.is_empty() {
-            document["diagnosis"] = json!(self.conclusions);
-        }
         format!("{document:#}")
     }
 }
@@ -46,24 +43,19 @@ impl Entry {
     fn json(&self) -> Value {
         let (verdict, reason) = self.verdict.word();
         let mut row = json!({
-            "suite": self.suite,
-            "operator": self.page.name(),
+            "suite": self.operator.suite().name(),
+            "operator": self.operator.name(),
             "case": self.case,
             "about": self.about,
             "rules": self.rules,
             "verdict": verdict,
             "seconds": self.time.as_secs_f64(),
         });
-        for (name, text) in [("outside", self.outside.as_deref()), ("reason", reason)] {
-            if let Some(text) = text {
-                row[name] = json!(text);
-            }
+        if let Some(reason) = reason {
+            row["reason"] = json!(reason);
         }
-        if let Verdict::Failed(difference, diagnosis) = &self.verdict {
+        if let Verdict::Failed(difference) = &self.verdict {
             row["difference"] = with(difference, json!({"text": difference.to_string()}));
-            if let Some(diagnosis) = diagnosis {
-                row["diagnosis"] = json!(diagnosis);
-            }
         }
         row
     }

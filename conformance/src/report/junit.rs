@@ -6,24 +6,22 @@ use std::time::Duration;
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
 use super::entry::{Entry, Report, Verdict};
-use crate::rules::OperatorPage;
+use crate::case::Operator;
 
 impl Report {
     /// The report as JUnit's XML: a test suite for each operator, a test case for each case. Its properties name the
     /// rules that it proves; a case that is unsupported or was not run is skipped, with the reason.
     pub fn junit(&self) -> String {
         let mut junit = quick_junit::Report::new(self.implementation.as_str());
-        let mut times: HashMap<OperatorPage, Duration> = HashMap::new();
+        let mut times: HashMap<Operator, Duration> = HashMap::new();
         for entry in &self.entries {
-            *times.entry(entry.page).or_default() += entry.time;
+            *times.entry(entry.operator).or_default() += entry.time;
         }
-        for page in OperatorPage::ALL.into_iter().filter(|page| times.contains_key(page)) {
-            let mut suite = TestSuite::new(page.name());
-            suite.set_time(times[&page]);
-            if let Some(profile) = &self.profile {
-                suite.add_property(("profile", profile.as_str()));
-            }
-            suite.add_test_cases(self.entries.iter().filter(|entry| entry.page == page).map(Entry::test_case));
+        for operator in Operator::ALL.into_iter().filter(|operator| times.contains_key(operator)) {
+            let mut suite = TestSuite::new(operator.name());
+            suite.set_time(times[&operator]);
+            let entries = self.entries.iter().filter(|entry| entry.operator == operator);
+            suite.add_test_cases(entries.map(Entry::test_case));
             junit.add_test_suite(suite);
         }
         junit.set_time(times.into_values().sum());
@@ -35,18 +33,11 @@ impl Entry {
     fn test_case(&self) -> TestCase {
         let status = match &self.verdict {
             Verdict::Passed => TestCaseStatus::success(),
-            Verdict::Failed(difference, diagnosis) => {
+            Verdict::Failed(difference) => {
                 let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
                 status.set_message(difference.to_string());
-                status.set_type(diagnosis.as_ref().map_or("difference", |diagnosis| &diagnosis.mistake));
-                let mut description = self.about.clone();
-                if let Some(outside) = &self.outside {
-                    description += &format!("\nIt must be refused: {outside}.");
-                }
-                if let Some(diagnosis) = diagnosis {
-                    description += &format!("\nDiagnosis: {} (rule {}).", diagnosis.about, diagnosis.rule);
-                }
-                status.set_description(description);
+                status.set_type(difference.flaw());
+                status.set_description(self.about.as_str());
                 status
             }
             Verdict::Unsupported(reason) | Verdict::NotRun(reason) => {
@@ -56,7 +47,7 @@ impl Entry {
             }
         };
         let mut case = TestCase::new(self.case.as_str(), status);
-        case.set_classname(format!("{}.{}", self.suite, self.page.name()));
+        case.set_classname(format!("{}.{}", self.operator.suite().name(), self.operator.name()));
         case.set_time(self.time);
         for rule in &self.rules {
             case.add_property(("rule", rule.as_str()));

@@ -6,5 +6,5 @@ mod json;
 mod junit;
 mod text;
 
-pub use entry::{Counts, Entry, Report, RuleCount, Verdict};
+pub use entry::{Counts, Entry, Flaw, Report, RuleCount, Verdict};
 pub use json::JSON_VERSION;

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use super::entry::{Counts, Entry, Report, RuleCount, Verdict};
+use crate::rules::rule;
 
-/// A paragraph for each failure, the reasons why cases are unsupported, what explains the failures, and a closing
-/// count. What a program or an exception has said is shown so that it does nothing to a terminal: control characters
+/// A paragraph for each failure, the reasons why cases are unsupported, the flaws with what their cases have in common,
+/// and a closing count. What a program or an exception has said is shown so that it does nothing to a terminal: control characters
 /// are escaped.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,8 +25,13 @@ impl fmt::Display for Report {
                 writeln!(f, "{}: {reason} ({count} {cases})", what.replace('-', " "))?;
             }
         }
-        for conclusion in &self.conclusions {
-            writeln!(f, "diagnosis: {conclusion}")?;
+        for flaw in self.flaws() {
+            let cases = if flaw.cases == 1 { "case" } else { "cases" };
+            write!(f, "{} {cases}: {}", flaw.cases, flaw.flaw)?;
+            if !flaw.only_where.is_empty() {
+                write!(f, "; only where {}", flaw.only_where.join(" and "))?;
+            }
+            f.write_char('\n')?;
         }
         f.write_str(&self.summary())
     }
@@ -51,17 +57,11 @@ impl Write for Escaped<'_, '_> {
 
 impl Entry {
     fn failure(&self, f: &mut impl Write) -> fmt::Result {
-        let Verdict::Failed(difference, diagnosis) = &self.verdict else { return Ok(()) };
-        writeln!(f, "FAILED {}/{}: {difference}", self.suite, self.case)?;
+        let Verdict::Failed(difference) = &self.verdict else { return Ok(()) };
+        writeln!(f, "FAILED {}/{}: {difference}", self.operator.suite().name(), self.case)?;
         writeln!(f, "    case: {}", self.about)?;
-        if !self.rules.is_empty() {
-            writeln!(f, "    rules of {}: {}", self.page.name(), self.rules.join(", "))?;
-        }
-        if let Some(outside) = &self.outside {
-            writeln!(f, "    must be refused, since {outside}")?;
-        }
-        if let Some(diagnosis) = diagnosis {
-            writeln!(f, "    diagnosis: {}: {} (rule {})", diagnosis.mistake, diagnosis.about, diagnosis.rule)?;
+        for rule in self.rules.iter().filter_map(|id| rule(self.operator, id)) {
+            writeln!(f, "    rule {}: {}", rule.link(), rule.text.trim_end())?;
         }
         Ok(())
     }
@@ -73,7 +73,7 @@ impl Report {
         format!("{}\n{self}\n", self.rule_table())
     }
 
-    /// One line: what was tested, by which profile, and the counts.
+    /// One line: what was tested, and the counts.
     pub fn summary(&self) -> String {
         let mut summary = String::new();
         if !self.implementation.is_empty() {
@@ -86,9 +86,6 @@ impl Report {
                 summary += &format!(", {count} {what}");
             }
         }
-        if let Some(profile) = &self.profile {
-            summary += &format!(" (profile: {profile})");
-        }
         summary
     }
 
@@ -98,17 +95,17 @@ impl Report {
             self.by_rule().into_iter().partition(|counts| counts.cases != Counts::default());
         let mut table = String::new();
         let width = proven.iter().map(|counts| counts.rule.title.chars().count()).max().unwrap_or_default();
-        let mut page = None;
+        let mut operator = None;
         for counts in &proven {
-            if page.replace(counts.rule.page) != Some(counts.rule.page) {
-                let heading = counts.rule.page.name();
+            if operator.replace(counts.rule.operator) != Some(counts.rule.operator) {
+                let heading = counts.rule.operator.name();
                 table += &format!("{heading:width$}  passed  failed  unsupported  not run\n", width = width + 2);
             }
             table += &line(counts, width);
         }
         if !unproven.is_empty() {
             table += "rules that no case here proves: ";
-            let names = unproven.iter().map(|counts| format!("{}/{}", counts.rule.page.name(), counts.rule.id));
+            let names = unproven.iter().map(|counts| format!("{}/{}", counts.rule.operator.name(), counts.rule.id));
             table += &names.collect::<Vec<_>>().join(", ");
             table.push('\n');
         }

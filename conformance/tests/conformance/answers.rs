@@ -3,36 +3,37 @@
 use std::sync::LazyLock;
 
 use half::{bf16, f16};
-use kvcache_conformance::{
-    CallResult, Case, Expected, Implementation, Outcome, Suite, Tensor, attention, cases, static_batching,
-};
+use kvcache_conformance::{CallResult, Case, Expected, Implementation, Outcome, Suite, Tensor, cases};
 use kvcache_schema::ElementType;
 
-pub static DYNAMIC: LazyLock<Vec<Case>> = LazyLock::new(|| cases().unwrap());
-pub static STATIC: LazyLock<Vec<static_batching::Case>> = LazyLock::new(|| static_batching::cases().unwrap());
-pub static ATTENTION: LazyLock<Vec<attention::Case>> = LazyLock::new(|| attention::cases().unwrap());
+/// The golden cases of all suites.
+pub static CASES: LazyLock<Vec<Case>> =
+    LazyLock::new(|| Suite::ALL.into_iter().flat_map(|suite| cases(suite).unwrap()).collect());
+
+pub fn of_suite(suite: Suite) -> impl Iterator<Item = &'static Case> {
+    CASES.iter().filter(move |case| case.operator.suite() == suite)
+}
 
 /// Gives the expected results of a case, changed by a function.
 pub struct Answers<F>(pub F);
 
-impl<C: Suite, F: Fn(&C, &mut Vec<CallResult>) -> Result<(), String>> Implementation<C> for Answers<F> {
-    fn run(&self, case: &C) -> Result<Vec<CallResult>, String> {
+impl<F: Fn(&Case, &mut Vec<CallResult>) -> Result<(), String> + Sync> Implementation for Answers<F> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let mut results = answers(case);
         (self.0)(case, &mut results)?;
         Ok(results)
     }
 }
 
-pub fn answers<C: Suite>(case: &C) -> Vec<CallResult> {
-    let [mut cache, mut scale] = case.state().map(|tensor| tensor.cloned());
-    let t1 = case.types()["T1"];
-    let answer = |(_, expected): (_, &Expected)| {
-        let outcome = match expected {
+pub fn answers(case: &Case) -> Vec<CallResult> {
+    let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
+    let answer = |step: &kvcache_conformance::Step| {
+        let outcome = match &step.expected {
             Expected::Success(after) => {
-                (cache, scale) = (after.cache.clone(), after.scale.clone());
-                let mut outputs = after.outputs.clone();
-                if !after.tolerance.is_empty() {
-                    outputs[0] = of_type(&outputs[0], t1);
+                (cache, scale) = (after.get("cache").cloned(), after.get("scale").cloned());
+                let mut outputs: Vec<_> = case.outputs.iter().map(|name| after[name].clone()).collect();
+                if after.contains_key("tolerance") {
+                    outputs[0] = of_type(&outputs[0], case.t1());
                 }
                 Outcome::Done(outputs)
             }
@@ -42,17 +43,13 @@ pub fn answers<C: Suite>(case: &C) -> Vec<CallResult> {
         };
         CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
     };
-    case.calls().into_iter().map(answer).collect()
-}
-
-pub fn is_legal<C: Suite>(case: &C) -> bool {
-    case.calls().iter().all(|(_, expected)| matches!(expected, Expected::Success(_)))
+    case.steps.iter().map(answer).collect()
 }
 
 pub fn last_outputs(results: &mut [CallResult]) -> &mut Vec<Tensor> {
     match &mut results.last_mut().expect("a case has calls").outcome {
         Outcome::Done(outputs) => outputs,
-        Outcome::Refused { .. } => unreachable!("the last call succeeds"),
+        other => unreachable!("the last call succeeds: {other:?}"),
     }
 }
 
@@ -74,8 +71,4 @@ pub fn floats(tensor: &Tensor) -> Vec<f32> {
 pub fn of_floats(like: &Tensor, values: impl IntoIterator<Item = f32>) -> Tensor {
     let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
     Tensor::new(ElementType::Float32, like.shape().to_vec(), &bytes).expect("as many elements")
-}
-
-pub fn integers(tensor: &Tensor) -> Vec<i64> {
-    tensor.bytes().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect()
 }

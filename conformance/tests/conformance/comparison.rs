@@ -1,9 +1,9 @@
 //! The comparison, which is the same in every suite: expected results pass, and every kind of wrong result fails.
 
-use kvcache_conformance::{CallResult, Demand, Expected, NanRule, Outcome, Suite, Tensor, attention};
+use kvcache_conformance::{CallResult, Case, Expected, Outcome, Suite, Tensor};
 use kvcache_schema::ElementType;
 
-use crate::answers::{ATTENTION, DYNAMIC, STATIC, answers, floats, last_outputs, of_floats, of_type};
+use crate::answers::{answers, floats, last_outputs, of_floats, of_suite, of_type};
 
 type Change = fn(&mut Vec<CallResult>);
 
@@ -55,51 +55,48 @@ const OF_REFUSALS: [Change; 6] = [
 
 #[test]
 fn every_wrong_result_fails() {
-    every_change_fails(DYNAMIC.as_slice());
-    every_change_fails(STATIC.as_slice());
-    every_change_fails(ATTENTION.as_slice());
+    Suite::ALL.into_iter().for_each(every_change_fails);
 }
 
-fn every_change_fails<C: Suite>(cases: &[C]) {
+fn every_change_fails(suite: Suite) {
     let mut failures = [[0; OF_SUCCESSES.len()], [0; OF_SUCCESSES.len()]];
-    for case in cases {
-        let refused = matches!(case.calls().last(), Some((_, Expected::Refusal { .. })));
+    for case in of_suite(suite) {
+        let refused = matches!(case.steps.last().unwrap().expected, Expected::Refusal { .. });
         let changes = if refused { &OF_REFUSALS[..] } else { &OF_SUCCESSES[..] };
         let right = answers(case);
-        assert_eq!(case.difference(&right, Demand::AsExpected), None, "{}", case.name());
+        assert_eq!(case.difference(&right), None, "{}", case.name);
         for (i, change) in changes.iter().enumerate() {
             let mut wrong = right.clone();
             change(&mut wrong);
             // A changed bit may be one of any NaN, or of a zero that is near enough.
             let may_be_right = match i {
-                FLIPPED_CACHE | FLIPPED_SCALE | FLIPPED_OUTPUT if !refused => case.nan() == NanRule::Any,
+                FLIPPED_CACHE | FLIPPED_SCALE | FLIPPED_OUTPUT if !refused => case.any_nan,
                 _ => false,
-            } || i == FLIPPED_OUTPUT && C::NAME == "attention";
+            } || i == FLIPPED_OUTPUT && suite == Suite::Attention;
             if right != wrong && !may_be_right {
-                assert!(case.difference(&wrong, Demand::AsExpected).is_some(), "{}: change {i}", case.name());
+                assert!(case.difference(&wrong).is_some(), "{}: change {i}", case.name);
                 failures[usize::from(refused)][i] += 1;
             }
         }
         let mut results = right;
         if let Outcome::Refused { kind, .. } = &mut last(&mut results).outcome {
             *kind = None;
-            assert_eq!(case.difference(&results, Demand::AsExpected), None, "one may have messages only");
+            assert_eq!(case.difference(&results), None, "one may have messages only");
         }
     }
     for (failures, changes) in failures.iter().zip([OF_SUCCESSES.len(), OF_REFUSALS.len()]) {
         let untried: Vec<_> = (0..changes).filter(|&i| failures[i] == 0).collect();
-        assert!(untried.is_empty() || untried == [FLIPPED_OUTPUT] && C::NAME == "attention", "{untried:?}");
+        assert!(untried.is_empty() || untried == [FLIPPED_OUTPUT] && suite == Suite::Attention, "{untried:?}");
     }
 }
 
 #[test]
 fn a_nan_equals_another_only_where_a_case_says_so() {
     let mut failed = [0; 2];
-    for case in DYNAMIC.iter().filter(|case| matches!(case.calls().last(), Some((_, Expected::Success(_))))) {
+    for case in of_suite(Suite::KeyValueCache).filter(|case| case.is_legal()) {
         let mut results = answers(case);
         negate_nans(&mut last_outputs(&mut results)[0]);
-        failed[usize::from(case.nan == NanRule::Exact)] +=
-            usize::from(case.difference(&results, Demand::AsExpected).is_some());
+        failed[usize::from(!case.any_nan)] += usize::from(case.difference(&results).is_some());
     }
     assert!(failed[0] == 0 && failed[1] > 0, "{failed:?}");
 }
@@ -119,22 +116,22 @@ fn negate_nans(tensor: &mut Tensor) {
 }
 
 /// The cases of attention whose last call succeeds, with the output and the tolerance of that.
-fn attended(t1: ElementType) -> Vec<(&'static attention::Case, &'static Tensor, &'static Tensor)> {
-    let of = |case: &'static attention::Case| match &case.steps.last()?.expected {
-        Expected::Success(after) if case.t1 == t1 && !after.outputs[0].bytes().is_empty() => {
-            Some((case, &after.outputs[0], after.tolerance.first()?))
+fn attended(t1: ElementType) -> Vec<(&'static Case, &'static Tensor, &'static Tensor)> {
+    let of = |case: &'static Case| match &case.steps.last()?.expected {
+        Expected::Success(after) if case.t1() == t1 && !after["attn_output"].bytes().is_empty() => {
+            Some((case, &after["attn_output"], &after["tolerance"]))
         }
         _ => None,
     };
-    ATTENTION.iter().filter_map(of).collect()
+    of_suite(Suite::Attention).filter_map(of).collect()
 }
 
 /// How many of these cases fail if their last output is this.
-fn failing<'a>(outputs: impl Iterator<Item = (&'a attention::Case, Tensor)>) -> usize {
-    let fails = |(case, output): (&attention::Case, Tensor)| {
+fn failing<'a>(outputs: impl Iterator<Item = (&'a Case, Tensor)>) -> usize {
+    let fails = |(case, output): (&Case, Tensor)| {
         let mut results = answers(case);
-        last_outputs(&mut results)[0] = of_type(&output, case.t1);
-        case.difference(&results, Demand::AsExpected).is_some()
+        last_outputs(&mut results)[0] = of_type(&output, case.t1());
+        case.difference(&results).is_some()
     };
     outputs.map(fails).filter(|fails| *fails).count()
 }

@@ -1,12 +1,7 @@
-//! The kit's own tests: cases, comparison, diagnosis, reports, programs under test.
+//! The kit's own tests: cases, comparison, reports.
 
 mod answers;
-#[cfg(unix)]
-mod command;
+mod cases;
 mod comparison;
-mod diagnosis;
 mod located;
-mod oracle;
-mod profile;
-#[cfg(unix)]
-mod program;
+mod report;

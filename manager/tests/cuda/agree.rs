@@ -1,6 +1,6 @@
 //! What a device does to rows is what the host does.
 
-use kvcache_conformance::random::Entropy;
+use kvcache_conformance::random::Unstructured;
 use kvcache_manager::op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use kvcache_manager::schema::ElementType::{BFloat16, Float8E4M3Fn, Float16, Float32, Int4, Int8};
 use kvcache_manager::schema::{CacheLayout, QuantBit};
@@ -37,7 +37,7 @@ fn both(
 }
 
 /// Copies of which some overlap themselves or an earlier one; more than one launch takes.
-fn copies(entropy: &mut Entropy, count: usize) -> Vec<RowCopy> {
+fn copies(entropy: &mut Unstructured, count: usize) -> Vec<RowCopy> {
     let copy = |_| {
         let len = entropy.below(7);
         RowCopy { src: entropy.below(MAX_T - len), dst: entropy.below(MAX_T - len), len }
@@ -46,13 +46,13 @@ fn copies(entropy: &mut Entropy, count: usize) -> Vec<RowCopy> {
 }
 
 /// Every other slot, by a few deltas; more of each than one launch takes.
-fn rotations(entropy: &mut Entropy) -> Vec<Rotation> {
-    let delta = |entropy: &mut Entropy| [-3, 0, 1000][entropy.below(30) / 14];
+fn rotations(entropy: &mut Unstructured) -> Vec<Rotation> {
+    let delta = |entropy: &mut Unstructured| [-3, 0, 1000][entropy.below(30) / 14];
     (0..MAX_T).rev().map(|slot| Rotation { slot, len: usize::from(slot % 7 != 0), delta: delta(entropy) }).collect()
 }
 
 pub fn rows_are_those_of_the_host() -> std::result::Result<(), Failed> {
-    let mut entropy = Entropy::seed(24);
+    let mut entropy = Unstructured::seed(24);
     for (types, head_dim) in TYPES {
         for layout in CacheLayout::ALL {
             let geometry = Geometry { num_layer: 2, num_heads: 3, head_dim, max_t: MAX_T };
@@ -89,7 +89,7 @@ pub fn rows_are_those_of_the_host() -> std::result::Result<(), Failed> {
 
 /// The driver refuses to wait or to allocate while a stream is captured.
 pub fn copies_and_rotations_neither_wait_nor_allocate() -> std::result::Result<(), Failed> {
-    let mut entropy = Entropy::seed(25);
+    let mut entropy = Unstructured::seed(25);
     let geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 32, max_t: MAX_T };
     let quant = Some((QuantBit::Eight, 8, Float16));
     let mut twins = Twins::new(&spec(CacheLayout::HeadMajor, (Int8, quant), geometry)?, 1, &mut entropy)?;

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use kvcache_conformance::random::Entropy;
+use kvcache_conformance::random::Unstructured;
 use kvcache_manager::op::cuda::cudarc::driver::{CudaSlice, CudaStream};
 use kvcache_manager::op::cuda::{DeviceMut, Staging, primary_context};
 use kvcache_manager::op::kernels::write_floats;
@@ -36,7 +36,7 @@ pub struct Twins {
 
 impl Twins {
     /// `staged` rows are on their way at once.
-    pub fn new(spec: &CacheSpec, staged: usize, entropy: &mut Entropy) -> Result<Self> {
+    pub fn new(spec: &CacheSpec, staged: usize, entropy: &mut Unstructured) -> Result<Self> {
         let mut host = Memory::new(spec);
         fill(spec.cache_type(), host.cache.bytes_mut(), entropy);
         if let (Some(scale), Some((_, _, t3))) = (&mut host.scale, spec.quant()) {
@@ -71,7 +71,7 @@ impl Twins {
 }
 
 /// Numbers of a type; codes are any bytes, but for a float8's NaN.
-pub fn fill(element: ElementType, bytes: &mut [u8], entropy: &mut Entropy) {
+pub fn fill(element: ElementType, bytes: &mut [u8], entropy: &mut Unstructured) {
     if element.is_float() {
         let values: Vec<f32> =
             bytes.chunks(element.align()).map(|_| entropy.below(4001) as f32 / 500.0 - 4.0).collect();

@@ -1,6 +1,6 @@
 //! What cannot be done is refused before anything is launched.
 
-use kvcache_conformance::random::Entropy;
+use kvcache_conformance::random::Unstructured;
 use kvcache_manager::op::cuda::DeviceMut;
 use kvcache_manager::schema::ElementType::{Float16, Float32, Int8};
 use kvcache_manager::schema::{CacheLayout, QuantBit};
@@ -25,7 +25,7 @@ fn refused(
 
 pub fn what_is_wrong_is_refused() -> std::result::Result<(), Failed> {
     let spec = spec(CacheLayout::KvMajor, (Float32, None), GEOMETRY)?;
-    let mut twins = Twins::new(&spec, 2, &mut Entropy::seed(27))?;
+    let mut twins = Twins::new(&spec, 2, &mut Unstructured::seed(27))?;
     let row_len = spec.bytes_per_token();
     let copy = |src, dst, len| RowCopy { src, dst, len };
     refused(&mut twins, "3 slots from slot 6 are not inside a cache of 8 slots", |memory| {
@@ -55,12 +55,13 @@ pub fn what_is_wrong_is_refused() -> std::result::Result<(), Failed> {
 pub fn long_heads_are_refused() -> std::result::Result<(), Failed> {
     let rotation = [Rotation { slot: 0, len: 1, delta: 1 }];
     let geometry = Geometry { head_dim: 1024, max_t: 4, ..GEOMETRY };
-    let mut twins = Twins::new(&spec(CacheLayout::TokenMajor, (Float16, None), geometry)?, 1, &mut Entropy::seed(28))?;
+    let mut twins =
+        Twins::new(&spec(CacheLayout::TokenMajor, (Float16, None), geometry)?, 1, &mut Unstructured::seed(28))?;
     refused(&mut twins, "n_rot is 1024, expected at most 512 on a CUDA device", |memory| {
         memory.rotate_keys(&rotation, &Rope::neox(1024, 1e4))
     })?;
     let types = (Int8, Some((QuantBit::Eight, 8, Float16)));
-    let mut twins = Twins::new(&spec(CacheLayout::TokenMajor, types, geometry)?, 1, &mut Entropy::seed(29))?;
+    let mut twins = Twins::new(&spec(CacheLayout::TokenMajor, types, geometry)?, 1, &mut Unstructured::seed(29))?;
     Ok(refused(&mut twins, "head_dim is 1024, expected at most 512 on a CUDA device", |memory| {
         memory.rotate_keys(&rotation, &Rope::neox(16, 1e4))
     })?)

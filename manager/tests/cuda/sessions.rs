@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvcache_conformance::random::Entropy;
+use kvcache_conformance::random::Unstructured;
 use kvcache_manager::schema::ElementType::{Float16, Int4};
 use kvcache_manager::schema::{CacheLayout, QuantBit};
 use kvcache_manager::{Append, CacheMemory, Error, Geometry, Manager, SeqId};
@@ -28,7 +28,7 @@ fn rows(manager: &Manager, seq: SeqId, memory: &dyn CacheMemory) -> Result<Vec<u
 }
 
 pub fn cross_between_host_and_device() -> Result<(), Failed> {
-    let mut entropy = Entropy::seed(26);
+    let mut entropy = Unstructured::seed(26);
     let geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 16, max_t: 32 };
     let types = (Int4, Some((QuantBit::Four, 8, Float16)));
     let of_device = spec(CacheLayout::HeadMajor, types, geometry)?;

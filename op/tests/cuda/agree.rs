@@ -4,6 +4,7 @@ use std::env;
 use std::error::Error;
 
 use kvcache_conformance::Tensor;
+use kvcache_conformance::backends::cache_attributes;
 use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Backend, KeyValueCache, Serial};
 use libtest_mimic::Failed;
@@ -14,14 +15,14 @@ use crate::device::{Buffer, Gpu, call, shift};
 use kvcache_testing::random::{After, Plan, RandomCall, calls, plans};
 
 pub fn reference(call: &RandomCall) -> After {
-    call.run(Backend::Reference, |call, outputs| call.run(outputs, &Serial).expect("a legal call"))
+    call.run_on(Backend::Reference, &Serial)
 }
 
 fn on_device(gpu: &Gpu, random: &RandomCall, unaligned: bool) -> Result<After, Box<dyn Error>> {
     let of = |tensor: &Tensor| Buffer::of(gpu, tensor, shift(tensor.element(), unaligned));
-    let mut cache = of(&random.cache)?;
+    let mut cache = of(random.cache())?;
     let mut scale = random.scale.as_ref().map(of).transpose()?;
-    let op = KeyValueCache::new(random.attributes.clone())?;
+    let op = KeyValueCache::new(cache_attributes(&random.attributes))?;
     let outputs = call(gpu, &op, &random.inputs, (&mut cache, scale.as_mut()), unaligned)?;
     gpu.nothing_found()?;
     let scale = scale.map(|scale| scale.download(gpu)).transpose()?;

@@ -4,7 +4,7 @@ use kvcache_conformance::backends::read;
 use std::error::Error;
 use std::sync::Arc;
 
-use kvcache_conformance::{Outcome, StepInputs, Tensor};
+use kvcache_conformance::{Outcome, Tensor, Tensors};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 use kvcache_op::cuda::{
     self, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context,
@@ -142,13 +142,16 @@ pub struct Uploaded {
 }
 
 impl Uploaded {
-    pub fn new(gpu: &Gpu, inputs: &StepInputs, unaligned: bool) -> Result<Self, Box<dyn Error>> {
-        let shift = shift(inputs.current_key.element(), unaligned);
+    pub fn new(gpu: &Gpu, inputs: &Tensors, unaligned: bool) -> Result<Self, Box<dyn Error>> {
+        let shift = shift(inputs["current_key"].element(), unaligned);
         Ok(Self {
-            current: [Buffer::of(gpu, &inputs.current_key, shift)?, Buffer::of(gpu, &inputs.current_value, shift)?],
-            seqstarts: Buffer::of(gpu, &inputs.seqstarts, 0)?,
-            cachestarts: Buffer::of(gpu, &inputs.cachestarts, 0)?,
-            start_pos: Buffer::of(gpu, &inputs.start_pos, 0)?,
+            current: [
+                Buffer::of(gpu, &inputs["current_key"], shift)?,
+                Buffer::of(gpu, &inputs["current_value"], shift)?,
+            ],
+            seqstarts: Buffer::of(gpu, &inputs["seqstarts"], 0)?,
+            cachestarts: Buffer::of(gpu, &inputs["cachestarts"], 0)?,
+            start_pos: Buffer::of(gpu, &inputs["start_pos"], 0)?,
         })
     }
 }
@@ -162,7 +165,7 @@ pub fn shift(element: ElementType, unaligned: bool) -> usize {
 pub fn launch(
     gpu: &Gpu,
     op: &KeyValueCache,
-    (inputs, uploaded): (&StepInputs, &Uploaded),
+    (inputs, uploaded): (&Tensors, &Uploaded),
     rows: OutputRows<'_>,
     (cache, scale): (&mut Buffer, Option<&mut Buffer>),
     [key, value]: [&mut Buffer; 2],
@@ -181,8 +184,8 @@ pub fn launch(
             cachestarts: uploaded.cachestarts.read(&cachestarts, stream),
             start_pos: uploaded.start_pos.read(&start_pos, stream),
             kvstarts: rows,
-            max_seqlen: read(&inputs.max_seqlen),
-            max_kvlen: read(&inputs.max_kvlen),
+            max_seqlen: read(&inputs["max_seqlen"]),
+            max_kvlen: read(&inputs["max_kvlen"]),
         },
     };
     let scale = scale.as_mut().map(|scale| scale.tensor(stream));
@@ -212,27 +215,26 @@ impl<'a> Writable<'a> {
 pub fn call(
     gpu: &Gpu,
     op: &KeyValueCache,
-    inputs: &StepInputs,
+    inputs: &Tensors,
     state: (&mut Buffer, Option<&mut Buffer>),
     unaligned: bool,
 ) -> Result<Outputs, Box<dyn Error>> {
     // Outputs as they must be if the call is legal; if it is not, it is refused before they matter.
-    let total = inputs
-        .kvstarts
+    let total = inputs["kvstarts"]
         .bytes()
         .rchunks_exact(8)
         .next()
         .map_or(0, |bytes| i64::from_le_bytes(bytes.try_into().expect("8 bytes")).clamp(0, 1 << 20));
-    let mut shape = inputs.current_key.shape().to_vec();
+    let mut shape = inputs["current_key"].shape().to_vec();
     if let [rows, heads, _] = &mut shape[..] {
         *rows = total as usize;
         *heads *= op.attributes().num_repeat.min(64) as usize;
     }
     let uploaded = Uploaded::new(gpu, inputs, unaligned)?;
-    let t1 = inputs.current_key.element();
+    let t1 = inputs["current_key"].element();
     let output = || Buffer::untouched(gpu, t1, &shape, shift(t1, unaligned));
     let (mut key, mut value) = (output()?, output()?);
-    let rows = OutputRows::Kvstarts(read(&inputs.kvstarts));
+    let rows = OutputRows::Kvstarts(read(&inputs["kvstarts"]));
     launch(gpu, op, (inputs, &uploaded), rows, state, [&mut key, &mut value])?;
     gpu.stream.synchronize()?;
     Ok(Outputs { key: key.download(gpu)?, value: value.download(gpu)? })

@@ -4,7 +4,8 @@ use std::env;
 use std::error::Error;
 use std::path::Path;
 
-use kvcache_conformance::{CallResult, Case, Implementation, Step, Suite, Tensor, read_cases, run};
+use kvcache_conformance::backends::cache_attributes;
+use kvcache_conformance::{CallResult, Case, Implementation, Step, Suite, Tensor, read_cases, run_cases};
 use kvcache_op::KeyValueCache;
 use kvcache_op::cuda;
 use libtest_mimic::Failed;
@@ -12,10 +13,11 @@ use libtest_mimic::Failed;
 use crate::device::{Buffer, Gpu, Outputs, call, outcome, shift};
 use crate::host::left_to_device;
 
-pub fn cases() -> Result<Vec<Case>, Failed> {
+/// The golden cases of a suite; with `KVCACHE_GOLDEN_CASES`, a folder of cases, those beside it.
+pub fn cases(suite: Suite) -> Result<Vec<Case>, Failed> {
     Ok(match env::var_os("KVCACHE_GOLDEN_CASES") {
-        Some(folder) => read_cases(Path::new(&folder))?,
-        None => kvcache_conformance::cases()?,
+        Some(cases) => read_cases(&Path::new(&cases).with_file_name(suite.folder()))?,
+        None => kvcache_conformance::cases(suite)?,
     })
 }
 
@@ -26,14 +28,14 @@ struct OnDevice<'a> {
 }
 
 /// The results of a case's calls, with cache and scale on the GPU. `call` gives a call's outputs.
-pub fn results<A, I>(
+pub fn results(
     gpu: &Gpu,
-    case: &Case<A, I>,
+    case: &Case,
     unaligned: bool,
-    call: impl Fn(&Step<I>, &mut Buffer, Option<&mut Buffer>) -> Result<Vec<Tensor>, Box<dyn Error>>,
+    call: impl Fn(&Step, &mut Buffer, Option<&mut Buffer>) -> Result<Vec<Tensor>, Box<dyn Error>>,
 ) -> Result<Vec<CallResult>, Box<dyn Error>> {
     let of = |tensor: &Tensor| Buffer::of(gpu, tensor, shift(tensor.element(), unaligned));
-    let mut cache = of(&case.cache)?;
+    let mut cache = of(case.cache())?;
     let mut scale = case.scale.as_ref().map(of).transpose()?;
     let mut results = Vec::new();
     for step in &case.steps {
@@ -47,29 +49,24 @@ pub fn results<A, I>(
 
 impl Implementation for OnDevice<'_> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        if let Some(kind) = case.steps.iter().find_map(|step| left_to_device(case, step)) {
+            let reason = format!("{kind} is found by the device and reported by the status word, in another test");
+            return Ok(vec![CallResult::unsupported(reason)]);
+        }
         let results = results(self.gpu, case, self.unaligned, |step, cache, scale| {
-            let op = KeyValueCache::new(case.attributes.clone()).map_err(cuda::Error::from)?;
+            let op = KeyValueCache::new(cache_attributes(&case.attributes)).map_err(cuda::Error::from)?;
             let Outputs { key, value } = call(self.gpu, &op, &step.inputs, (cache, scale), self.unaligned)?;
             Ok(vec![key, value])
         });
         results.map_err(|error| error.to_string())
     }
-
-    fn cannot_run(&self, case: &Case) -> Option<String> {
-        let kind = case.steps.iter().find_map(|step| left_to_device(case, step))?;
-        Some(format!("{kind} is found by the device and reported by the status word, in another test"))
-    }
 }
 
 /// Runs the cases of a suite, on what `on_device` makes for tensors that are aligned for their types only, or better.
-pub fn pass<C: Suite, I: Implementation<C>>(
-    gpu: &Gpu,
-    cases: fn() -> Result<Vec<C>, Failed>,
-    on_device: impl Fn(bool) -> I,
-) -> Result<(), Failed> {
+pub fn pass<I: Implementation>(gpu: &Gpu, all: &[Case], on_device: impl Fn(bool) -> I) -> Result<(), Failed> {
     for unaligned in [false, true] {
-        let cases = gpu.some(cases()?, unaligned)?;
-        let report = run(&on_device(unaligned), &cases);
+        let cases = gpu.some(all.to_vec(), unaligned)?;
+        let report = run_cases(&on_device(unaligned), &cases);
         println!("{} passed, {} failed, {} unsupported", report.passed(), report.failed(), report.unsupported());
         if report.failed() > 0 || report.passed() < cases.len() / 2 {
             return Err(report.to_string().into());
@@ -79,5 +76,5 @@ pub fn pass<C: Suite, I: Implementation<C>>(
 }
 
 pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
-    pass(gpu, cases, |unaligned| OnDevice { gpu, unaligned })
+    pass(gpu, &cases(Suite::KeyValueCache)?, |unaligned| OnDevice { gpu, unaligned })
 }

@@ -4,7 +4,7 @@ use kvcache_conformance::backends::read;
 use std::error::Error;
 use std::sync::Arc;
 
-use kvcache_conformance::{StepInputs, Tensor};
+use kvcache_conformance::{Tensor, Tensors};
 use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaGraph};
 use kvcache_op::cuda::{OutputRows, cudarc};
@@ -70,25 +70,25 @@ fn state(types: TypeCombination) -> (Tensor, Option<Tensor>) {
 }
 
 /// Two sequences, of so many current and past tokens, in tensors of `rows` rows.
-fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i64; 2], phase: usize) -> StepInputs {
+fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i64; 2], phase: usize) -> Tensors {
     let current = [rows, NUM_HEADS, HEAD_DIM];
     let starts = |[a, b]: [i64; 2]| of_numbers(&[0, a, a + b], &[3]);
-    StepInputs {
-        current_key: tensor(types.t1, &current, phase),
-        current_value: tensor(types.t1, &current, phase + 1),
-        seqstarts: starts(seqlen),
-        kvstarts: starts([start_pos[0] + seqlen[0], start_pos[1] + seqlen[1]]),
-        cachestarts: of_numbers(&[32, 3, 20, 11, 40, -1], &[2, 3]),
-        start_pos: of_numbers(&start_pos, &[2]),
-        max_seqlen: of_numbers(&[24], &[]),
-        max_kvlen: of_numbers(&[24], &[]),
-    }
+    Tensors::from([
+        ("current_key", tensor(types.t1, &current, phase)),
+        ("current_value", tensor(types.t1, &current, phase + 1)),
+        ("seqstarts", starts(seqlen)),
+        ("kvstarts", starts([start_pos[0] + seqlen[0], start_pos[1] + seqlen[1]])),
+        ("cachestarts", of_numbers(&[32, 3, 20, 11, 40, -1], &[2, 3])),
+        ("start_pos", of_numbers(&start_pos, &[2])),
+        ("max_seqlen", of_numbers(&[24], &[])),
+        ("max_kvlen", of_numbers(&[24], &[])),
+    ])
 }
 
 /// What a step makes of the state: it changes `cache` and `scale`, and these are its outputs.
 fn of_the_reference(
     attributes: &Attributes,
-    inputs: &StepInputs,
+    inputs: &Tensors,
     (cache, scale): (&mut Tensor, Option<&mut Tensor>),
 ) -> Outputs {
     Oracle { attributes, inputs, cache, scale }.run().0
@@ -102,7 +102,7 @@ fn same(name: &str, got: &Tensor, expected: &Tensor) -> Result<(), Failed> {
 struct Captured<'a> {
     gpu: &'a Gpu,
     op: &'a KeyValueCache,
-    inputs: &'a StepInputs,
+    inputs: &'a Tensors,
     key: Buffer,
     value: Buffer,
 }
@@ -112,7 +112,7 @@ impl<'a> Captured<'a> {
         gpu: &'a Gpu,
         op: &'a KeyValueCache,
         types: TypeCombination,
-        inputs: &'a StepInputs,
+        inputs: &'a Tensors,
         rows: usize,
     ) -> Result<Self, Box<dyn Error>> {
         let shape = [rows, NUM_HEADS * 2, HEAD_DIM];
@@ -163,10 +163,10 @@ pub fn replayed_while_sequences_grow(_: &Gpu) -> Result<(), Failed> {
     let graph = graph?;
     for (phase, (seqlen, start_pos)) in steps.into_iter().enumerate() {
         let inputs = step(types, ROWS, seqlen, start_pos, 10 + 2 * phase);
-        uploaded.current[0].upload(&gpu, &inputs.current_key)?;
-        uploaded.current[1].upload(&gpu, &inputs.current_value)?;
-        uploaded.seqstarts.upload(&gpu, &inputs.seqstarts)?;
-        uploaded.start_pos.upload(&gpu, &inputs.start_pos)?;
+        uploaded.current[0].upload(&gpu, &inputs["current_key"])?;
+        uploaded.current[1].upload(&gpu, &inputs["current_value"])?;
+        uploaded.seqstarts.upload(&gpu, &inputs["seqstarts"])?;
+        uploaded.start_pos.upload(&gpu, &inputs["start_pos"])?;
         graph.launch()?;
         gpu.stream.synchronize()?;
         assert_eq!(gpu.status.take(), None, "step {phase}");
@@ -203,7 +203,7 @@ pub fn unprepared_kernels_do_not_break_a_capture(_: &Gpu) -> Result<(), Failed> 
     let inputs = step(types, 3, [2, 1], [5, 9], 0);
     let uploaded = Uploaded::new(&gpu, &inputs, false)?;
     let mut call = Captured::new(&gpu, &op, types, &inputs, 17)?;
-    let rows = || OutputRows::Kvstarts(read(&inputs.kvstarts));
+    let rows = || OutputRows::Kvstarts(read(&inputs["kvstarts"]));
 
     begin(&gpu)?;
     let error = call.launch(&uploaded, rows(), (&mut cache, None)).unwrap_err();

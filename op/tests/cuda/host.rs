@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use kvcache_conformance::backends::cache_attributes;
 use kvcache_conformance::backends::read;
-use kvcache_conformance::{Case, Expected, Step, Tensor, cases};
+use kvcache_conformance::{Case, Expected, Step, Suite, Tensor, cases};
 use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceRef, OutputRows};
 use kvcache_op::{Error, IndexInputs, KeyValueCache};
 
@@ -26,19 +27,21 @@ fn write_at(tensor: &Tensor, i: u64) -> DeviceMut<'_> {
 fn check(case: &Case, step: &Step) -> Result<(), Error> {
     let inputs = &step.inputs;
     let inputs = DeviceInputs {
-        current_key: read_at(&inputs.current_key, 0),
-        current_value: read_at(&inputs.current_value, 1),
+        current_key: read_at(&inputs["current_key"], 0),
+        current_value: read_at(&inputs["current_value"], 1),
         indices: IndexInputs {
-            seqstarts: read_at(&inputs.seqstarts, 2),
-            cachestarts: read_at(&inputs.cachestarts, 3),
-            start_pos: read_at(&inputs.start_pos, 4),
-            kvstarts: OutputRows::Kvstarts(read(&inputs.kvstarts)),
-            max_seqlen: read(&inputs.max_seqlen),
-            max_kvlen: read(&inputs.max_kvlen),
+            seqstarts: read_at(&inputs["seqstarts"], 2),
+            cachestarts: read_at(&inputs["cachestarts"], 3),
+            start_pos: read_at(&inputs["start_pos"], 4),
+            kvstarts: OutputRows::Kvstarts(read(&inputs["kvstarts"])),
+            max_seqlen: read(&inputs["max_seqlen"]),
+            max_kvlen: read(&inputs["max_kvlen"]),
         },
     };
     let scale = case.scale.as_ref().map(|scale| write_at(scale, 6));
-    KeyValueCache::new(case.attributes.clone())?.check_device(inputs, write_at(&case.cache, 5), scale).map(drop)
+    KeyValueCache::new(cache_attributes(&case.attributes))?
+        .check_device(inputs, write_at(case.cache(), 5), scale)
+        .map(drop)
 }
 
 /// The kind of error of a step that must be refused but that the host's check accepts, so that the device must find it.
@@ -64,7 +67,7 @@ const OF_THE_DEVICE: [&str; 9] = [
 
 pub fn refuses_what_it_can_know_in_the_same_words() {
     let (mut legal, mut refused, mut left) = (0, 0, BTreeMap::new());
-    for case in cases().expect("the golden cases can be read") {
+    for case in cases(Suite::KeyValueCache).expect("the golden cases can be read") {
         for step in &case.steps {
             match (&step.expected, check(&case, step)) {
                 (Expected::Success(_), Ok(())) => legal += 1,

@@ -2,7 +2,7 @@
 //! reference kernel with one slot.
 
 use kvcache_conformance::backends::{read, write};
-use kvcache_conformance::{StepInputs, Tensor};
+use kvcache_conformance::{Tensor, Tensors};
 use kvcache_op::cuda::{Finding, Status};
 use kvcache_op::{Attributes, Backend, CacheMode, IndexInputs, Inputs, KeyValueCache, Serial};
 
@@ -10,7 +10,7 @@ use crate::device::{Outputs, untouched};
 
 pub struct Oracle<'a> {
     pub attributes: &'a Attributes,
-    pub inputs: &'a StepInputs,
+    pub inputs: &'a Tensors,
     pub cache: &'a mut Tensor,
     pub scale: Option<&'a mut Tensor>,
 }
@@ -23,11 +23,11 @@ impl Oracle<'_> {
     /// The outputs, and every status that the device may report.
     pub fn run(mut self) -> (Outputs, Vec<Status>) {
         let inputs = self.inputs;
-        let (seqstarts, start_pos) = (numbers(&inputs.seqstarts), numbers(&inputs.start_pos));
-        let output_rows = numbers(&inputs.kvstarts).last().copied().expect("at least the total");
-        let [rows, num_heads, head_dim] = inputs.current_key.shape().try_into().expect("rank 3");
+        let (seqstarts, start_pos) = (numbers(&inputs["seqstarts"]), numbers(&inputs["start_pos"]));
+        let output_rows = numbers(&inputs["kvstarts"]).last().copied().expect("at least the total");
+        let [rows, num_heads, head_dim] = inputs["current_key"].shape().try_into().expect("rank 3");
         let shape = [output_rows as usize, num_heads * self.attributes.num_repeat as usize, head_dim];
-        let t1 = inputs.current_key.element();
+        let t1 = inputs["current_key"].element();
         let mut outputs = Outputs { key: untouched(t1, &shape), value: untouched(t1, &shape) };
 
         let batch = start_pos.len();
@@ -87,12 +87,12 @@ impl Oracle<'_> {
     }
 
     fn slot(&self, b: usize, token: i128) -> Result<i64, Finding> {
-        let cachestarts = numbers(&self.inputs.cachestarts);
+        let cachestarts = numbers(&self.inputs["cachestarts"]);
         let max_t = self.max_t();
         // In offset mode a sequence is one page, as long as an index can be.
         let (max_p, page_size) = match self.attributes.cache_mode == CacheMode::Offset.code() {
             true => (1, i64::MAX),
-            false => (self.inputs.cachestarts.shape()[1], self.attributes.page_size),
+            false => (self.inputs["cachestarts"].shape()[1], self.attributes.page_size),
         };
         let page = token / i128::from(page_size);
         if page >= max_p as i128 {
@@ -111,7 +111,7 @@ impl Oracle<'_> {
 
     fn store(&mut self, row: usize, slot: i64) {
         let inputs = self.inputs;
-        let current = [row_of(&inputs.current_key, row), row_of(&inputs.current_value, row)];
+        let current = [row_of(&inputs["current_key"], row), row_of(&inputs["current_value"], row)];
         self.one_token(current, [0, 1], 0, slot);
     }
 
@@ -121,7 +121,7 @@ impl Oracle<'_> {
             shape[0] = 0;
             Tensor::zeros(tensor.element(), shape).expect("no bytes")
         };
-        let current = [empty(&self.inputs.current_key), empty(&self.inputs.current_value)];
+        let current = [empty(&self.inputs["current_key"]), empty(&self.inputs["current_value"])];
         let loaded = self.one_token(current, [0, 0], 1, slot);
         for (to, from) in [&mut outputs.key, &mut outputs.value].into_iter().zip(loaded) {
             let len = from.bytes().len();

@@ -1,25 +1,15 @@
 //! The golden suite of static batching.
 
-use kvcache_conformance::backends::read;
-use std::env;
 use std::error::Error;
-use std::path::Path;
 
-use kvcache_conformance::static_batching::{Case, Step, StepInputs, read_cases};
-use kvcache_conformance::{CallResult, Implementation, Tensor};
+use kvcache_conformance::backends::{read, static_attributes};
+use kvcache_conformance::{CallResult, Case, Implementation, Step, Suite, Tensor};
 use kvcache_op::StaticKeyValueCache;
 use kvcache_op::cuda::{self, DeviceOutputs, StaticDeviceInputs};
 use libtest_mimic::Failed;
 
 use crate::device::{Buffer, Gpu, Writable, shift};
-use crate::golden::{pass, results};
-
-fn cases() -> Result<Vec<Case>, Failed> {
-    Ok(match env::var_os("KVCACHE_GOLDEN_CASES") {
-        Some(folder) => read_cases(&Path::new(&folder).with_file_name("static_cases"))?,
-        None => kvcache_conformance::static_batching::cases()?,
-    })
-}
+use crate::golden::{cases, pass, results};
 
 /// The operator on the GPU as the conformance suite sees it.
 struct OnDevice<'a> {
@@ -37,7 +27,8 @@ impl OnDevice<'_> {
         scale: Option<&mut Buffer>,
     ) -> Result<Vec<Tensor>, Box<dyn Error>> {
         let (gpu, stream) = (self.gpu, &*self.gpu.stream);
-        let StepInputs { current_key, current_value, start_pos } = &step.inputs;
+        let [current_key, current_value, start_pos] =
+            ["current_key", "current_value", "start_pos"].map(|name| &step.inputs[name]);
         let t1 = current_key.element();
         let current = [
             Buffer::of(gpu, current_key, shift(t1, self.unaligned))?,
@@ -66,10 +57,10 @@ impl OnDevice<'_> {
     }
 }
 
-impl Implementation<Case> for OnDevice<'_> {
+impl Implementation for OnDevice<'_> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
         let results = results(self.gpu, case, self.unaligned, |step, cache, scale| {
-            let op = StaticKeyValueCache::new(case.attributes.clone()).map_err(cuda::Error::from)?;
+            let op = StaticKeyValueCache::new(static_attributes(&case.attributes)).map_err(cuda::Error::from)?;
             self.call(&op, step, cache, scale)
         });
         results.map_err(|error| error.to_string())
@@ -78,5 +69,5 @@ impl Implementation<Case> for OnDevice<'_> {
 
 /// The host refuses everything itself, so every case is run.
 pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
-    pass(gpu, cases, |unaligned| OnDevice { gpu, unaligned })
+    pass(gpu, &cases(Suite::Static)?, |unaligned| OnDevice { gpu, unaligned })
 }

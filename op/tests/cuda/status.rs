@@ -1,6 +1,7 @@
 //! The status word: what the kernels find wrong, and what they do all the same.
 
-use kvcache_conformance::{Case, StepInputs, Tensor};
+use kvcache_conformance::backends::cache_attributes;
+use kvcache_conformance::{Suite, Tensor, Tensors};
 use kvcache_op::cuda::{Finding, Status};
 use kvcache_op::{Attributes, KeyValueCache};
 use libtest_mimic::Failed;
@@ -17,7 +18,7 @@ use kvcache_testing::random::calls;
 fn agrees_with_oracle(
     gpu: &Gpu,
     attributes: &Attributes,
-    inputs: &StepInputs,
+    inputs: &Tensors,
     state: (&Tensor, Option<&Tensor>),
 ) -> Result<Option<Status>, Failed> {
     let op = KeyValueCache::new(attributes.clone())?;
@@ -49,15 +50,15 @@ fn agrees_with_oracle(
 
 pub fn golden_cases_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed> {
     let (mut found, mut unseen) = (0, Vec::new());
-    for case in cases()? {
-        let Case { attributes, cache, scale, .. } = &case;
+    for case in cases(Suite::KeyValueCache)? {
+        let (attributes, cache, scale) = (&cache_attributes(&case.attributes), case.cache(), &case.scale);
         for step in &case.steps {
             let Some(kind) = left_to_device(&case, step) else { continue };
             if kind == "write_conflict" || race(attributes, &step.inputs) {
                 unseen.push(format!("{} (two tokens race for a slot)", case.name));
                 continue;
             }
-            if numbers(&step.inputs.kvstarts).last().is_some_and(|&rows| rows > 1 << 20) {
+            if numbers(&step.inputs["kvstarts"]).last().is_some_and(|&rows| rows > 1 << 20) {
                 unseen.push(format!("{} (its outputs cannot be allocated)", case.name));
                 continue;
             }
@@ -84,12 +85,12 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
     let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
     let seen = std::cell::Cell::new(0);
     let outcome = runner.run(&broken, |(call, changes)| {
-        let mut inputs = call.inputs.clone();
+        let (attributes, mut inputs) = (cache_attributes(&call.attributes), call.inputs.clone());
         for (input, index, value) in changes {
             let tensor = match input {
-                0 => &mut inputs.seqstarts,
-                1 => &mut inputs.start_pos,
-                _ => &mut inputs.cachestarts,
+                0 => inputs.get_mut("seqstarts").unwrap(),
+                1 => inputs.get_mut("start_pos").unwrap(),
+                _ => inputs.get_mut("cachestarts").unwrap(),
             };
             let mut values = numbers(tensor);
             if !values.is_empty() {
@@ -98,10 +99,10 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
                 *tensor = of_numbers(&values, tensor.shape());
             }
         }
-        if race(&call.attributes, &inputs) {
+        if race(&attributes, &inputs) {
             return Ok(());
         }
-        match agrees_with_oracle(gpu, &call.attributes, &inputs, (&call.cache, call.scale.as_ref())) {
+        match agrees_with_oracle(gpu, &attributes, &inputs, (call.cache(), call.scale.as_ref())) {
             Ok(status) => {
                 seen.set(seen.get() + usize::from(status.is_some()));
                 Ok(())
@@ -119,14 +120,15 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
 }
 
 /// Whether two current tokens have one slot.
-fn race(attributes: &Attributes, inputs: &StepInputs) -> bool {
-    let [seqstarts, start_pos, starts] = [&inputs.seqstarts, &inputs.start_pos, &inputs.cachestarts].map(numbers);
+fn race(attributes: &Attributes, inputs: &Tensors) -> bool {
+    let [seqstarts, start_pos, starts] =
+        [&inputs["seqstarts"], &inputs["start_pos"], &inputs["cachestarts"]].map(numbers);
     let falls = seqstarts.windows(2).any(|pair| pair[1] < pair[0]);
     let total = seqstarts.last().copied().unwrap_or_default();
-    if seqstarts[0] != 0 || falls || total > inputs.current_key.shape()[0] as i64 {
+    if seqstarts[0] != 0 || falls || total > inputs["current_key"].shape()[0] as i64 {
         return false; // nothing is stored
     }
-    let columns = if attributes.cache_mode == 0 { 1 } else { inputs.cachestarts.shape()[1] };
+    let columns = if attributes.cache_mode == 0 { 1 } else { inputs["cachestarts"].shape()[1] };
     let page_size = if attributes.cache_mode == 0 { i64::MAX } else { attributes.page_size };
     let mut slots = Vec::new();
     for (b, &start) in start_pos.iter().enumerate() {
@@ -147,18 +149,19 @@ pub fn of_numbers(numbers: &[i64], shape: &[usize]) -> Tensor {
 }
 
 pub fn keeps_the_first_finding(gpu: &Gpu) -> Result<(), Failed> {
-    let cases = cases()?;
+    let cases = cases(Suite::KeyValueCache)?;
     let case = cases.iter().find(|case| case.name.starts_with("refuse-page-range"));
     let case = case.ok_or("there is no golden case of a page out of range")?;
-    let op = KeyValueCache::new(case.attributes.clone())?;
-    let mut cache = Buffer::of(gpu, &case.cache, 0)?;
+    let op = KeyValueCache::new(cache_attributes(&case.attributes))?;
+    let mut cache = Buffer::of(gpu, case.cache(), 0)?;
     let mut scale = case.scale.as_ref().map(|scale| Buffer::of(gpu, scale, 0)).transpose()?;
     let mut inputs = case.steps[0].inputs.clone();
     call(gpu, &op, &inputs, (&mut cache, scale.as_mut()), false)?;
     let first = gpu.status.get().ok_or("nothing was found")?;
     assert_eq!(first.finding, Finding::Slot);
     // Something else, later.
-    inputs.start_pos = of_numbers(&vec![-1; numbers(&inputs.start_pos).len()], inputs.start_pos.shape());
+    let start_pos = &inputs["start_pos"];
+    inputs.insert("start_pos", of_numbers(&vec![-1; numbers(start_pos).len()], start_pos.shape()));
     call(gpu, &op, &inputs, (&mut cache, scale.as_mut()), false)?;
     assert_eq!(gpu.status.get(), Some(first), "the first finding stays");
     assert_eq!(gpu.status.take(), Some(first));

@@ -6,11 +6,11 @@ use std::ops::Range;
 use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Backend, Rayon, Serial};
 use kvcache_testing::backends::{backends, splitting};
-use kvcache_testing::random::{Plan, RandomCall, Runs, calls, plans, static_calls};
+use kvcache_testing::random::{Plan, RandomCall, calls, plans, static_calls};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-fn agree(call: &impl Runs) -> Result<(), TestCaseError> {
+fn agree(call: &RandomCall) -> Result<(), TestCaseError> {
     let reference = call.run_on(Backend::Reference, &Serial);
     for backend in backends() {
         prop_assert!(call.run_on(backend, &Serial) == reference, "{backend:?}");
@@ -19,7 +19,7 @@ fn agree(call: &impl Runs) -> Result<(), TestCaseError> {
 }
 
 /// The work is split, whatever it is.
-fn agree_on_several_threads(call: &(impl Runs + Sync)) -> Result<(), TestCaseError> {
+fn agree_on_several_threads(call: &RandomCall) -> Result<(), TestCaseError> {
     let reference = call.run_on(Backend::Reference, &Serial);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
     for backend in splitting() {

@@ -4,7 +4,7 @@ use std::thread;
 
 use kvcache_op::{Backend, Rayon, Serial};
 use kvcache_testing::backends::{Threads, splitting};
-use kvcache_testing::random::{After, RandomCall, Runs, calls};
+use kvcache_testing::random::{After, RandomCall, calls};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 

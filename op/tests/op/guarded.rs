@@ -5,29 +5,43 @@
 
 use std::collections::BTreeMap;
 
-use kvcache_conformance::attention::{self, Case};
-use kvcache_conformance::{Expected, NamedInputs, Tensor};
+use kvcache_conformance::backends::{attention_attributes, cache_attributes};
+use kvcache_conformance::{Case, Expected, Suite, Tensor, Tensors, cases};
 use kvcache_op::{
     AttentionBackend, Backend, CacheAttentionInputs, IndexInputs, Inputs, KeyValueCache, MultiHeadCacheAttention,
     Outputs, Serial,
 };
 use kvcache_testing::backends::backends;
 use kvcache_testing::guarded::{Guard, Guarded};
-use kvcache_testing::random::{After, RandomCall, Runs, calls};
+use kvcache_testing::random::{After, RandomCall, calls};
 use proptest::prelude::*;
+
+fn guarded(inputs: &Tensors, guard: Guard) -> BTreeMap<&'static str, Guarded> {
+    inputs.iter().map(|(name, input)| (*name, Guarded::new(input, guard))).collect()
+}
+
+fn read<'a>(inputs: &'a BTreeMap<&'static str, Guarded>) -> Inputs<'a> {
+    let input = |name: &str| inputs[name].read();
+    let indices = IndexInputs {
+        seqstarts: input("seqstarts"),
+        kvstarts: input("kvstarts"),
+        cachestarts: input("cachestarts"),
+        start_pos: input("start_pos"),
+        max_seqlen: input("max_seqlen"),
+        max_kvlen: input("max_kvlen"),
+    };
+    Inputs { current_key: input("current_key"), current_value: input("current_value"), indices }
+}
 
 /// What the call leaves behind, with every tensor guarded.
 fn run(call: &RandomCall, backend: Backend, guard: Guard) -> After {
-    let op = KeyValueCache::new(call.attributes.clone()).unwrap().with_backend(backend);
-    let inputs: Vec<_> = call.inputs.named().into_iter().map(|(_, input)| Guarded::new(input, guard)).collect();
-    let [current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen] =
-        inputs.iter().map(Guarded::read).collect::<Vec<_>>().try_into().unwrap();
-    let indices = IndexInputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen };
-    let inputs = Inputs { current_key, current_value, indices };
-    let mut cache = Guarded::new(&call.cache, guard);
+    let op = KeyValueCache::new(cache_attributes(&call.attributes)).unwrap().with_backend(backend);
+    let inputs = guarded(&call.inputs, guard);
+    let inputs = read(&inputs);
+    let mut cache = Guarded::new(call.cache(), guard);
     let mut scale = call.scale.as_ref().map(|scale| Guarded::new(scale, guard));
     let checked = op.check(&inputs, cache.write(), scale.as_mut().map(Guarded::write)).unwrap();
-    let output = Tensor::zeros(call.types.t1, checked.output_shape().to_vec()).unwrap();
+    let output = Tensor::zeros(call.t1(), checked.output_shape().to_vec()).unwrap();
     let (mut key, mut value) = (Guarded::new(&output, guard), Guarded::new(&output, guard));
     checked.run(Outputs { key: key.write(), value: value.write() }, &Serial).unwrap();
     After {
@@ -54,28 +68,19 @@ proptest! {
 
 /// What the first call of a case gives: `attn_output`, cache and scale, with every tensor guarded.
 fn attend(case: &Case, backend: AttentionBackend, guard: Guard) -> (Tensor, Tensor, Option<Tensor>) {
-    let op = MultiHeadCacheAttention::new(case.attributes.clone()).unwrap().with_backends(backend, Backend::default());
-    let named = case.steps[0].inputs.named().into_iter();
-    let inputs: BTreeMap<_, _> = named.map(|(name, input)| (name, Guarded::new(input, guard))).collect();
-    let input = |name: &str| inputs[name].read();
-    let indices = IndexInputs {
-        seqstarts: input("seqstarts"),
-        kvstarts: input("kvstarts"),
-        cachestarts: input("cachestarts"),
-        start_pos: input("start_pos"),
-        max_seqlen: input("max_seqlen"),
-        max_kvlen: input("max_kvlen"),
-    };
+    let op = MultiHeadCacheAttention::new(attention_attributes(&case.attributes)).unwrap();
+    let op = op.with_backends(backend, Backend::default());
+    let inputs = guarded(&case.steps[0].inputs, guard);
     let inputs = CacheAttentionInputs {
-        query: input("query"),
-        stored: Inputs { current_key: input("current_key"), current_value: input("current_value"), indices },
-        decoding_batches: input("decoding_batches"),
+        query: inputs["query"].read(),
+        stored: read(&inputs),
+        decoding_batches: inputs["decoding_batches"].read(),
         attn_mask: inputs.get("attn_mask").map(Guarded::read),
     };
     let mut cache = Guarded::new(case.cache.as_ref().unwrap(), guard);
     let mut scale = case.scale.as_ref().map(|scale| Guarded::new(scale, guard));
     let call = op.check(&inputs, cache.write(), scale.as_mut().map(Guarded::write)).unwrap();
-    let output = &Tensor::zeros(case.t1, case.steps[0].inputs["query"].shape().to_vec()).unwrap();
+    let output = &Tensor::zeros(case.t1(), case.steps[0].inputs["query"].shape().to_vec()).unwrap();
     let mut output = Guarded::new(output, guard);
     call.run(output.write(), &Serial).unwrap();
     (output.tensor(), cache.tensor(), scale.as_ref().map(Guarded::tensor))
@@ -84,7 +89,7 @@ fn attend(case: &Case, backend: AttentionBackend, guard: Guard) -> (Tensor, Tens
 #[test]
 fn attention_stays_inside_its_operands() {
     let is_legal = |case: &Case| matches!(case.steps[0].expected, Expected::Success(_)) && case.cache.is_some();
-    let cases: Vec<_> = attention::cases().unwrap().into_iter().filter(is_legal).collect();
+    let cases: Vec<_> = cases(Suite::Attention).unwrap().into_iter().filter(is_legal).collect();
     assert!(cases.len() > 100);
     for case in &cases {
         for backend in AttentionBackend::all().skip(1) {

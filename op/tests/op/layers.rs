@@ -1,9 +1,9 @@
 //! Layers with indices checked once for all give what each layer gives when it is called alone.
 
 use kvcache_conformance::Tensor;
-use kvcache_conformance::backends::{inputs_of, write};
+use kvcache_conformance::backends::{cache_attributes, inputs_of, write};
 use kvcache_op::{Attributes, Backend, ElementType, Error, IndexInputs, KeyValueCache, Outputs, Serial, TensorRef};
-use kvcache_testing::random::{After, RandomCall, Runs, calls};
+use kvcache_testing::random::{After, RandomCall, calls};
 use ndarray::{Array3, Array5};
 use proptest::prelude::*;
 
@@ -11,9 +11,9 @@ use proptest::prelude::*;
 fn one_by_one(mut call: RandomCall, order: &[i64]) -> Vec<After> {
     let mut each = Vec::new();
     for &layer_idx in order {
-        call.attributes.layer_idx = layer_idx;
+        call.attributes.insert("layer_idx", layer_idx);
         let after = call.run_on(Backend::default(), &Serial);
-        (call.cache, call.scale) = (after.cache.clone(), after.scale.clone());
+        (call.cache, call.scale) = (Some(after.cache.clone()), after.scale.clone());
         each.push(after);
     }
     each
@@ -24,12 +24,12 @@ proptest! {
 
     #[test]
     fn layers_agree(call in calls(6, 12)) {
-        let order: Vec<_> = (0..call.attributes.num_layer).rev().chain([0]).collect();
+        let order: Vec<_> = (0..call.attributes["num_layer"]).rev().chain([0]).collect();
         let expected = one_by_one(call.clone(), &order);
 
-        let op = KeyValueCache::new(call.attributes.clone()).unwrap();
-        let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
-        let (inputs, t1) = (inputs_of(&call.inputs), call.types.t1);
+        let op = KeyValueCache::new(cache_attributes(&call.attributes)).unwrap();
+        let (mut cache, mut scale) = (call.cache().clone(), call.scale.clone());
+        let (inputs, t1) = (inputs_of(&call.inputs), call.t1());
         let mut layers = op
             .check_layers(t1, &inputs.indices, write(&mut cache), scale.as_mut().map(write))
             .unwrap();

@@ -1,26 +1,20 @@
-//! The golden crate's oracle in Rust against every backend, on random calls, legal and illegal: two programs of the same
-//! specification that share no code.
+//! Every backend on random calls, legal and illegal: the reference's bits, and the refusals of the conformance kit's
+//! `legal`, which shares no code with the operator's checks.
 
-use kvcache_conformance::backends::{Operator, StaticOperator};
-use kvcache_conformance::{random, run};
-use kvcache_op::{Backend, Serial};
+use kvcache_conformance::backends::Backends;
+use kvcache_conformance::{Suite, random, run_cases};
+use kvcache_op::{AttentionBackend, Backend, Serial};
 
 const CASES: usize = 1000;
 
 #[test]
-fn backends_do_what_the_oracle_does() {
-    let cases = random::cases(CASES, 2024);
-    for backend in Backend::all() {
-        let report = run(&Operator { backend, workers: Serial }, &cases);
-        assert!(report.failed() == 0 && report.passed() == CASES, "{}: {report}", backend.name());
-    }
-}
-
-#[test]
-fn backends_do_what_the_oracle_does_in_static_batching() {
-    let cases = random::static_cases(CASES, 2024);
-    for backend in Backend::all() {
-        let report = run(&StaticOperator { backend, workers: Serial }, &cases);
-        assert!(report.failed() == 0 && report.passed() == CASES, "{}: {report}", backend.name());
+fn backends_do_what_the_reference_does_and_refuse_what_is_illegal() {
+    for suite in [Suite::KeyValueCache, Suite::Static] {
+        let cases = random::cases(suite, CASES, 2024);
+        for backend in Backend::all() {
+            let attention = AttentionBackend::default();
+            let report = run_cases(&Backends { backend, attention, workers: Serial }, &cases);
+            assert!(report.passed() == CASES, "{}: {report}", backend.name());
+        }
     }
 }

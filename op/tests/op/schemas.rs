@@ -3,13 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvcache_conformance::{Expected, Suite, Tensor, attention, cases, static_batching};
+use kvcache_conformance::{Case, Expected, Suite, Tensor, cases};
 use kvcache_op::ElementType;
 use kvcache_schema::STATIC_SCALES;
 use kvcache_testing::schemas::schemas;
 use serde_yaml::Value;
-
-const READ: &str = "the golden cases can be read";
 
 /// What formulas come to in a call.
 #[derive(Default)]
@@ -68,20 +66,21 @@ fn formulas(schema: &Value, operand: &Value, tensor: &Tensor, code: impl Fn(&str
 }
 
 /// Checks the legal calls of a suite against the schemas; gives the operands that some call has.
-fn agree<C: Suite>(cases: &[C]) -> BTreeSet<(String, &'static str)> {
+fn agree(cases: &[Case]) -> BTreeSet<(String, &'static str)> {
     let (schemas, mut seen, mut absent) = (schemas(), BTreeSet::new(), BTreeSet::new());
     for case in cases {
-        let file = format!("{:?}", case.page());
+        let file = case.operator.name().to_owned();
         let is_page = |schema: &Value| schema["page"].as_str().or(schema["name"].as_str()) == Some(&file);
         let schema = &schemas.iter().find(|(_, schema)| is_page(schema)).expect("the page has a schema").1;
-        let attributes: BTreeMap<_, _> = case.attributes().into_iter().collect();
+        let attributes = &case.attributes;
         let quantized = attributes.get("quant_bit").is_some_and(|&quant_bit| quant_bit != 0);
-        for (inputs, expected) in case.calls() {
-            let Expected::Success(after) = expected else { continue };
-            let state =
-                ["cache", "scale"].into_iter().zip(case.state()).filter_map(|(name, state)| Some((name, state?)));
-            let outputs = case.outputs().iter().copied().zip(&after.outputs);
-            let all: BTreeMap<_, _> = inputs.into_iter().chain(state).chain(outputs).collect();
+        for step in &case.steps {
+            let Expected::Success(after) = &step.expected else { continue };
+            let state = [("cache", &case.cache), ("scale", &case.scale)].into_iter();
+            let state = state.filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)));
+            let outputs = case.outputs.iter().map(|&name| (name, &after[name]));
+            let inputs = step.inputs.iter().map(|(&name, tensor)| (name, tensor));
+            let all: BTreeMap<_, _> = inputs.chain(state).chain(outputs).collect();
             let last = |name: &str| {
                 let (numbers, _) = all.get(name)?.bytes().as_chunks();
                 Some((name.to_owned(), i64::from_le_bytes(*numbers.last()?) as usize))
@@ -93,8 +92,7 @@ fn agree<C: Suite>(cases: &[C]) -> BTreeSet<(String, &'static str)> {
             lengths.0.extend(all.get("seqstarts").map(|starts| ("B".to_owned(), starts.shape()[0] - 1)));
             let operands = ["inputs", "outputs"].map(|key| schema[key].as_sequence().expect("operands"));
             for operand in operands.into_iter().flatten() {
-                let (name, about) =
-                    (operand["name"].as_str().expect("a name"), format!("{}: {operand:?}", case.name()));
+                let (name, about) = (operand["name"].as_str().expect("a name"), format!("{}: {operand:?}", case.name));
                 let Some((&name, tensor)) = all.get_key_value(name) else {
                     assert!(operand["optional"] == true, "{about} is absent");
                     absent.insert((file.clone(), name.to_owned()));
@@ -131,9 +129,8 @@ fn agree<C: Suite>(cases: &[C]) -> BTreeSet<(String, &'static str)> {
 
 #[test]
 fn golden_cases_have_the_types_and_shapes_of_the_yaml() {
-    let mut seen = agree(&cases().expect(READ));
-    seen.extend(agree(&static_batching::cases().expect(READ)));
-    seen.extend(agree(&attention::cases().expect(READ)));
+    let of = |suite| agree(&cases(suite).expect("the golden cases can be read"));
+    let seen: BTreeSet<_> = Suite::ALL.into_iter().flat_map(of).collect();
     let operands = |schema: &Value| ["inputs", "outputs"].map(|key| schema[key].as_sequence().map_or(0, Vec::len));
     assert_eq!(seen.len(), schemas().iter().flat_map(|(_, schema)| operands(schema)).sum::<usize>(), "{seen:?}");
 }

@@ -10,8 +10,9 @@
     print(report.text(rules=True))
     report.raise_for_failures()
 
-or `python -m kvcache_ops conformance MODULE:CALLABLE`; with `--ort-library FILE` the command tests a library of custom
-operators of ONNX Runtime, and with `--export-onnx DIR` it writes the cases as ONNX's backend tests. A case is a
+or `python -m kvcache_ops conformance MODULE:CALLABLE`; with `--program COMMAND` the command tests a program, with
+`--ort-library FILE` a library of custom operators of ONNX Runtime, and with `--export-onnx DIR` it writes the cases as
+ONNX's backend tests. A case is a
 node, its state, and some calls; the implementation is called for each of them, with
 
 - attributes: the node's attributes by name, every one an int, with its default if the case has left it out;
@@ -48,23 +49,17 @@ kvcache_ops.KvCacheError); with `messages=True`, what it says must mention the i
 NotImplementedError says that the implementation does not do what the case needs, which is reported as unsupported. The
 exceptions of BUGS (AttributeError, NameError, ...) are no refusals: the case fails.
 
-What an implementation does can also be declared, by a profile. What is within must then be right, and what is outside
-must be refused, by whatever exception:
+Only some cases are run with conditions: types, attributes, sizes (batch, cache_heads, head_dim), or the operator.
 
-    profile = {
-        "name": "float16 in pages",
-        "outside": "refuse",  # or "skip": it is not tested
-        "operators": {"KeyValueCache": {"T1": ["float16"], "cache_mode": [1], "num_repeat": {"min": 1, "max": 8}}},
-    }
-    conformance.run(key_value_cache, profile=profile)
+    conformance.run(key_value_cache, only={"T1": ["float16"], "cache_mode": [1], "num_repeat": [1, 2, 4, 8]})
 """
 
 from kvcache_ops.conformance._call import BUGS, Int4Array
 from kvcache_ops.conformance._report import (
     CaseResult,
     ConformanceError,
-    Diagnosis,
     Difference,
+    Flaw,
     Report,
     RuleResult,
 )
@@ -76,8 +71,8 @@ __all__ = [
     "AttentionImplementation",
     "CaseResult",
     "ConformanceError",
-    "Diagnosis",
     "Difference",
+    "Flaw",
     "Implementation",
     "Int4Array",
     "Report",

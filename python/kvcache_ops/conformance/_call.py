@@ -1,4 +1,4 @@
-"""One call of an implementation under test: arrays for it, and what it has done. Nothing is compared here."""
+"""A callable under test: arrays for its calls, and what it has done. Nothing is compared here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache_ops import _native
 from kvcache_ops._cache import ONNX_TYPES, numpy_type, type_name
 from kvcache_ops._int4 import pack_int4, unpack_int4
 
@@ -42,35 +43,43 @@ class _Unusable(Exception):
 
 
 class Caller:
-    """The implementation as the native module calls it.
+    """A callable as the native module runs cases on it. `named`: it is given the name of the operator."""
 
-    `named`: it is given the name of the operator. `declared`: a profile says what the implementation does; then it
-    cannot say so by NotImplementedError.
-    """
-
-    def __init__(
-        self, implementation: Callable[..., Any], int4: Literal["packed", "unpacked"], named: bool, declared: bool
-    ) -> None:
+    def __init__(self, implementation: Callable[..., Any], int4: Literal["packed", "unpacked"], named: bool) -> None:
         self.implementation = implementation
         self.int4 = int4
         self.named = named
-        self.declared = declared
 
-    def __call__(
+    def __call__(self, case: _native.ConformanceCase) -> list[Reply]:
+        """Makes a case's calls, each on the state that the one before has left, up to one that cannot be made."""
+        replies: list[Reply] = []
+        cache, scale = case.cache, case.scale
+        for number, (inputs, after, _) in enumerate(case.calls()):
+            reply = self._call(case, inputs, cache, scale, after is not None)
+            what, _, text, _, cache, scale = reply
+            if what in ("done", "refused") and case.cache is not None and cache is None:
+                what, text = "failed", "got no cache"
+            if what == "failed":
+                reply = ("failed", None, f"call {number}: {text}", [], None, None)
+            replies.append(reply)
+            if what not in ("done", "refused"):
+                break
+        return replies
+
+    def _call(
         self,
-        op_type: str,
-        attributes: dict[str, int],
+        case: _native.ConformanceCase,
         inputs: Mapping[str, Sent],
         cache: Sent | None,
         scale: Sent | None,
-        names: list[str],
         succeeds: bool,
     ) -> Reply:
-        """Makes the call, which should give outputs of these names. `succeeds`: whether it should."""
+        """Makes a call. `succeeds`: whether it should; then a refusal is described as the failure that it is."""
+        names = case.outputs
         arrays = {name: _array(tensor) for name, tensor in inputs.items()}
         state = _State(cache, scale, self.int4)
         asked = {"outputs": names} if "attention_mass" in names else {}
-        arguments = (op_type,) * self.named + (attributes, arrays, state.cache, state.scale)
+        arguments = (case.op_type,) * self.named + (case.attributes, arrays, state.cache, state.scale)
         try:
             _bind(self.implementation, *arguments, **asked)
         except TypeError:
@@ -81,9 +90,9 @@ class Caller:
             return "failed", None, str(error), [], None, None
         except BUGS as error:
             return "failed", None, f"raised {_told(error)}", [], None, None
+        except NotImplementedError as error:
+            return "unsupported", None, _said(error), [], None, None
         except Exception as error:
-            if isinstance(error, NotImplementedError) and not self.declared:
-                return "unsupported", None, _said(error), [], None, None
             message = _told(error) if succeeds else _said(error)
             return self._reply("refused", _kind(error), message, state, [])
         return self._reply("done", None, "", state, names, result)

@@ -1,16 +1,20 @@
-"""The command `conformance`: the suites on an implementation in Python, on a library of ONNX Runtime, or in files."""
+"""The command `conformance`: the suites on a callable, a program or a library of ONNX Runtime, or in files."""
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.conformance._export import export_onnx
 from kvcache_ops.conformance._library import PROVIDERS, Library
+from kvcache_ops.conformance._program import Program
 from kvcache_ops.conformance._report import Report
 from kvcache_ops.conformance._run import SUITES, run, run_suites
 
@@ -20,36 +24,49 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.description = "Runs every case on an implementation; kvcache_ops.conformance says how it is called."
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("implementation", metavar="MODULE:CALLABLE", nargs="?", help="as Python imports it from here")
+    what.add_argument("--program", metavar="COMMAND", help="a program instead, as 'COMMAND {case} {output}'")
     what.add_argument("--ort-library", metavar="FILE", help="a library of custom operators of ONNX Runtime instead")
     what.add_argument("--export-onnx", metavar="DIR", help="runs nothing: writes the cases as ONNX's backend tests")
+    what.add_argument("--list", action="store_true", help="runs nothing: prints the cases")
     parser.add_argument(
         "--suite",
         choices=SUITES,
         action="append",
-        help=f"{SUITES[0]} if not given; of a library and of files all, and it can be given several times",
+        help=f"{SUITES[0]} of a callable if not given, else all; can be given several times",
     )
-    parser.add_argument("--profile", metavar="FILE", help="what it does, as YAML; it must refuse the rest")
+    parser.add_argument(
+        "--only",
+        metavar="NAME=VALUE,...",
+        action="append",
+        default=[],
+        help="only cases whose type, attribute or size has one of these values; can be given several times",
+    )
     parser.add_argument("--filter", metavar="TEXT", default="", help="only cases whose name contains this")
     parser.add_argument("--random", metavar="N", type=int, default=0, help="so many cases more, made on demand")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="which ones")
     parser.add_argument("--messages", action="store_true", help="error messages must mention what is wrong")
     parser.add_argument("--int4", choices=["packed", "unpacked"], default="packed", help="the form of a cache of int4")
-    parser.add_argument("--cases", metavar="DIR", help="a folder of cases of the suite instead of those in the package")
+    parser.add_argument("--cases", metavar="DIR", help="a folder of cases, instead of those in the package")
     parser.add_argument("--report", choices=["text", "json", "junit"], default="text", help="the form of the report")
     parser.add_argument("--output", metavar="FILE", help="where to write the report; then its last line is shown")
+    limit = "how long a program may take for a case, or a library for a call; %(default)g if not given"
+    parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=60.0, help=limit)
+    program = parser.add_argument_group("of a program")
+    program.add_argument("--serve", action="store_true", help="it reads lines of both paths, and answers each: done")
+    program.add_argument("--jobs", metavar="N", type=_jobs, help="how many cases at once; as many as CPUs if not given")
     library = parser.add_argument_group("of a library")
     library.add_argument("--domain", default="opmx.dynamic_batching", help="of its operators; %(default)s if not given")
     library.add_argument("--static-domain", default="opmx", help="of that of static batching; %(default)s")
     library.add_argument("--provider", choices=list(PROVIDERS), default="cpu", help="which runs its nodes")
-    library.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help="how long a call may take")
 
 
 def run_command(given: Namespace) -> int:
     """Runs the suites; 0 if the implementation conforms, 1 if not, 2 if the arguments or a file are at fault."""
     try:
-        if given.export_onnx is not None:
+        if given.export_onnx is not None or given.list:
             of_cases = {"filter": given.filter, "cases": given.cases, "random": given.random, "seed": given.seed}
-            print(export_onnx(given.export_onnx, _suites(given), **of_cases))
+            write = _list if given.list else partial(export_onnx, given.export_onnx)
+            print(write(_suites(given), **of_cases))
             return 0
         report = _report(given)
     except (ImportError, TypeError) as error:
@@ -73,9 +90,15 @@ def run_command(given: Namespace) -> int:
 
 
 def _report(given: Namespace) -> Report:
-    options: dict[str, Any] = {
-        name: getattr(given, name) for name in ("profile", "filter", "messages", "random", "seed", "cases")
-    }
+    names = ("filter", "messages", "random", "seed", "cases")
+    options: dict[str, Any] = {name: getattr(given, name) for name in names} | {"only": _only(given)}
+    if given.program is not None:
+        program = Program(given.program, serve=given.serve, limit=given.timeout)
+        jobs = given.jobs or os.cpu_count() or 1
+        try:
+            return run_suites(program, _suites(given), int4="packed", name=given.program, jobs=jobs, **options)
+        finally:
+            program.close()
     if given.ort_library is None:
         implementation = _imported(given.implementation)
         suite: Any = (given.suite or SUITES[:1])[-1]
@@ -94,11 +117,48 @@ def _report(given: Namespace) -> Report:
     return report
 
 
+def _list(suites: list[str], *, filter: str, cases: str | None, random: int, seed: int) -> str:
+    """A line for each case."""
+    found = [case for suite in suites for case in _native.conformance_cases(suite, cases, filter, (random, seed))]
+    if not found:
+        raise KvCacheError(f"no case has a name that contains {filter!r}", "no_case")
+    return "\n".join(f"{case.suite}/{case.name}: {case.about} [{', '.join(case.rules)}]" for case in found)
+
+
+def _only(given: Namespace) -> dict[str, list[str]]:
+    """The conditions on cases."""
+    only: dict[str, list[str]] = {}
+    for condition in given.only:
+        name, _, values = condition.partition("=")
+        only.setdefault(name, []).extend(value for value in values.split(",") if value)
+    return only
+
+
 def _suites(given: Namespace) -> list[str]:
-    """Those that are named, or all; a folder of cases is one of one suite."""
-    if given.cases is not None and len(given.suite or []) != 1:
-        raise KvCacheError("--cases is a folder of one suite, expected one --suite", "cases")
-    return list(dict.fromkeys(given.suite or SUITES))
+    """Those that are named; else all, or those that a folder of cases has folders of."""
+    folders = dict(zip(SUITES, ("cases", "static_cases", "attention_cases")))
+    if given.cases is None or given.suite:
+        return list(dict.fromkeys(given.suite or SUITES))
+    there = [suite for suite, folder in folders.items() if Path(given.cases, folder).is_dir()]
+    if not there:
+        raise KvCacheError(f"{given.cases} has no folder {', '.join(folders.values())}, expected one --suite", "cases")
+    return there
+
+
+def _seconds(text: str) -> float:
+    """A time above 0."""
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+def _jobs(text: str) -> int:
+    """A number above 0."""
+    jobs = int(text)
+    if jobs < 1:
+        raise ValueError(text)
+    return jobs
 
 
 def _imported(name: str) -> Any:

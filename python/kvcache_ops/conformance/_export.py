@@ -54,12 +54,12 @@ def export_onnx(
     return f"{written['node']} tests and {written['refused']} of refusals in {home}"
 
 
-def _write_case(home: Path, suite: str, case: dict[str, Any]) -> dict[str, int]:
+def _write_case(home: Path, suite: str, case: _native.ConformanceCase) -> dict[str, int]:
     """Writes the calls of a case, as many tests as they need models; how many of each part."""
-    name = re.sub(r"[^0-9A-Za-z]", "_", f"test_{suite}_{case['name']}")
-    state = {name: case[name] for name in ("cache", "scale") if case[name] is not None}
+    name = re.sub(r"[^0-9A-Za-z]", "_", f"test_{suite}_{case.name}")
+    state = {name: sent for name, sent in (("cache", case.cache), ("scale", case.scale)) if sent is not None}
     groups: dict[str, dict[Any, list[_Call]]] = {"node": {}, "refused": {}}
-    for inputs, after, error in case["calls"]:
+    for inputs, after, error in case.calls():
         call = _Call(case, inputs, dict(state), after, error)
         groups["refused" if after is None else "node"].setdefault(call.signature, []).append(call)
         state = call.state_after
@@ -68,7 +68,7 @@ def _write_case(home: Path, suite: str, case: dict[str, Any]) -> dict[str, int]:
             test = home / part / (name if number == 0 else f"{name}_{number + 1}")
             test.mkdir()
             (test / "model.onnx").write_bytes(_model(case, calls))
-            if case["any_nan"]:
+            if case.any_nan:
                 (test / "any_nan.txt").write_text("A NaN equals any other NaN.\n")
             for index, call in enumerate(calls):
                 call.write(test / f"test_data_set_{index}")
@@ -80,13 +80,13 @@ class _Call:
 
     def __init__(
         self,
-        case: dict[str, Any],
+        case: _native.ConformanceCase,
         inputs: Tensors,
         state: Tensors,
         after: Tensors | None,
         error: tuple[str, list[str]] | None,
     ) -> None:
-        self.operator = operator(case["op_type"], inputs)
+        self.operator = operator(case.op_type, inputs)
         given = inputs | state
         self.inputs: Tensors = {
             tensor.name: given[tensor.name] for tensor in self.operator.inputs if tensor.name in given
@@ -130,7 +130,7 @@ class _Call:
             (folder / "expected_error.txt").write_text("".join(f"{line}\n" for line in [kind, *mentions]))
 
 
-def _model(case: dict[str, Any], calls: list[_Call]) -> bytes:
+def _model(case: _native.ConformanceCase, calls: list[_Call]) -> bytes:
     """The model of calls of one signature, with the lengths that all of them have."""
     first = calls[0]
     # A refused call has no outputs: those of static batching have four axes.
@@ -143,8 +143,8 @@ def _model(case: dict[str, Any], calls: list[_Call]) -> bytes:
             shapes[name] = [a if a == b else None for a, b in zip(common, shape)]
     types = {name: element for name, (element, _, _) in first.inputs.items()}
     domain = first.operator.domains[0]
-    more = dict(domain=domain, outputs=outputs, shapes=shapes, about=case["about"])
-    model = node_model(first.operator, case["attributes"], types, **more)
+    more = dict(domain=domain, outputs=outputs, shapes=shapes, about=case.about)
+    model = node_model(first.operator, case.attributes, types, **more)
     serialized: bytes = model.SerializeToString()
     return serialized
 

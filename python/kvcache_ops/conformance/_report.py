@@ -53,18 +53,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """A known mistake that gives exactly what the implementation gave."""
-
-    mistake: str
-    about: str
-    rule: str
-
-    def __str__(self) -> str:
-        return f"{self.mistake}: {self.about} (rule {self.rule})"
-
-
-@dataclass(frozen=True)
 class CaseResult:
     """What became of one case."""
 
@@ -78,10 +66,20 @@ class CaseResult:
     seconds: float
     reason: str | None
     """Why it is unsupported or was not run."""
-    outside: str | None
-    """What in it is outside of the profile: then every call had to be refused."""
     difference: Difference | None
-    diagnosis: Diagnosis | None
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Something that is wrong in some cases."""
+
+    flaw: str
+    """What is wrong, in words."""
+    cases: int
+    """In how many cases."""
+    only_where: tuple[str, ...]
+    """Properties that all these cases have, and none that passed has: "T2 is int4". Where one of legal calls
+    failed, those that passed with illegal calls, or with empty outputs, do not count."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +110,6 @@ class Report:
         self._forms = (json_text, text, rule_table, junit)
         self.implementation: str = document["implementation"]
         """The name of what was tested."""
-        self.profile: str | None = document["profile"]
-        """The name of the profile, if there was one."""
         self.conforms: bool = document["conforms"]
         """No case failed, and at least one passed."""
         self.passed: int = document["summary"]["passed"]
@@ -128,6 +124,8 @@ class Report:
         """Every case."""
         self.rules: tuple[RuleResult, ...] = tuple(map(_rule, document["rules"]))
         """Every rule of the operators of these cases."""
+        self.flaws: tuple[Flaw, ...] = tuple(map(_flaw, document["flaws"]))
+        """What is wrong in the cases that failed."""
 
     @property
     def failures(self) -> tuple[CaseResult, ...]:
@@ -163,11 +161,14 @@ class Report:
 
 
 def _case(row: dict[str, Any]) -> CaseResult:
-    difference, diagnosis = row.get("difference"), row.get("diagnosis")
+    difference = row.get("difference")
     fields: dict[str, Any] = {name: row.get(name) for name in CaseResult.__dataclass_fields__}
-    fields |= {"name": row["case"], "rules": tuple(row["rules"])}
-    fields |= {"difference": difference and _difference(difference), "diagnosis": diagnosis and Diagnosis(**diagnosis)}
+    fields |= {"name": row["case"], "rules": tuple(row["rules"]), "difference": difference and _difference(difference)}
     return CaseResult(**fields)
+
+
+def _flaw(row: dict[str, Any]) -> Flaw:
+    return Flaw(row["flaw"], row["cases"], tuple(row["only_where"]))
 
 
 def _difference(row: dict[str, Any]) -> Difference:

@@ -1,6 +1,6 @@
 //! Random caches, and random operations on them.
 
-use kvcache_conformance::random::Entropy;
+use kvcache_conformance::random::Unstructured;
 use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{MAX_POSITION, Mode};
 use proptest::prelude::*;
@@ -67,7 +67,7 @@ impl Span {
         }
     }
 
-    fn draw(entropy: &mut Entropy) -> Self {
+    fn draw(entropy: &mut Unstructured) -> Self {
         match entropy.one_in(24) {
             true => Self::Is(entropy.pick(&FAR), entropy.pick(&FAR)),
             false => Self::Of(entropy.below(40), some(entropy, 7, 10, |entropy| entropy.below(20))),
@@ -80,7 +80,12 @@ const FAR: [i64; 8] =
     [0, -1, MAX_POSITION, MAX_POSITION + 1, MAX_POSITION - 3, i64::MAX, i64::MIN, i64::MAX - MAX_POSITION];
 
 /// A value, so many times out of so many.
-fn some<T>(entropy: &mut Entropy, times: usize, of: usize, draw: impl FnOnce(&mut Entropy) -> T) -> Option<T> {
+fn some<T>(
+    entropy: &mut Unstructured,
+    times: usize,
+    of: usize,
+    draw: impl FnOnce(&mut Unstructured) -> T,
+) -> Option<T> {
     (entropy.below(of) < times).then(|| draw(entropy))
 }
 
@@ -125,7 +130,7 @@ pub enum Operation {
 
 pub type LoadFault = Option<usize>;
 
-fn modes(entropy: &mut Entropy) -> Mode {
+fn modes(entropy: &mut Unstructured) -> Mode {
     match entropy.below(7) {
         0..3 => Mode::Paged { page_size: entropy.pick(&[1, 2, 3, 16]) },
         3 | 4 => Mode::Runs,
@@ -134,7 +139,7 @@ fn modes(entropy: &mut Entropy) -> Mode {
 }
 
 impl Cache {
-    pub fn draw(entropy: &mut Entropy) -> Self {
+    pub fn draw(entropy: &mut Unstructured) -> Self {
         let (mode, size) = (modes(entropy), entropy.within(4, 23));
         let max_t = match mode {
             // The last slots are no whole page.
@@ -168,7 +173,7 @@ impl Cache {
     }
 
     /// A small cache of pages of which prompts share the prefixes.
-    pub fn draw_of_prefixes(entropy: &mut Entropy) -> Self {
+    pub fn draw_of_prefixes(entropy: &mut Unstructured) -> Self {
         let page_size = entropy.pick(&[2, 4]);
         Self {
             mode: Mode::Paged { page_size },
@@ -182,7 +187,7 @@ impl Cache {
 }
 
 impl End {
-    fn draw(entropy: &mut Entropy) -> Self {
+    fn draw(entropy: &mut Unstructured) -> Self {
         match entropy.below(15) {
             10 => Self::DropPlanned,
             11 => Self::DropStep,
@@ -195,7 +200,7 @@ impl End {
 }
 
 impl NewRows {
-    fn draw(entropy: &mut Entropy) -> Self {
+    fn draw(entropy: &mut Unstructured) -> Self {
         Self {
             seq: entropy.below(8),
             n: if entropy.one_in(4) { (entropy.below(4), entropy.below(6)) } else { (0, 1) },
@@ -209,8 +214,8 @@ impl NewRows {
 }
 
 impl Operation {
-    pub fn draw(entropy: &mut Entropy) -> Self {
-        let fault = |entropy: &mut Entropy| some(entropy, 3, 10, |entropy| entropy.below(4));
+    pub fn draw(entropy: &mut Unstructured) -> Self {
+        let fault = |entropy: &mut Unstructured| some(entropy, 3, 10, |entropy| entropy.below(4));
         let (which, seq) = (entropy.below(37), entropy.below(8));
         match which {
             0..14 => {
@@ -249,9 +254,9 @@ impl Operation {
 
     /// Operations that leave cached pages, pages that are used in part, pages that move, and lost sequences; and prompts
     /// that find them.
-    pub fn draw_of_prefixes(entropy: &mut Entropy) -> Self {
+    pub fn draw_of_prefixes(entropy: &mut Unstructured) -> Self {
         // Others leave holes.
-        let tokens = |entropy: &mut Entropy| some(entropy, 7, 10, |_| 1);
+        let tokens = |entropy: &mut Unstructured| some(entropy, 7, 10, |_| 1);
         let (which, seq) = (entropy.below(30), entropy.below(4));
         match which {
             0..6 => Self::Prompt(entropy.within(3, 12), tokens(entropy)),
@@ -263,7 +268,7 @@ impl Operation {
             19 => Self::Update,
             20..24 => Self::FailUpdate(entropy.below(2)),
             24..27 => {
-                let rows = |entropy: &mut Entropy| NewRows {
+                let rows = |entropy: &mut Unstructured| NewRows {
                     seq: entropy.below(4),
                     n: (0, entropy.within(1, 10)),
                     tokens: tokens(entropy),
@@ -284,7 +289,7 @@ impl Operation {
 
 impl Operation {
     /// Operations of a manager with a store: as `draw`, but for reloads, and swaps.
-    pub fn draw_with_store(entropy: &mut Entropy) -> Self {
+    pub fn draw_with_store(entropy: &mut Unstructured) -> Self {
         match entropy.below(12) {
             0 | 1 => Self::SwapOut(entropy.below(8)),
             2 | 3 => Self::SwapIn(entropy.below(8)),
@@ -299,11 +304,11 @@ impl Operation {
 }
 
 /// What a seed draws. It does not shrink: another seed draws something else, nothing simpler.
-pub fn drawn<T: std::fmt::Debug>(draw: fn(&mut Entropy) -> T) -> impl Strategy<Value = T> {
-    any::<u64>().no_shrink().prop_map(move |seed| draw(&mut Entropy::seed(seed)))
+pub fn drawn<T: std::fmt::Debug>(draw: fn(&mut Unstructured) -> T) -> impl Strategy<Value = T> {
+    any::<u64>().no_shrink().prop_map(move |seed| draw(&mut Unstructured::seed(seed)))
 }
 
 /// Scripts of fewer operations than this, which shrink to fewer.
-pub fn operations(draw: fn(&mut Entropy) -> Operation, end: usize) -> impl Strategy<Value = Vec<Operation>> {
+pub fn operations(draw: fn(&mut Unstructured) -> Operation, end: usize) -> impl Strategy<Value = Vec<Operation>> {
     prop::collection::vec(drawn(draw), 1..end)
 }

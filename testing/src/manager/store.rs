@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use bytes::Bytes;
-use kvcache_conformance::random::Entropy;
+use kvcache_conformance::random::Unstructured;
 use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
 
 /// Blocks in memory. A faulty store fails, loses, cuts and alters blocks, gives those of other keys, and says that it has
@@ -12,12 +12,12 @@ use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
 #[derive(Debug)]
 pub struct Store {
     pub is_faulty: bool,
-    state: Mutex<(HashMap<BlockKey, Bytes>, Entropy)>,
+    state: Mutex<(HashMap<BlockKey, Bytes>, Unstructured)>,
 }
 
 impl Store {
     pub fn new(is_faulty: bool, seed: u64) -> Self {
-        Self { is_faulty, state: Mutex::new((HashMap::new(), Entropy::seed(seed))) }
+        Self { is_faulty, state: Mutex::new((HashMap::new(), Unstructured::seed(seed))) }
     }
 
     /// What the state gives, unless the store fails this time.

@@ -6,85 +6,73 @@ use std::sync::Mutex;
 
 use kvcache_attention::AttentionKernel;
 use kvcache_conformance::backends::{run_attention, run_calls, run_static_calls, write};
-use kvcache_conformance::random::{self, Entropy, Plan};
-use kvcache_conformance::{CallResult, Case, Implementation, Report, Tensor, attention, run, static_batching};
+use kvcache_conformance::random::{self, Plan, Unstructured};
+use kvcache_conformance::{CallResult, Case, Implementation, Operator, Report, Suite, cases, run_cases};
 use kvcache_emulation_kernels::{EmulatedAttention, EmulatedCuda, Order};
 use kvcache_kernels::cuda::MODULES;
 use kvcache_kernels::{Kernel, Reference, Serial};
-use kvcache_op::{AttentionBackend, Backend, ElementType};
+use kvcache_op::{AttentionBackend, Backend};
 
 /// The kernels as the conformance suite sees them: a fault is a panic, which fails its case. With a build for some
 /// types, cases of others cannot be run.
 #[derive(Debug, Clone, Copy)]
 pub struct Emulated(pub EmulatedAttention);
 
-impl Emulated {
-    /// Why a case of these types cannot be run, if so.
-    fn lacks(&self, t1: ElementType, t2: ElementType, t3: Option<ElementType>) -> Option<String> {
-        let types: Vec<_> = [Some(t1), Some(t2), t3].into_iter().flatten().map(ElementType::short_name).collect();
-        let build = self.0.device.build?;
-        (types.join("_") != build.types).then(|| "other types".to_owned())
-    }
-}
-
 impl Implementation for Emulated {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        Ok(run_calls(case, Backend::Reference, |call, outputs| {
-            self.0.device.run(&mut call.bind(outputs)?, &Serial);
-            Ok(())
-        }))
-    }
-
-    fn cannot_run(&self, case: &Case) -> Option<String> {
-        self.lacks(case.types.t1, case.types.t2, case.types.t3.filter(|_| case.attributes.quant_bit != 0))
+        // A scale that is not used has any type.
+        let is_used = |name: &str| name != "T3" || case.attributes["quant_bit"] != 0;
+        let types = case.types().into_iter().filter(|(name, _)| is_used(name));
+        let mut types: Vec<_> = types.map(|(_, element)| element.short_name()).collect();
+        if case.operator == Operator::MultiHeadAttention {
+            types.push(types[0]); // of the packed keys and values
+        }
+        if self.0.device.build.is_some_and(|build| build.types != types.join("_")) {
+            return Ok(vec![CallResult::unsupported("other types")]);
+        }
+        Ok(match case.operator {
+            Operator::KeyValueCache => run_calls(case, Backend::Reference, |call, outputs| {
+                self.0.device.run(&mut call.bind(outputs)?, &Serial);
+                Ok(())
+            }),
+            Operator::StaticKeyValueCache => run_static_calls(case, Backend::Reference, |call, outputs| {
+                call.with_problem(outputs, |problem| self.0.device.run(problem, &Serial))
+            }),
+            Operator::MultiHeadAttention | Operator::MultiHeadCacheAttention => self.attend(case),
+        })
     }
 }
 
-impl Implementation<static_batching::Case> for Emulated {
-    fn run(&self, case: &static_batching::Case) -> Result<Vec<CallResult>, String> {
-        Ok(run_static_calls(case, Backend::Reference, |call, outputs| {
-            call.with_problem(outputs, |problem| self.0.device.run(problem, &Serial))
-        }))
-    }
-
-    fn cannot_run(&self, case: &static_batching::Case) -> Option<String> {
-        self.lacks(case.types.t1, case.types.t2, case.types.t3.filter(|_| case.attributes.quant_bit != 0))
-    }
-}
-
-impl Implementation<attention::Case> for Emulated {
-    fn run(&self, case: &attention::Case) -> Result<Vec<CallResult>, String> {
+impl Emulated {
+    fn attend(&self, case: &Case) -> Vec<CallResult> {
         let reference = (AttentionBackend::Reference, Backend::Reference);
-        Ok(run_attention(case, reference, |call, output, mass| {
+        run_attention(case, reference, |call, output, mass| {
             let mut sums = mass.as_ref().map(|mass| vec![MaybeUninit::new(f32::NAN); mass.bytes().len() / 4]);
             let (mut problem, attn_output) = call.bind(write(output))?;
             problem.store(&Reference, &Serial);
-            self.0.attend(&problem, attn_output, sums.as_deref_mut(), &Serial);
+            AttentionKernel::attend(&self.0, &problem, attn_output, sums.as_deref_mut(), &Serial);
             for (mass, sums) in mass.into_iter().zip(sums) {
                 // SAFETY: they have been numbers from the beginning.
                 let sums = sums.into_iter().map(|sum| unsafe { sum.assume_init() });
                 mass.bytes_mut().copy_from_slice(&sums.flat_map(f32::to_ne_bytes).collect::<Vec<_>>());
             }
             Ok(())
-        }))
-    }
-
-    fn cannot_run(&self, case: &attention::Case) -> Option<String> {
-        let scale = case.scale.as_ref().filter(|_| case.attributes.cache.quant_bit != 0);
-        self.lacks(case.t1, case.cache.as_ref().map_or(case.t1, Tensor::element), scale.map(Tensor::element))
+        })
     }
 }
 
-const READ: &str = "the golden cases can be read";
+fn golden(suite: Suite) -> Vec<Case> {
+    cases(suite).expect("the golden cases can be read")
+}
 
 pub fn stored(device: EmulatedCuda) -> [Report; 2] {
     let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
-    [run(&emulated, &kvcache_conformance::cases().expect(READ)), run(&emulated, &static_batching::cases().expect(READ))]
+    [Suite::KeyValueCache, Suite::Static].map(|suite| run_cases(&emulated, &golden(suite)))
 }
 
 /// The report of attention, where the caller says this bound of seqlen.
 pub fn attended(device: EmulatedCuda, max_seqlen: usize) -> Report {
-    run(&Emulated(EmulatedAttention { device, max_seqlen }), &attention::cases().expect(READ))
+    run_cases(&Emulated(EmulatedAttention { device, max_seqlen }), &golden(Suite::Attention))
 }
 
 /// Gives the outputs of the cases with a mass.
@@ -94,9 +82,10 @@ fn all_cases_pass(device: EmulatedCuda, max_seqlen: usize) -> Vec<CallResult> {
     }
     let report = attended(device, max_seqlen);
     assert!(report.failed() == 0 && report.passed() > 200, "{device:?}: {report}");
-    let cases = attention::cases().expect(READ);
+    let cases = golden(Suite::Attention);
     let emulated = Emulated(EmulatedAttention { device, max_seqlen });
-    let results = cases.iter().filter(|case| case.has_mass).flat_map(|case| emulated.run(case).expect("it has passed"));
+    let results =
+        cases.iter().filter(|case| case.has_mass()).flat_map(|case| emulated.run(case).expect("it has passed"));
     results.collect()
 }
 
@@ -126,15 +115,14 @@ fn any_order_on_a_large_device() {
 fn random_cases() {
     let passes = |report: Report, device| assert!(report.failed() + report.unsupported() == 0, "{device:?}: {report}");
     for seed in 0..8 {
-        let entropy = &mut Entropy::seed(seed);
+        let entropy = &mut Unstructured::seed(seed);
         let order = entropy.pick(&[Order::Forward, Order::Backward, Order::Random(seed as u32)]);
         let (unaligned, multiprocessors) = (seed % 2 == 1, seed as u32 / 2);
         let device = EmulatedCuda { unaligned, multiprocessors, order, ..EmulatedCuda::default() };
         let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
-        passes(run(&emulated, &random::cases(60, seed)), device);
-        passes(run(&emulated, &random::static_cases(30, seed)), device);
+        passes(run_cases(&emulated, &random::cases(Suite::KeyValueCache, 60, seed)), device);
+        passes(run_cases(&emulated, &random::cases(Suite::Static, 30, seed)), device);
         let large: Vec<_> = (0..4).map(|_| Plan::draw(entropy, 40, 40)).collect();
-        passes(run(&emulated, &large.iter().map(|plan| plan.call(entropy).case()).collect::<Vec<_>>()), device);
-        passes(run(&emulated, &[random::attention_case(entropy)]), device);
+        passes(run_cases(&emulated, &large.iter().map(|plan| plan.call(entropy).case()).collect::<Vec<_>>()), device);
     }
 }

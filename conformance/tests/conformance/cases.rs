@@ -1,0 +1,171 @@
+//! How cases are read and written; the rules, each of which some case proves; `legal` on the golden cases; random ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use kvcache_conformance::random;
+use kvcache_conformance::{
+    Case, Expected, KINDS, Operator, Outcome, Suite, files, legal, read_cases, read_results, rules,
+};
+use kvcache_schema::ElementType;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use tempfile::TempDir;
+
+use crate::answers::{CASES, answers, of_suite};
+
+#[test]
+fn every_rule_is_proven_by_a_case_or_says_why_not() {
+    let mut named: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for Case { name, rules, operator, .. } in CASES.iter() {
+        assert!(!rules.is_empty(), "{name} proves nothing");
+        assert_eq!(rules.iter().collect::<BTreeSet<_>>().len(), rules.len(), "{name} names a rule twice");
+        rules.iter().for_each(|rule| named.entry((*operator, rule)).or_default().push(name));
+    }
+    for rule in Operator::ALL.into_iter().flat_map(rules) {
+        let cases = named.get(&(rule.operator, &rule.id)).map_or(&[][..], Vec::as_slice);
+        match &rule.not_proven_by_cases {
+            None => assert!(!cases.is_empty(), "no case proves {}", rule.link()),
+            Some(why) => {
+                assert!(why.ends_with('.'), "{} does not say why no case proves it", rule.link());
+                assert!(cases.is_empty(), "{} is proven: {cases:?}", rule.link());
+            }
+        }
+    }
+}
+
+/// Every call of `KeyValueCache` is legal or not as its case says, by the same kind of error.
+#[test]
+fn legal_agrees_with_the_golden_cases() {
+    let mut refused = BTreeSet::new();
+    for case in of_suite(Suite::KeyValueCache).chain(of_suite(Suite::Static)) {
+        for (i, step) in case.steps.iter().enumerate() {
+            match (&step.expected, legal(&case.call(i))) {
+                (Expected::Success(_), legal) => assert_eq!(legal, Ok(()), "{}: call {i}", case.name),
+                (Expected::Refusal { kind, .. }, legal) => {
+                    let kinds = legal.expect_err(&case.name);
+                    assert!(kinds.contains(&kind.as_str()), "{}: {kind} is not among {kinds:?}", case.name);
+                    refused.insert(kind.clone());
+                }
+            }
+        }
+    }
+    assert!(KINDS.iter().all(|&kind| refused.contains(kind)), "{refused:?}");
+}
+
+/// The message with which a folder is refused that holds a copy of the first case, edited by `edit`.
+fn refusal(edit: impl FnOnce(&str) -> String) -> String {
+    let cases = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../golden/cases"));
+    let original = cases.join("decode-mode0-f32-f32");
+    let copy = TempDir::new().unwrap();
+    let folder = copy.path().join("copied");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(original.join("tensors.safetensors"), folder.join("tensors.safetensors")).unwrap();
+    let yaml = fs::read_to_string(original.join("case.yaml")).unwrap();
+    let edited = edit(&yaml);
+    assert_ne!(yaml, edited);
+    fs::write(folder.join("case.yaml"), &edited).unwrap();
+    read_cases(copy.path()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_folder_that_is_no_case_says_where_and_why() {
+    let steps = |yaml: &str| yaml.find("steps:").expect("a case has steps");
+    type Edit<'a> = &'a dyn Fn(&str) -> String;
+    let edits: [(Edit<'_>, &str); 8] = [
+        (&|yaml| format!("{}steps: []\n", &yaml[..steps(yaml)]), "no steps"),
+        (&|yaml| yaml[..steps(yaml)].to_owned(), "missing field `steps`"),
+        (&|yaml| format!("misspelt: 1\n{yaml}"), "misspelt"),
+        (&|yaml| yaml.replace("rules: [", "rules: [scores, "), "KeyValueCache has no rule scores"),
+        (&|yaml| yaml.replace("rules:", "proves:"), "unknown field `proves`"),
+        (&|yaml| format!("domain: opmy\n{yaml}"), "in the domain Some(\"opmy\")"),
+        (&|yaml| yaml.replace("attributes: {", "attributes: {pagesize: 1, "), "no attribute is called pagesize"),
+        (&|yaml| yaml.replace("T1: float", "T1: double"), "no element type is called double"),
+    ];
+    for (edit, expected) in edits {
+        let message = refusal(edit);
+        assert!(message.contains("copied") && message.contains(expected), "{expected}: {message}");
+    }
+    let empty = TempDir::new().unwrap();
+    assert!(read_cases(empty.path()).unwrap_err().to_string().contains("no case"));
+    assert!(read_cases(&empty.path().join("absent")).is_err());
+}
+
+#[test]
+fn a_seed_gives_the_same_cases_however_many() {
+    let of = |n, seed| random::cases(Suite::KeyValueCache, n, seed);
+    let (few, many, other) = (of(3, 7), of(6, 7), of(3, 8));
+    let text = |case: &Case| format!("{case:?} {:?}", case.steps[0].inputs["current_key"].bytes());
+    for i in 0..3 {
+        assert_eq!(many[i].name, format!("random-7-{i}"));
+        assert_eq!(text(&few[i]), text(&many[i]));
+        assert_ne!(text(&few[i]), text(&other[i]));
+    }
+}
+
+#[test]
+fn every_kind_of_error_comes_up_and_most_calls_succeed() {
+    let mut all = BTreeSet::new();
+    for (suite, n) in [(Suite::KeyValueCache, 3000), (Suite::Static, 1000)] {
+        let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+        for step in random::cases(suite, n, 1).into_iter().flat_map(|case| case.steps) {
+            let kind = match step.expected {
+                Expected::Success(_) => "success".to_owned(),
+                Expected::Refusal { kind, .. } => kind,
+            };
+            *kinds.entry(kind).or_default() += 1;
+        }
+        assert!(kinds["success"] * 2 > kinds.values().sum(), "{kinds:?}");
+        all.extend(kinds.into_keys());
+    }
+    let missing: Vec<_> = KINDS.iter().filter(|kind| !all.contains(**kind)).collect();
+    assert!(missing.is_empty(), "no call is refused as {missing:?}");
+}
+
+/// The files of random cases, as programs are given them.
+#[test]
+fn cases_that_are_written_are_read_as_they_were() {
+    for suite in [Suite::KeyValueCache, Suite::Static] {
+        let folder = TempDir::new().unwrap();
+        let mut cases = random::cases(suite, 60, 3);
+        for case in &cases {
+            let [yaml, tensors] = files(case).unwrap();
+            fs::create_dir(folder.path().join(&case.name)).unwrap();
+            fs::write(folder.path().join(&case.name).join("case.yaml"), yaml).unwrap();
+            fs::write(folder.path().join(&case.name).join("tensors.safetensors"), tensors).unwrap();
+        }
+        cases.sort_by(|one, other| one.name.cmp(&other.name));
+        let read = read_cases(folder.path()).unwrap();
+        assert_eq!(read.len(), cases.len());
+        for (read, case) in read.iter().zip(&cases) {
+            let named = |case: &Case| format!("{} {} {:?} {}", case.name, case.about, case.attributes, case.any_nan);
+            assert_eq!(named(read), named(case));
+            assert!((&read.cache, &read.scale) == (&case.cache, &case.scale), "{}", case.name);
+            assert!(answers(read) == answers(case), "{}", case.name);
+            let inputs = |case: &Case| case.steps.iter().map(|step| step.inputs.clone()).collect::<Vec<_>>();
+            assert!(inputs(read) == inputs(case), "{}", case.name);
+        }
+    }
+}
+
+/// The tensors of a case of legal calls have the names that a program's results need.
+#[test]
+fn a_program_s_file_is_read() {
+    for case in CASES.iter().filter(|case| case.is_legal() && case.operator.suite() != Suite::Attention) {
+        let [_, tensors] = files(case).unwrap();
+        assert!(read_results(case, &tensors).unwrap() == answers(case), "{}", case.name);
+    }
+    let case = &CASES[0];
+    assert!(read_results(case, b"rubbish").unwrap_err().contains("result cannot be read"));
+    let empty = safetensors::serialize(Vec::<(&str, TensorView<'_>)>::new(), None).unwrap();
+    assert!(read_results(case, &empty).unwrap_err().contains("result cannot be read"));
+    // A refusal is in the metadata.
+    let is_fit = |case: &&Case| !case.is_legal() && case.steps.len() == 1 && case.scale.is_none();
+    let refused = of_suite(Suite::KeyValueCache).filter(|case| case.t1() == ElementType::Float32).find(is_fit).unwrap();
+    let cache = TensorView::new(Dtype::F32, refused.cache().shape().to_vec(), refused.cache().bytes()).unwrap();
+    let metadata = [("0.error".to_owned(), "no".to_owned())].into_iter().collect();
+    let file = safetensors::serialize([("0.cache", cache)], Some(metadata)).unwrap();
+    let results = read_results(refused, &file).unwrap();
+    assert_eq!((&results[0].outcome, &results[0].cache), (&Outcome::refused("no"), &refused.cache));
+}

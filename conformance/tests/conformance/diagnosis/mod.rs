@@ -1,3 +1,0 @@
-//! What the suite says of implementations that are wrong, and that it accuses none that are right.
-
-mod groups;
