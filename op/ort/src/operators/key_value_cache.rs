@@ -8,7 +8,7 @@ use kvcache_op::{
     Dim, ElementType, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, StaticInputDims, StaticInputs,
     StaticKeyValueCache, TensorRef, Workers,
 };
-use kvcache_schema::{Attributes, DOMAINS, INPUTS, NAME, OUTPUTS, StaticAttributes, static_key_value_cache};
+use kvcache_schema::{DOMAINS, INPUTS, NAME, OUTPUTS, static_key_value_cache};
 
 use crate::compute::{Compute, at};
 #[cfg(feature = "cuda")]
@@ -21,7 +21,7 @@ use crate::tensors::{HostTensors, Memory, Tensors};
 
 /// Declares an operator that stores and loads: its node has no more than its operator and whether there is a scale.
 macro_rules! stores_and_loads {
-    ($Node:ident, $Operator:ident, $signature:expr, $inputs:ident, $infer_shape:ident) => {
+    ($Node:ident, $Operator:ident, $signature:expr, $inputs:ident, $Dims:ident, $length:ident) => {
         pub(crate) struct $Node {
             operator: $Operator,
             has_scale: bool,
@@ -39,7 +39,9 @@ macro_rules! stores_and_loads {
             }
 
             fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
-                $infer_shape(node)
+                let operator = $Operator::new(node.attributes())?;
+                let [current_key, current_value, cache] = stored_at::<Self>().map(|index| node.shape(index));
+                Ok(operator.infer_shape(&$Dims { current_key, current_value, cache, $length: None }).into())
             }
 
             fn run(&self, tensors: &HostTensors<'_>, workers: &dyn Workers) -> Result<(), Error> {
@@ -73,7 +75,8 @@ stores_and_loads!(
     KeyValueCache,
     Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: None },
     dynamic_inputs,
-    infer_shape
+    InputDims,
+    total_kvlen
 );
 
 stores_and_loads!(
@@ -87,12 +90,18 @@ stores_and_loads!(
         optional_output: None,
     },
     static_inputs,
-    infer_static_shape
+    StaticInputDims,
+    start_pos
 );
+
+/// The positions of the current key, the current value and the cache.
+fn stored_at<C: Compute>() -> [usize; 3] {
+    [at!(C, "current_key"), at!(C, "current_value"), at!(C, "cache")]
+}
 
 /// The types of the current key, the current value and the cache.
 pub(super) fn stored_types<C: Compute>(node: &Node<'_>) -> [ElementType; 3] {
-    [at!(C, "current_key"), at!(C, "current_value"), at!(C, "cache")].map(|index| node.element(index))
+    stored_at::<C>().map(|index| node.element(index))
 }
 
 /// The inputs that the operator `C` has in common with `KeyValueCache`, to be read.
@@ -139,26 +148,4 @@ pub(super) fn state<'a, C: Compute, M: Memory>(
 /// `key` and `value`.
 fn outputs<'a, M: Memory>(tensors: &Tensors<'a, M>, shape: &[usize]) -> Result<[M::Mut<'a>; 2], Error> {
     Ok([tensors.write(0, shape)?, tensors.write(1, shape)?])
-}
-
-fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
-    let operator = KeyValueCache::new(node.attributes::<Attributes>())?;
-    let known = InputDims {
-        current_key: node.shape(at!(KeyValueCacheNode, "current_key")),
-        current_value: node.shape(at!(KeyValueCacheNode, "current_value")),
-        cache: node.shape(at!(KeyValueCacheNode, "cache")),
-        total_kvlen: None,
-    };
-    Ok(operator.infer_shape(&known).into())
-}
-
-fn infer_static_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
-    let operator = StaticKeyValueCache::new(node.attributes::<StaticAttributes>())?;
-    let known = StaticInputDims {
-        current_key: node.shape(at!(StaticKeyValueCacheNode, "current_key")),
-        current_value: node.shape(at!(StaticKeyValueCacheNode, "current_value")),
-        cache: node.shape(at!(StaticKeyValueCacheNode, "cache")),
-        start_pos: None,
-    };
-    Ok(operator.infer_shape(&known).into())
 }
