@@ -141,21 +141,31 @@ impl RemoteTier {
         if self.is_paused() {
             return Err(StoreError::Busy);
         }
-        let (sender, receiver) = sync_channel(1);
         let tier = self.clone();
-        let job = move || {
+        self.ask(Instant::now() + self.deadline, move || {
             let answer = tier.store.contains(&key);
             tier.health().0.record(answer.is_ok(), Instant::now());
-            // Nobody waits any more if this fails.
-            let _ = sender.send(answer);
-        };
-        if !self.reads.submit(Box::new(job), Instant::now() + self.deadline, self.deadline) {
+            answer
+        })?
+    }
+
+    /// What a job on the thread of reads gives, if it does before `end`.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        end: Instant,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (sender, receiver) = sync_channel(1);
+        // Nobody waits any more if it cannot be sent.
+        let job = move || drop(sender.send(job()));
+        if !self.reads.submit(Box::new(job), end, self.deadline) {
             return Err(StoreError::Busy);
         }
-        receiver.recv_timeout(self.deadline).map_err(|error| match error {
-            RecvTimeoutError::Timeout => StoreError::Late(self.deadline),
-            RecvTimeoutError::Disconnected => StoreError::Busy,
-        })?
+        let answer = receiver.recv_timeout(end.saturating_duration_since(Instant::now()));
+        answer.map_err(|error| match error {
+            RecvTimeoutError::Disconnected if Instant::now() < end => StoreError::Busy,
+            _ => StoreError::Late(self.deadline),
+        })
     }
 
     pub(crate) fn stats(&self) -> TierStats {

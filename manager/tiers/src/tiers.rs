@@ -4,7 +4,6 @@ use std::io;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError};
@@ -110,7 +109,7 @@ impl Shared {
         self.far.first().is_some_and(|far| far.writes.push(key, Queued::Put(block)))
     }
 
-    /// The first blocks of a chain from a far tier, while its deadline lasts.
+    /// The first blocks of a chain from a far tier, a chunk at most, while its deadline lasts.
     fn ask(self: &Arc<Self>, far: &Arc<RemoteTier>, keys: &[BlockKey], asked: &mut Asked) -> Answer {
         let blocks = far.queued_chain(keys);
         if !blocks.is_empty() || keys.first().is_some_and(|key| far.is_deleted(key)) {
@@ -128,60 +127,32 @@ impl Shared {
             return answer;
         }
         let began = Instant::now();
-        let (blocks, error) = self.wait(far, keys, began + asked.left);
+        let keys: Vec<_> = keys.iter().take(CHUNK).take_while(|key| !far.is_deleted(key)).copied().collect();
+        let next = keys.clone();
+        let (shared, of_job) = (self.clone(), far.clone());
+        let answer = far.ask(began + asked.left, move || shared.read(&of_job, &keys));
         asked.left = asked.left.saturating_sub(began.elapsed());
-        asked.absent = keys.get(blocks.len()).filter(|_| error.is_none()).map(|key| (*key, puts));
+        let (blocks, error) = answer.unwrap_or_else(|error| {
+            far.stats.lock().miss(error.reason());
+            (Vec::new(), Some(error))
+        });
+        asked.absent = next.get(blocks.len()).filter(|_| error.is_none()).map(|key| (*key, puts));
         (blocks, error)
     }
 
-    fn wait(self: &Arc<Self>, far: &Arc<RemoteTier>, keys: &[BlockKey], end: Instant) -> Answer {
-        let (sender, receiver) = channel();
-        let (shared, of_job) = (self.clone(), far.clone());
-        let keys: Vec<_> = keys.iter().take_while(|key| !far.is_deleted(key)).copied().collect();
-        let asked = keys.len();
-        let job = move || shared.read_chain(&of_job, &keys, end, &sender);
-        if !far.reads.submit(Box::new(job), end, far.deadline) {
-            far.stats.lock().miss("busy");
-            return (Vec::new(), Some(StoreError::Busy));
+    /// The first blocks of a chain. On the thread of reads.
+    fn read(&self, far: &RemoteTier, keys: &[BlockKey]) -> Answer {
+        // An earlier read may have brought them meanwhile.
+        let (mut blocks, _) = self.host.get_chain(keys);
+        // And a read before this one may have moved them on to the queue of writes.
+        blocks.extend(far.queued_chain(&keys[blocks.len()..]));
+        let mut error = None;
+        if blocks.len() < keys.len() {
+            let (more, failure) = self.fetch(far, &keys[blocks.len()..]);
+            blocks.extend(more);
+            error = failure;
         }
-        let mut blocks = Vec::new();
-        while blocks.len() < asked {
-            let left = end.saturating_duration_since(Instant::now());
-            match receiver.recv_timeout(left) {
-                Ok((more, error)) => {
-                    blocks.extend(more);
-                    if error.is_some() {
-                        return (blocks, error);
-                    }
-                }
-                Err(RecvTimeoutError::Disconnected) if Instant::now() < end => return (blocks, None),
-                Err(_) => {
-                    far.stats.lock().miss("late");
-                    return (blocks, Some(StoreError::Late(far.deadline)));
-                }
-            }
-        }
-        (blocks, None)
-    }
-
-    /// Sends the blocks of a chain, chunk by chunk, as long as somebody waits for them.
-    fn read_chain(&self, far: &RemoteTier, keys: &[BlockKey], end: Instant, answers: &Sender<Answer>) {
-        for keys in keys.chunks(CHUNK) {
-            // An earlier read may have brought them meanwhile.
-            let (mut blocks, _) = self.host.get_chain(keys);
-            // And a read before this one may have moved them on to the queue of writes.
-            blocks.extend(far.queued_chain(&keys[blocks.len()..]));
-            let mut error = None;
-            if blocks.len() < keys.len() {
-                let (more, failure) = self.fetch(far, &keys[blocks.len()..]);
-                blocks.extend(more);
-                error = failure;
-            }
-            let is_all = blocks.len() == keys.len() && error.is_none();
-            if answers.send((blocks, error)).is_err() || !is_all || Instant::now() >= end {
-                return;
-            }
-        }
+        (blocks, error)
     }
 
     /// Reads from a far tier and keeps what it gives.
