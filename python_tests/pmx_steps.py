@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from compare import Arrays
 from kvcache import ELEMENT_TYPES, create_session
@@ -95,3 +95,20 @@ def node_model(
     graph = helper.make_graph([node], "graph", given, results, held)
     opsets = [helper.make_opsetid("", 11), helper.make_opsetid(domain, 1)]
     return helper.make_model(graph, ir_version=6, opset_imports=opsets)
+
+
+def break_node(random: np.random.Generator, node: NodeProto) -> None:
+    """Takes something from the node, gives an attribute another type, or gives the node an output too much."""
+    change = random.integers(5)
+    if change == 0 and node.input:
+        del node.input[random.integers(len(node.input)) :]
+    elif change == 1 and node.input:
+        node.input[random.integers(len(node.input))] = ""
+    elif change == 2 and node.attribute:
+        del node.attribute[random.integers(len(node.attribute))]
+    elif change == 3 and node.attribute:
+        index = random.integers(len(node.attribute))
+        wrong = helper.make_attribute(node.attribute[index].name, [1.5, "text", -3, [1, 2]][random.integers(4)])
+        node.attribute[index].CopyFrom(wrong)
+    else:
+        node.output.append(f"more_{len(node.output)}")

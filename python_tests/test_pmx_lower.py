@@ -12,13 +12,13 @@ import onnxruntime
 import pytest
 from kvcache_ops import KvCacheError
 from kvcache_pmx import lower
-from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser, version_converter
 
 from compare import refused
 from kvcache import create_session, find_library
 from one_node import quiet_options
 from pmx_export import Params, export
-from pmx_steps import Steps, node_model
+from pmx_steps import Steps, break_node, node_model
 
 
 @pytest.mark.parametrize("element", ["float32", "float16"])
@@ -52,9 +52,11 @@ def test_what_is_left_alone() -> None:
 
 def test_a_later_opset_stays() -> None:
     """An export of opset 21 keeps it, and so do its functions."""
-    params = Params(element="float32", apart=True)
-    model = export(params)
-    model.opset_import[0].version, model.ir_version = 21, 10
+    params = Params(element="float32")
+    model = version_converter.convert_version(export(params), 21)
+    model.ir_version = 10
+    # Of some inner values the exporter says a wrong type.
+    model.graph.value_info.append(helper.make_tensor_value_info(model.graph.node[1].output[0], TensorProto.INT64, None))
     lowered = lower(model)
     versions = {f.opset_import[0].version for f in lowered.functions} | {lowered.opset_import[0].version}
     assert versions == {21}
@@ -64,7 +66,7 @@ def test_a_later_opset_stays() -> None:
 
 def test_nodes_of_one_form_share_a_function() -> None:
     """Layers do not multiply functions."""
-    one, five = (lower(export(Params(experts=5, layers=layers))) for layers in (1, 5))
+    one, five = (lower(export(Params(layers=layers))) for layers in (1, 5))
     names = [(f.domain, f.name) for f in five.functions]
     assert len(set(names)) == len(names) and len(five.functions) == len(one.functions)
 
@@ -164,9 +166,7 @@ def test_operators_in_functions() -> None:
 
 
 @pytest.mark.parametrize("attention", ["native", "onnx"])
-@pytest.mark.parametrize(
-    "params", [Params(), Params(experts=5), Params(fused=False, alibi_mask=True)], ids=["plain", "experts", "alibi"]
-)
+@pytest.mark.parametrize("params", [Params(), Params(fused=False)], ids=["fused", "unfused"])
 def test_broken_exports(params: Params, attention: str) -> None:
     """Whatever is missing or of another type: a typed error or a model, never anything else."""
     random, whole = np.random.default_rng(7), export(params)
@@ -174,21 +174,7 @@ def test_broken_exports(params: Params, attention: str) -> None:
         model = ModelProto()
         model.CopyFrom(whole)
         for _ in range(random.integers(1, 4)):
-            node = model.graph.node[random.integers(len(model.graph.node))]
-            change = random.integers(5)
-            if change == 0 and node.input:
-                del node.input[random.integers(len(node.input)) :]
-            elif change == 1 and node.input:
-                node.input[random.integers(len(node.input))] = ""
-            elif change == 2 and node.attribute:
-                del node.attribute[random.integers(len(node.attribute))]
-            elif change == 3 and node.attribute:
-                name = node.attribute[random.integers(len(node.attribute))].name
-                (index,) = (i for i, attribute in enumerate(node.attribute) if attribute.name == name)
-                del node.attribute[index]
-                node.attribute.append(helper.make_attribute(name, [1.5, "text", -3, [1, 2]][random.integers(4)]))
-            else:
-                node.output.append(f"more_{len(node.output)}")
+            break_node(random, model.graph.node[random.integers(len(model.graph.node))])
         try:
             lower(model, attention=attention)
         except KvCacheError as error:

@@ -23,13 +23,9 @@ ATTENTIONS = ["native", "onnx"] if RUNTIME >= (1, 24) else ["native"]
 
 MODELS = {
     "plain": Params(),
-    "unfused": Params(fused=False, apart=True),
-    "repeated-heads": Params(fused=False, friendly_gqa=True, biases=True),
+    "unfused": Params(fused=False),
     "int8-paged": Params(cache_mode=1, cache_layout=3, quant_bit=8),
     "int8-paged-unfused": Params(fused=False, cache_mode=1, cache_layout=1, quant_bit=8),
-    "alibi-mask": Params(alibi_mask=True, kv_heads=4),
-    "experts": Params(experts=5, biases=True),
-    "experts-unfused": Params(experts=5, fused=False, apart=True, cache_mode=1, quant_bit=8),
     "old-domain": Params(domain="pmx", fused=False),
 }
 
@@ -66,14 +62,14 @@ def check(params: Params, steps: Steps | None = None, attentions: list[str] = AT
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
-    """Fused and not, with each kind of cache, linear layer and feed-forward part; attention by either operator."""
+    """Fused and not, with each kind of cache; attention by either operator."""
     check(replace(MODELS[name], element="float32"), attentions=ATTENTIONS)
 
 
 LEVELS = [("unfused", level) for level in ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")]
 
 
-@pytest.mark.parametrize(("name", "level"), [*LEVELS, ("int8-paged", "ENABLE_ALL"), ("experts", "ENABLE_ALL")])
+@pytest.mark.parametrize(("name", "level"), [*LEVELS, ("int8-paged", "ENABLE_ALL")])
 def test_no_optimization_costs_the_cache(name: str, level: str) -> None:
     """A float16 model among operators without float16 kernels stores into the caller's memory at every level."""
     whole = export(MODELS[name])
@@ -84,7 +80,7 @@ def test_no_optimization_costs_the_cache(name: str, level: str) -> None:
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 def test_masks(fused: bool, rank: int) -> None:
     """A mask with values of its own, for all heads or for each, with padded columns; without elements it is none."""
-    params = Params(element="float32", fused=fused, kv_heads=4)
+    params = Params(element="float32", fused=fused)
     check(params, Steps(params).with_masks(rank), ATTENTIONS, mask_rank=rank)
     steps = Steps(params)
     for step in steps.inputs:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from kvcache_ops import KvCacheError
 from kvcache_pmx import lower
+from onnx import ModelProto
 
 from compare import Arrays
 from kvcache import create_session
 from one_node import RUNTIME, quiet_options
 from pmx_numpy import run_operator
-from pmx_steps import node_model
+from pmx_steps import break_node, node_model
 
 pytestmark = pytest.mark.runtime
 
@@ -123,23 +125,43 @@ def attention(element: str) -> Iterator[Case]:
         yield "MultiHeadAttention", inputs | given, 1, heads | form
 
 
+FORMS = [activations, norms, weights, places, experts, attention]
+
+
+def lowered(case: Case, random: np.random.Generator | None = None) -> ModelProto:
+    """The lowered model of a case, with `random` after something of its node was broken."""
+    op_type, inputs, outputs, given = case
+    attributes = {name: value for name, value in given.items() if name not in ("domain", "weights", "attention")}
+    kept = dict(domain=given.get("domain", "opmx"), weights=given.get("weights", ()))
+    model = node_model(op_type, inputs, attributes, [f"y{i}" for i in range(outputs)], **kept)
+    if random is not None:
+        break_node(random, model.graph.node[0])
+    return lower(model, attention=given.get("attention", "native"))
+
+
 @pytest.mark.parametrize("element", LIMITS)
-@pytest.mark.parametrize(
-    "cases", [activations, norms, weights, places, experts, attention], ids=lambda cases: cases.__name__
-)
-def test_lowered_operators(cases: Any, element: str) -> None:
+@pytest.mark.parametrize("cases", FORMS, ids=lambda cases: cases.__name__)
+def test_lowered_operators(cases: Callable[[str], Iterator[Case]], element: str) -> None:
     """The results have their types and are right up to their rounding."""
-    for op_type, inputs, outputs, given in cases(element):
-        attributes = {name: value for name, value in given.items() if name not in ("domain", "weights", "attention")}
-        domain, held, by = given.get("domain", "opmx"), given.get("weights", ()), given.get("attention", "native")
-        names = [f"y{i}" for i in range(outputs)]
-        model = lower(node_model(op_type, inputs, attributes, names, domain=domain, weights=held), attention=by)
-        session = create_session(model.SerializeToString(), quiet_options())
-        got = session.run(None, {name: x for name, x in inputs.items() if name not in held})
-        in_bytes = {name: x.encode() if isinstance(x, str) else x for name, x in attributes.items()}
+    for case in cases(element):
+        op_type, inputs, outputs, given = case
+        session = create_session(lowered(case).SerializeToString(), quiet_options())
+        got = session.run(None, {name: x for name, x in inputs.items() if name not in given.get("weights", ())})
+        in_bytes = {name: x.encode() if isinstance(x, str) else x for name, x in given.items()}
         expected = run_operator(op_type, in_bytes, *inputs.values())
         for array, one in zip(got, expected[:outputs], strict=True):
             assert array.dtype == one.dtype, op_type
             limits = LIMITS.get(one.dtype.name, dict(rtol=0, atol=0))
             wide = array.astype(np.float64), one.astype(np.float64)
-            np.testing.assert_allclose(*wide, **limits, err_msg=f"{op_type} {attributes}")
+            np.testing.assert_allclose(*wide, **limits, err_msg=f"{op_type} {given}")
+
+
+@pytest.mark.parametrize("cases", FORMS, ids=lambda cases: cases.__name__)
+def test_broken_nodes(cases: Callable[[str], Iterator[Case]]) -> None:
+    """Whatever is missing or of another type: a typed error or a model, never anything else."""
+    random = np.random.default_rng(11)
+    for case in [*cases("float32")] * 4:
+        try:
+            lowered(case, random)
+        except KvCacheError as error:
+            assert error.kind in ("unsupported", "opset")
