@@ -104,25 +104,26 @@ test-aarch64:
 # fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much. The
 # flags are those that cargo-fuzz gives; it has no choice of a profile.
 MINUTES ?= 1
-FUZZ_TARGETS ?= validation attention dlpack session_reader manager_script
+FUZZ_TARGETS ?= validation dlpack session_reader manager_script
 FUZZ_BUILD := $(TARGET)/fuzz
+FUZZ := $(FUZZ_BUILD)/$(SYSTEM)/sanitize/kvcache-fuzz
 COVERAGE := level=3 inline-8bit-counters pc-table
 .PHONY: fuzz
 fuzz:
 	unset CARGO_ENCODED_RUSTFLAGS; RUSTC_BOOTSTRAP=1 \
 	RUSTFLAGS="-Zsanitizer=address --cfg fuzzing -Cpasses=sancov-module $(COVERAGE:%=-Cllvm-args=-sanitizer-coverage-%)" \
 		cargo build --profile sanitize --locked --target $(SYSTEM) --target-dir "$(FUZZ_BUILD)" \
-		-p kvcache-fuzz --features libfuzzer $(FUZZ_TARGETS:%=--bin %)
+		-p kvcache-fuzz --features libfuzzer
 	for target in $(FUZZ_TARGETS); do \
-		program="$(FUZZ_BUILD)/$(SYSTEM)/sanitize/$$target"; \
+		export KVCACHE_FUZZ_TARGET="$$target"; \
 		kept="fuzz/corpus/$$target" new="$(FUZZ_BUILD)/corpus/$$target" failed="fuzz/artifacts/$$target/"; \
 		mkdir -p "$$new" "$$failed" && \
-		"$$program" -runs=0 -artifact_prefix="$$failed" "$$kept" && \
-		"$$program" -max_total_time=$$(($(MINUTES) * 60)) -max_len=2048 -len_control=0 -timeout=30 \
+		"$(FUZZ)" -runs=0 -artifact_prefix="$$failed" "$$kept" && \
+		"$(FUZZ)" -max_total_time=$$(($(MINUTES) * 60)) -max_len=2048 -len_control=0 -timeout=30 \
 			-print_final_stats=1 -artifact_prefix="$$failed" "$$new" "$$kept" && \
 		if [ -n "$(MINIMIZE)" ]; then \
 			rm -rf "$$new.minimized" && mkdir "$$new.minimized" && \
-			"$$program" -merge=1 -max_len=2048 "$$new.minimized" "$$kept" "$$new" && \
+			"$(FUZZ)" -merge=1 -max_len=2048 "$$new.minimized" "$$kept" "$$new" && \
 			rm -rf "$$kept" && mv "$$new.minimized" "$$kept"; \
 		fi || exit 1; \
 	done

@@ -1,89 +1,52 @@
 //! The C library on tensors of any description: types, devices, shapes, strides, offsets, null pointers.
 //!
-//! No function panics, and none accesses memory that a description does not give. Every error has a kind and a message.
-//! What is legal is accepted, and gives the bits that the operator gives by its Rust interface.
+//! No function panics or overflows, and none accesses memory that a description does not give. Every error has a
+//! kind and a message. What is legal is accepted, and gives the bits that the reference kernel gives.
 
 use std::ffi::CStr;
 use std::ptr;
 
 use kvcache::{
     kvcache_attributes, kvcache_attributes_default, kvcache_check, kvcache_create, kvcache_error, kvcache_error_free,
-    kvcache_error_kind, kvcache_error_message, kvcache_free, kvcache_indices, kvcache_inputs, kvcache_operator,
-    kvcache_run, kvcache_step_begin, kvcache_step_end, kvcache_step_layer, kvcache_step_shape,
+    kvcache_error_kind, kvcache_error_message, kvcache_free, kvcache_indices, kvcache_inputs, kvcache_run,
+    kvcache_step_begin, kvcache_step_end, kvcache_step_layer,
 };
-use kvcache_conformance::backends::cache_attributes;
-use kvcache_conformance::random::{Plan, Unstructured, changed_case};
-use kvcache_conformance::{Expected, Tensor};
+use kvcache_conformance::random::{Plan, Unstructured};
+use kvcache_conformance::{AttributeValues, Expected, Tensor};
+use kvcache_op::ElementType;
 use kvcache_op::dlpack::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor};
-use kvcache_op::{Attributes, ElementType};
-
-use crate::tally;
 
 pub fn run(bytes: &[u8]) {
-    let entropy = &mut Unstructured::bytes(bytes);
-    let (of_descriptions, by_step) = (entropy.pick(&[0, 1, 1, 2, 3]), entropy.one_in(2));
-    let case = if entropy.one_in(3) { changed_case(entropy) } else { Plan::draw(entropy, 6, 12).call(entropy).case() };
-    let shape = match &case.steps[0].expected {
-        Expected::Success(after) => after["key"].shape().to_vec(),
-        Expected::Refusal { .. } => vec![0, 1, 1],
-    };
-
-    // Every tensor is described, and one of them, or of the outputs, is changed.
+    let unstructured = &mut Unstructured::bytes(bytes);
+    let (changes, by_step) = (unstructured.pick(&[0, 1, 1, 2, 3]), unstructured.one_in(2));
+    let case = Plan::draw(unstructured, 6, 12).call(unstructured).case();
+    let Expected::Success(after) = &case.steps[0].expected else { panic!("a plan is of a legal call") };
     let mut tensors: Vec<Described> = Vec::new();
-    for (name, tensor) in &case.steps[0].inputs {
-        tensors.push(Described::new(name, tensor.clone()));
-    }
+    tensors.extend(case.steps[0].inputs.iter().map(|(&name, tensor)| Described::new(name, tensor.clone())));
     tensors.push(Described::new("cache", case.cache().clone()));
     tensors.extend(case.scale.iter().map(|scale| Described::new("scale", scale.clone())));
     for name in ["key", "value"] {
-        let mut output = Tensor::zeros(case.t1(), shape.clone()).expect("a small output");
+        let mut output = after[name].clone();
         output.bytes_mut().fill(0xa5);
         tensors.push(Described::new(name, output));
     }
-    let mut nulls = Vec::new();
-    let mut changed = false;
-    for _ in 0..of_descriptions {
-        let i = entropy.below(tensors.len());
-        match entropy.one_in(5) {
-            true => nulls.push(tensors[i].name),
-            false => changed |= tensors[i].mutate(entropy),
-        }
+    for _ in 0..changes {
+        let at = unstructured.below(tensors.len());
+        tensors[at].change(unstructured);
     }
-    let kind = {
-        let mut calls = Calls {
-            attributes: &cache_attributes(&case.attributes),
-            tensors: &mut tensors,
-            nulls: &nulls,
-            shape: &shape,
-        };
-        if by_step { calls.run_step() } else { calls.run() }.err()
-    };
-    assert_ne!(kind.as_deref(), Some("panic"));
-    tally::count(kind.is_none());
-    let is_used = |name: &str| name != "scale" || case.attributes["quant_bit"] != 0;
-    match (&case.steps[0].expected, kind) {
-        (Expected::Success(_), Some(kind)) => {
-            assert!(changed || !nulls.is_empty(), "a legal call is refused: {kind}");
-        }
-        (Expected::Refusal { .. }, Some(_)) => {}
-        (Expected::Refusal { kind, .. }, None) => assert!(changed, "an illegal call is accepted: {kind}"),
-        (Expected::Success(after), None) => {
-            let given = tensors.iter().filter(|tensor| !nulls.contains(&tensor.name) && is_used(tensor.name));
-            for tensor in given {
-                let Described { name, ndim, shape, strides, .. } = tensor;
-                let is_sound = tensor.is_sound();
-                assert!(is_sound, "{name} of {ndim} dimensions {shape:?} with strides {strides:?} is accepted");
-            }
-            if changed {
-                return; // another legal call
-            }
-            assert!(!nulls.iter().any(|&name| name != "scale"), "null pointers are accepted: {nulls:?}");
-            for (name, expected) in after {
-                let got = tensors.iter().find(|tensor| tensor.name == *name).map(|tensor| &tensor.tensor);
-                let is_same = got.is_some_and(|got| got == expected) || case.any_nan;
-                assert!(is_same, "{name} is not the reference's");
+    let outcome = call(&case.attributes, &mut tensors, by_step);
+    let used = || tensors.iter().filter(|tensor| tensor.name != "scale" || case.attributes["quant_bit"] != 0);
+    match outcome {
+        Ok(()) => {
+            for Described { name, shape, strides, .. } in used().filter(|tensor| !tensor.is_sound()) {
+                panic!("{name} of shape {shape:?} with strides {strides:?} is accepted");
             }
         }
+        Err(kind) => assert!(kind != "panic" && changes > 0, "a legal call is refused: {kind}"),
+    }
+    for tensor in used().filter(|_| changes == 0) {
+        let expected = after.get(tensor.name).unwrap_or(&tensor.tensor);
+        assert!(tensor.tensor == *expected || case.any_nan, "{} is not what it is by the reference", tensor.name);
     }
 }
 
@@ -98,6 +61,7 @@ struct Described {
     strides: Option<Vec<i64>>,
     byte_offset: u64,
     data_is_null: bool,
+    is_null: bool,
 }
 
 fn dtype_of(element: ElementType) -> DLDataType {
@@ -105,22 +69,19 @@ fn dtype_of(element: ElementType) -> DLDataType {
 }
 
 /// A number near one, or at which something ends.
-fn near(entropy: &mut Unstructured, number: i64) -> i64 {
-    match entropy.below(4) {
-        0 => entropy.pick(&[i64::MIN, i64::MAX, -1, 0, 1 << 31, 1 << 32, 1 << 62]),
-        1 => number.wrapping_mul(entropy.below(7) as i64 - 3),
-        _ => number.wrapping_add(entropy.pick(&[-1, 1, -2, 2, -3, 3])),
+fn near(unstructured: &mut Unstructured, number: i64) -> i64 {
+    match unstructured.below(4) {
+        0 => unstructured.pick(&[i64::MIN, i64::MAX, -1, 0, 1 << 31, 1 << 32, 1 << 54, 1 << 60, 1 << 62]),
+        1 => number.wrapping_mul(unstructured.below(7) as i64 - 3),
+        _ => number.wrapping_add(unstructured.pick(&[-1, 1, -2, 2, -3, 3])),
     }
-}
-
-fn elements(shape: &[i64]) -> Option<i64> {
-    shape.iter().try_fold(1_i64, |elements, &len| elements.checked_mul(len))
 }
 
 impl Described {
     fn new(name: &'static str, tensor: Tensor) -> Self {
         let shape: Vec<i64> = tensor.shape().iter().map(|&len| len as i64).collect();
         Self {
+            name,
             device: DLDevice { device_type: DLDeviceType::CPU, device_id: 0 },
             dtype: dtype_of(tensor.element()),
             ndim: shape.len() as i32,
@@ -128,97 +89,37 @@ impl Described {
             strides: None,
             byte_offset: 0,
             data_is_null: false,
-            name,
+            is_null: false,
             tensor,
         }
     }
 
-    /// Changes one thing of the description; says whether the tensor is then another one.
-    fn mutate(&mut self, entropy: &mut Unstructured) -> bool {
-        let mut other = true;
-        match entropy.below(9) {
-            0 => {
-                // One of the three, mostly, and of the codes that of unsigned integers, which have the same bytes.
-                let which = entropy.below(4);
-                if [0, 3].contains(&which) {
-                    self.dtype.code = DLDataTypeCode(entropy.pick(&[1, 1, 0, 2, 3, 4, 5, 6, 17, 255]));
-                }
-                if [1, 3].contains(&which) {
-                    self.dtype.bits = entropy.pick(&[4, 8, 16, 32, 64, 0, 1, 255]);
-                }
-                if [2, 3].contains(&which) {
-                    self.dtype.lanes = entropy.pick(&[2, 0, 4, u16::MAX]);
-                }
-                other = self.dtype != dtype_of(self.tensor.element());
-            }
-            1 => {
-                self.device.device_type = DLDeviceType(entropy.pick(&[2, 3, 8, 10, 11, 13, 0, 18, u32::MAX]));
-                self.device.device_id = entropy.next() as i32;
-                // Pinned memory of a host is the host's.
-                other = ![3, 11].contains(&self.device.device_type.0);
-            }
-            2 => {
-                // Of no, or too many, dimensions nothing is read.
-                self.ndim = entropy.pick(&[-1, i32::MIN, 65, i32::MAX]);
-            }
-            3 => {
-                self.shape.resize(entropy.below(70), 1);
-                self.ndim = self.shape.len() as i32;
-                self.strides = None; // which were as many as there were dimensions
-            }
+    /// Changes one thing of the description.
+    fn change(&mut self, unstructured: &mut Unstructured) {
+        match unstructured.below(10) {
+            0 => self.dtype.code = DLDataTypeCode(unstructured.pick(&[1, 1, 0, 2, 3, 4, 5, 6, 17, 255])),
+            1 => self.dtype.bits = unstructured.pick(&[4, 8, 16, 32, 64, 0, 1, 255]),
+            2 => self.dtype.lanes = unstructured.pick(&[2, 0, 4, u16::MAX]),
+            3 => self.device.device_type = DLDeviceType(unstructured.pick(&[2, 3, 8, 10, 11, 13, 0, 18, u32::MAX])),
             4 => {
-                let i = entropy.below(self.shape.len());
-                if let Some(&before) = self.shape.get(i) {
-                    let there = elements(&self.shape);
-                    self.shape[i] = near(entropy, before);
-                    // Memory that is not there may be legal, of a cache for example.
-                    if elements(&self.shape).is_some_and(|now| Some(now) > there) {
-                        self.shape[i] = before;
-                    }
-                }
+                self.shape.resize(unstructured.below(70), 1);
+                self.strides = None; // which were as many as there were dimensions
+                // Of no, or too many, dimensions nothing is read.
+                self.ndim = unstructured.pick(&[self.shape.len() as i32, -1, i32::MIN, 65, i32::MAX]);
             }
             5 => {
-                // Those of row-major order: the same tensor.
-                self.strides = Some(self.row_major());
-                other = false;
+                let at = unstructured.below(self.shape.len());
+                self.shape.iter_mut().skip(at).take(1).for_each(|len| *len = near(unstructured, *len));
             }
             6 => {
-                let mut strides = self.row_major();
-                let i = entropy.below(strides.len());
-                if let Some(stride) = strides.get_mut(i) {
-                    *stride = near(entropy, *stride);
-                }
-                other = self.order_matters(&strides);
+                let (mut strides, at) = (self.row_major(), unstructured.below(self.shape.len() + 1));
+                strides.iter_mut().skip(at).take(1).for_each(|stride| *stride = near(unstructured, *stride));
                 self.strides = Some(strides);
             }
-            7 => {
-                self.data_is_null = true;
-                other = !self.tensor.bytes().is_empty();
-            }
-            _ => {
-                // The same address, by another base.
-                self.byte_offset = entropy.next();
-                other = false;
-            }
+            7 => self.byte_offset = unstructured.next(), // the same address, by another base
+            8 => self.data_is_null = true,
+            _ => self.is_null = true,
         }
-        other
-    }
-
-    /// Whether it describes memory of this process that a legal call can have.
-    fn is_sound(&self) -> bool {
-        use DLDataTypeCode as Code;
-        let has_rank = usize::try_from(self.ndim).is_ok_and(|rank| rank == self.shape.len() && rank <= 64);
-        let is_known = matches!((self.dtype.code, self.dtype.bits), (Code::FLOAT, 16 | 32) | (Code::INT, 4 | 8 | 64));
-        let has_lengths = self.shape.iter().all(|&len| len >= 0);
-        let is_on_host =
-            matches!(self.device.device_type, DLDeviceType::CPU | DLDeviceType::CUDAHOST | DLDeviceType::ROCMHOST);
-        has_rank
-            && is_known
-            && self.dtype.lanes == 1
-            && has_lengths
-            && is_on_host
-            && self.is_contiguous()
-            && (!self.data_is_null || self.shape.contains(&0))
     }
 
     fn row_major(&self) -> Vec<i64> {
@@ -226,33 +127,56 @@ impl Described {
         (0..self.shape.len()).map(inner).collect()
     }
 
-    /// Whether strides are others than those of row-major order along an axis of several elements.
-    fn order_matters(&self, strides: &[i64]) -> bool {
-        let along = self.shape.iter().zip(strides).zip(self.row_major());
-        !self.shape.contains(&0) && { along }.any(|((&len, &stride), expected)| len != 1 && stride != expected)
-    }
-
+    /// Whether strides are those of row-major order along each axis of several elements.
     fn is_contiguous(&self) -> bool {
-        self.strides.as_ref().is_none_or(|strides| !self.order_matters(strides))
+        let Some(strides) = self.strides.as_ref().filter(|_| !self.shape.contains(&0)) else { return true };
+        let along = self.shape.iter().zip(strides).zip(self.row_major());
+        { along }.all(|((&len, &stride), expected)| len == 1 || stride == expected)
     }
 
-    /// Whether the memory is as described. Where it is not, there is none: an access ends the process. Nothing of
-    /// another order is accessed.
-    fn is_real(&self) -> bool {
-        let there: Vec<i64> = self.tensor.shape().iter().map(|&len| len as i64).collect();
-        let fits = elements(&self.shape).is_some_and(|now| Some(now) <= elements(&there));
-        self.dtype == dtype_of(self.tensor.element()) && fits && self.is_contiguous()
+    /// The bytes of the shape, if memory can have so many.
+    fn len(&self) -> Option<usize> {
+        let bits = self
+            .shape
+            .iter()
+            .try_fold(u128::from(self.dtype.bits), |bits, &len| bits.checked_mul(u128::try_from(len).ok()?));
+        usize::try_from(bits?.div_ceil(8)).ok().filter(|&len| isize::try_from(len).is_ok())
     }
 
-    /// The description, which lives as long as this.
-    fn tensor(&mut self) -> DLTensor {
-        let data = match (self.data_is_null, self.is_real()) {
+    /// Whether a legal call can have it.
+    fn is_sound(&self) -> bool {
+        let is_known = ElementType::ALL.into_iter().any(|element| dtype_of(element) == self.dtype);
+        let is_on_host =
+            matches!(self.device.device_type, DLDeviceType::CPU | DLDeviceType::CUDAHOST | DLDeviceType::ROCMHOST);
+        let has_rank = usize::try_from(self.ndim).is_ok_and(|rank| rank == self.shape.len() && rank <= 64);
+        let is_given = self.name == "scale" || !self.is_null;
+        let has_data = !self.data_is_null || self.shape.contains(&0);
+        let fits = self.is_null || self.len().is_some();
+        is_known
+            && is_on_host
+            && has_rank
+            && is_given
+            && has_data
+            && fits
+            && self.dtype.lanes == 1
+            && self.is_contiguous()
+    }
+
+    /// Whether the memory is as described, as far as a legal call reads or writes it.
+    fn is_there(&self) -> bool {
+        let fits = self.len().is_some_and(|len| len <= self.tensor.bytes().len());
+        !self.is_sound() || (fits && self.dtype == dtype_of(self.tensor.element()))
+    }
+
+    /// The description, which lives as long as this. Where the memory is not as described, its address is one that no
+    /// system maps: an access ends the process.
+    fn tensor(&mut self) -> Option<DLTensor> {
+        let data = match (self.data_is_null, self.is_sound() && self.is_there()) {
             (true, _) => ptr::null_mut(),
-            (false, true) => self.tensor.bytes_mut().as_mut_ptr().wrapping_sub(self.byte_offset as usize),
-            // Another address that no system maps.
-            (false, false) => ptr::without_provenance_mut((1 << 62) + (1 << 61)),
+            (_, true) => self.tensor.bytes_mut().as_mut_ptr().wrapping_sub(self.byte_offset as usize),
+            _ => ptr::without_provenance_mut((1 << 62) + (1 << 61)),
         };
-        DLTensor {
+        let tensor = DLTensor {
             data: data.cast(),
             device: self.device,
             ndim: self.ndim,
@@ -260,104 +184,58 @@ impl Described {
             shape: self.shape.as_ptr().cast_mut(),
             strides: self.strides.as_ref().map_or(ptr::null_mut(), |strides| strides.as_ptr().cast_mut()),
             byte_offset: self.byte_offset,
-        }
-    }
-}
-
-/// The calls of the C library that make one call of the operator.
-struct Calls<'c> {
-    attributes: &'c Attributes,
-    tensors: &'c mut [Described],
-    nulls: &'c [&'static str],
-    shape: &'c [usize],
-}
-
-impl Calls<'_> {
-    /// The descriptions by name; null for those that are not given.
-    fn described(&mut self) -> impl Fn(&str) -> *const DLTensor + use<> {
-        let given = self.tensors.iter_mut().filter(|tensor| !self.nulls.contains(&tensor.name));
-        let given: Vec<_> = given.map(|tensor| (tensor.name, tensor.tensor())).collect();
-        move |name| {
-            let found = given.iter().find(|(other, _)| *other == name);
-            found.map_or(ptr::null(), |(_, tensor)| ptr::from_ref(tensor))
-        }
-    }
-
-    fn operator(&self) -> Result<Made, String> {
-        let mut attributes: kvcache_attributes = kvcache_attributes_default();
-        let given = self.attributes;
-        (attributes.num_layer, attributes.layer_idx) = (given.num_layer, given.layer_idx);
-        (attributes.quant_bit, attributes.quant_group) = (given.quant_bit, given.quant_group);
-        (attributes.num_repeat, attributes.cache_mode) = (given.num_repeat, given.cache_mode);
-        (attributes.cache_layout, attributes.page_size) = (given.cache_layout, given.page_size);
-        let mut op = ptr::null_mut();
-        // SAFETY: both are valid.
-        kind(unsafe { kvcache_create(&raw const attributes, &raw mut op) })?;
-        Ok(Made(op))
-    }
-
-    /// The kind of error by which a call is refused, if it is.
-    fn run(&mut self) -> Result<(), String> {
-        let op = self.operator()?;
-        let tensor = self.described();
-        let inputs = kvcache_inputs {
-            current_key: tensor("current_key"),
-            current_value: tensor("current_value"),
-            indices: indices(&tensor),
         };
-        let mut shape = [-1; 3];
-        let (cache, scale) = (tensor("cache"), tensor("scale"));
-        // SAFETY: an operator, and descriptions that are null or as they say.
-        let checked = kind(unsafe { kvcache_check(op.0, &raw const inputs, cache, scale, shape.as_mut_ptr()) });
-        let (key, value, workers) = (tensor("key"), tensor("value"), ptr::null());
-        // SAFETY: the same; the memory is nobody else's.
-        let ran = kind(unsafe { kvcache_run(op.0, &raw const inputs, cache, scale, key, value, workers) });
-        match &checked {
-            Err(_) => assert_eq!(ran, checked),
-            Ok(()) => assert!(ran.is_err() || shape.map(|len| len as usize) == *self.shape),
-        }
-        ran
-    }
-
-    /// The same, by the call of a layer of a step.
-    fn run_step(&mut self) -> Result<(), String> {
-        let op = self.operator()?;
-        let tensor = self.described();
-        let indices = indices(&tensor);
-        let (cache, scale, mut step) = (tensor("cache"), tensor("scale"), ptr::null_mut());
-        let t1 = self.tensors[0].dtype;
-        // SAFETY: an operator, and descriptions that are null or as they say, of memory that outlives the step.
-        kind(unsafe { kvcache_step_begin(op.0, t1, &raw const indices, cache, scale, &raw mut step) })?;
-        let mut shape = [-1; 3];
-        // SAFETY: a step, and room for three numbers.
-        assert_eq!(kind(unsafe { kvcache_step_shape(step, shape.as_mut_ptr()) }), Ok(()));
-        let [current_key, current_value, key, value] = ["current_key", "current_value", "key", "value"].map(&tensor);
-        let layer = self.attributes.layer_idx;
-        // SAFETY: a step that nobody else uses, and descriptions that are null or as they say.
-        let ran = kind(unsafe { kvcache_step_layer(step, layer, current_key, current_value, key, value, ptr::null()) });
-        // SAFETY: it has not ended.
-        unsafe { kvcache_step_end(step) };
-        ran
+        (!self.is_null).then_some(tensor)
     }
 }
 
-fn indices(tensor: &impl Fn(&str) -> *const DLTensor) -> kvcache_indices {
-    kvcache_indices {
+/// Makes one call of the operator by the C library, or checks it alone where memory is not there; gives the kind of the
+/// error by which it is refused.
+fn call(values: &AttributeValues, tensors: &mut [Described], by_step: bool) -> Result<(), String> {
+    let is_there = tensors.iter().all(Described::is_there);
+    let t1 = tensors.iter().find(|tensor| tensor.name == "current_key").expect("current keys").dtype;
+    let described: Vec<_> = tensors.iter_mut().map(|tensor| (tensor.name, tensor.tensor())).collect();
+    let tensor = |name: &str| {
+        let found = described.iter().find(|(other, _)| *other == name).and_then(|(_, tensor)| tensor.as_ref());
+        found.map_or(ptr::null(), ptr::from_ref)
+    };
+    let (mut attributes, value): (kvcache_attributes, _) = (kvcache_attributes_default(), |name| values[name]);
+    (attributes.num_layer, attributes.layer_idx) = (value("num_layer"), value("layer_idx"));
+    (attributes.quant_bit, attributes.quant_group) = (value("quant_bit"), value("quant_group"));
+    (attributes.num_repeat, attributes.cache_mode) = (value("num_repeat"), value("cache_mode"));
+    (attributes.cache_layout, attributes.page_size) = (value("cache_layout"), value("page_size"));
+    attributes.quant_type = value("quant_type");
+    let indices = kvcache_indices {
         seqstarts: tensor("seqstarts"),
         kvstarts: tensor("kvstarts"),
         cachestarts: tensor("cachestarts"),
         start_pos: tensor("start_pos"),
         max_seqlen: tensor("max_seqlen"),
         max_kvlen: tensor("max_kvlen"),
-    }
-}
-
-struct Made(*mut kvcache_operator);
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        // SAFETY: made by `kvcache_create`, and not used again.
-        unsafe { kvcache_free(self.0) }
+    };
+    let inputs = kvcache_inputs { current_key: tensor("current_key"), current_value: tensor("current_value"), indices };
+    let (cache, scale, key, value) = (tensor("cache"), tensor("scale"), tensor("key"), tensor("value"));
+    let (mut op, mut step, none) = (ptr::null_mut(), ptr::null_mut(), ptr::null());
+    // SAFETY: the attributes and the place of the operator are valid.
+    kind(unsafe { kvcache_create(&raw const attributes, &raw mut op) })?;
+    // SAFETY: an operator until it is freed, last; descriptions that are null or as they say, of memory that is nobody
+    // else's; a step until it is ended.
+    unsafe {
+        let mut outcome = kind(kvcache_check(op, &raw const inputs, cache, scale, [0; 3].as_mut_ptr()));
+        if is_there && !by_step {
+            let ran = kind(kvcache_run(op, &raw const inputs, cache, scale, key, value, none));
+            assert!(outcome.is_ok() || ran == outcome, "a check and a call refuse for two reasons");
+            outcome = ran;
+        } else if is_there {
+            outcome = kind(kvcache_step_begin(op, t1, &raw const inputs.indices, cache, scale, &raw mut step));
+            if outcome.is_ok() {
+                let (k, v) = (inputs.current_key, inputs.current_value);
+                outcome = kind(kvcache_step_layer(step, attributes.layer_idx, k, v, key, value, none));
+                kvcache_step_end(step);
+            }
+        }
+        kvcache_free(op);
+        outcome
     }
 }
 

@@ -1,35 +1,119 @@
-//! Calls of both operators that store, legal and illegal: of any types, shapes, attributes and indices; and of tensors
-//! too large to be there, or that share memory.
+//! Calls of the operators, legal and illegal: of any types, shapes, attributes and indices.
 //!
-//! A check says yes or no: it doesn't panic, overflow or allocate, and reads no memory that is not there. It says what
-//! the conformance kit's `legal` says, by the kind of error where only one rule is broken. What is accepted runs on
-//! memory of exactly its size, and the fast kernel gives the reference's bits; what is refused has written nothing.
+//! A check does not panic or overflow, and reads no memory that is not there. It says what the conformance kit's
+//! rules say. What is accepted runs on memory of exactly its size, on the reference and on the fast kernel, and both
+//! give the same bits; what is refused has written nothing. Attention is accepted by all its kernels or by none, and
+//! those with fused multiply-adds give the same bits.
 
 use kvcache_conformance::backends::Backends;
-use kvcache_conformance::random::{Plan, Unstructured, any_case, changed_case};
-use kvcache_op::{AttentionBackend, Backend, Serial};
+use kvcache_conformance::random::{Plan, Unstructured, any_case, changed_case, changed_input};
+use kvcache_conformance::{
+    Call, CallResult, Case, Expected, Implementation, Operator, Outcome, Step, Tensor, run_cases,
+};
+use kvcache_op::{AttentionBackend, Backend, ElementType};
 use kvcache_testing::backends::Careless;
 
-use crate::tally::Kindless;
-use crate::{hostile, tally};
-
 pub fn run(bytes: &[u8]) {
-    let entropy = &mut Unstructured::bytes(bytes);
-    let attention = AttentionBackend::default();
-    let reference = Backends { backend: Backend::Reference, attention, workers: Serial };
-    let fast = Backends { backend: Backend::default(), attention, workers: Careless(3) };
-    match entropy.below(8) {
-        choice @ (0..3 | 5) => {
-            let case = any_case(entropy, choice == 5);
-            tally::passes(&reference, &case);
-            tally::passes(&fast, &case);
+    let unstructured = &mut Unstructured::bytes(bytes);
+    match unstructured.below(8) {
+        0..3 => passes(&any_case(unstructured, false)),
+        3..5 => passes(&changed_case(unstructured)),
+        5 => passes(&any_case(unstructured, true)),
+        _ => attention(unstructured),
+    }
+}
+
+fn backends(attention: AttentionBackend, backend: Backend) -> Backends<Careless> {
+    Backends { backend, attention, workers: Careless(3) }
+}
+
+/// An implementation that says what it refuses, but not why: a call that breaks several rules is refused for any.
+struct Kindless(Backends<Careless>);
+
+impl Implementation for Kindless {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        let mut results = self.0.run(case)?;
+        for result in &mut results {
+            if let Outcome::Refused { kind, .. } = &mut result.outcome {
+                *kind = None;
+            }
         }
-        3..5 => {
-            let case = changed_case(entropy);
-            tally::passes(&Kindless(reference), &case);
-            tally::passes(&Kindless(fast), &case);
+        Ok(results)
+    }
+}
+
+/// Fails if the case does.
+fn passes(case: &Case) {
+    for backend in [Backend::Reference, Backend::default()] {
+        let report = run_cases(&Kindless(backends(AttentionBackend::default(), backend)), std::slice::from_ref(case));
+        assert!(report.failed() == 0, "{}", report.text());
+    }
+}
+
+/// A call of `MultiHeadCacheAttention` on the cache of another call, legal or not, by every kernel.
+fn attention(unstructured: &mut Unstructured) {
+    let call = match unstructured.one_in(2) {
+        true => changed_case(unstructured).call(0),
+        false => Plan::draw(unstructured, 3, 12).call(unstructured),
+    };
+    let case = attention_case(unstructured, call);
+    let (mut first, mut fused) = (None, None);
+    for attention in AttentionBackend::all() {
+        let results = backends(attention, Backend::default()).run(&case).expect("a case that can be run");
+        let [CallResult { outcome, cache, scale }] = &results[..] else { panic!("one call has one result") };
+        let output = match outcome {
+            Outcome::Done(outputs) => Some(outputs[0].bytes().to_vec()),
+            _ => {
+                assert!((cache, scale) == (&case.cache, &case.scale), "a call that is refused has written");
+                None
+            }
+        };
+        let name = attention.name();
+        let stored = (output.is_some(), cache.clone(), scale.clone());
+        assert!(*first.get_or_insert_with(|| stored.clone()) == stored, "{name} accepts or stores something else");
+        if !["reference", "cpu-portable"].contains(&name) {
+            assert!(*fused.get_or_insert_with(|| output.clone()) == output, "{name} gives other bits");
         }
-        6 => hostile::sizes(Plan::draw(entropy, 3, 8).call(entropy), entropy),
-        _ => hostile::overlaps(Plan::draw(entropy, 3, 8).call(entropy), entropy),
+    }
+}
+
+/// The call with a query, and sometimes a mask, one of which may be changed.
+fn attention_case(unstructured: &mut Unstructured, call: Call) -> Case {
+    let operator = Operator::MultiHeadCacheAttention;
+    let (t1, current) = (call.t1(), call.inputs["current_key"].shape());
+    let [tokens, heads, head_dim] = [0, 1, 2].map(|axis| current.get(axis).copied().unwrap_or(1));
+    let repeat = unstructured.within(1, 3);
+    let mut attributes = operator.attributes();
+    let numbers = [("num_heads", heads * repeat), ("num_kv_heads", heads), ("head_dim", head_dim)];
+    let numbers = numbers.map(|(name, number)| (name, number as i64));
+    let switches = ["is_causal", "is_alibi"].map(|name| (name, unstructured.below(2) as i64));
+    for (name, value) in call.attributes.into_iter().chain(numbers).chain(switches) {
+        attributes.entry(name).and_modify(|given| *given = value);
+    }
+    let mut values = |shape: Vec<usize>| {
+        let mut random = unstructured.fork();
+        let mut tensor = Tensor::zeros(t1, shape).expect("a small tensor");
+        tensor.bytes_mut().iter_mut().for_each(|byte| *byte = random.next() as u8 & 0x3b);
+        tensor
+    };
+    let mut more = vec![("query", values(vec![tokens, heads * repeat, head_dim]))];
+    let keys = call.inputs["kvstarts"].shape().iter().product::<usize>() * 12;
+    let mask = values(vec![tokens, keys]);
+    more.extend(unstructured.one_in(3).then_some(("attn_mask", mask)));
+    let decoding = i64::from(unstructured.one_in(4)).to_le_bytes();
+    more.push(("decoding_batches", Tensor::new(ElementType::Int64, vec![1], &decoding).expect("a number")));
+    if unstructured.one_in(4) {
+        let at = unstructured.below(more.len());
+        more[at].1 = changed_input(unstructured, &more[at].1);
+    }
+    let expected = Expected::Refusal { kind: String::new(), mentions: Vec::new() };
+    Case {
+        operator,
+        attributes,
+        outputs: &["attn_output"],
+        cache: call.cache,
+        scale: call.scale,
+        steps: vec![Step { inputs: call.inputs.into_iter().chain(more).collect(), expected }],
+        ..changed_case(&mut Unstructured::seed(0))
     }
 }

@@ -1,7 +1,7 @@
 //! What the benchmark measures without Python in the way: an extension module, and in the same file a library of an
 //! operator that does nothing.
 //!
-//! Python holds all clocks and all memory. What it measures is a method here that runs once, or a stated number of times.
+//! Python holds all clocks and all memory. What it measures is a method here that runs once, or as often as it is told.
 
 mod blocks;
 mod calls;

@@ -1,4 +1,0 @@
-//! The target `attention` for libFuzzer.
-#![no_main]
-
-kvcache_fuzz::program!(attention);

@@ -1,4 +1,0 @@
-//! The target `dlpack` for libFuzzer.
-#![no_main]
-
-kvcache_fuzz::program!(dlpack);
