@@ -14,7 +14,7 @@ use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::operator::Refused;
+use crate::refusal::Refusal;
 
 /// The forms of a report: JSON, text, the table by rule as text, JUnit.
 type Forms = (String, String, String, String);
@@ -204,11 +204,11 @@ pub fn run_suites(
 ) -> PyResult<Forms> {
     let mut runner = Runner { only: Only::default(), jobs };
     for (name, values) in only {
-        runner.only.add(&name, &values).map_err(|error| Refused::new("only", error.to_string()))?;
+        runner.only.add(&name, &values).map_err(|error| Refusal::new("only", error.to_string()))?;
     }
     if suites == [Suite::Attention.name()] && on_demand.0 > 0 {
         let message = "no cases of the attention are made on demand, expected random to be 0";
-        return Err(Refused::new("no_random", message.to_owned()).into());
+        return Err(Refusal::new("no_random", message.to_owned()).into());
     }
     let function = Function { function, ended_by: Mutex::new(None) };
     // The function takes the GIL for each case. Else, other threads run.
@@ -218,7 +218,7 @@ pub fn run_suites(
             all.extend(chosen(suite, folder.as_deref(), filter, on_demand)?);
         }
         if all.is_empty() {
-            return Err(Refused::new("no_case", format!("no case has a name that contains {filter:?}")));
+            return Err(Refusal::new("no_case", format!("no case has a name that contains {filter:?}")));
         }
         if !messages {
             all.iter_mut().for_each(Case::forget_messages);
@@ -247,19 +247,19 @@ pub fn conformance_cases(
 
 /// The cases of a suite whose names contain `filter`: those of a folder or of this library, and so many of a seed. The
 /// folder is that of the suite, or has a folder for each suite, as `golden` has.
-fn chosen(name: &str, folder: Option<&Path>, filter: &str, (count, seed): (usize, u64)) -> Result<Vec<Case>, Refused> {
+fn chosen(name: &str, folder: Option<&Path>, filter: &str, (count, seed): (usize, u64)) -> Result<Vec<Case>, Refusal> {
     let suite = Suite::ALL.into_iter().find(|suite| suite.name() == name);
-    let suite = suite.ok_or_else(|| Refused::new("suite_unknown", format!("there is no suite {name:?}")))?;
+    let suite = suite.ok_or_else(|| Refusal::new("suite_unknown", format!("there is no suite {name:?}")))?;
     let of_suite = |folder: &Path| folder.join(suite.folder());
     let read = match folder {
         None => cases(suite),
         Some(folder) if of_suite(folder).is_dir() => read_cases(&of_suite(folder)),
         Some(folder) => read_cases(folder),
     };
-    let mut cases = read.map_err(|error| Refused::new("cases", error.to_string()))?;
+    let mut cases = read.map_err(|error| Refusal::new("cases", error.to_string()))?;
     if let Some(case) = cases.iter().find(|case| case.operator.suite() != suite) {
         let other = case.operator.suite().name();
-        return Err(Refused::new("cases", format!("{} is a case of the suite {other}, expected {name}", case.name)));
+        return Err(Refusal::new("cases", format!("{} is a case of the suite {other}, expected {name}", case.name)));
     }
     cases.extend(random::cases(suite, count, seed));
     cases.retain(|case| case.name.contains(filter));

@@ -8,7 +8,6 @@ mod int4;
 mod kind;
 mod tensor;
 
-pub use crate::refusal::Refusal as Refused;
 pub use borrowed_call::{check, run};
 pub use facts::{
     attribute_names, check_node, cuda, domains, element_types, input_names, instruction_sets, legal_types,
