@@ -152,7 +152,7 @@ static THREADS: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_o
 pub(crate) struct NodeKernel<C> {
     types: NodeTypes,
     compute: C,
-    /// On CUDA.
+    /// The word to which the device writes what it finds, on CUDA.
     #[cfg(feature = "cuda")]
     status: Option<StatusWord>,
 }
