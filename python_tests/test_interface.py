@@ -60,19 +60,27 @@ torch = types.ModuleType("torch")
 torch.Tensor = object
 torch.library = types.SimpleNamespace(custom_op=lambda *_, **__: types.SimpleNamespace(register_fake=lambda _: None))
 sys.modules["torch"] = torch
+from kvcache_ops import DOMAIN
+from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 from kvcache_ops.torch import _attention, _key_value_cache, _operator
 _operator.Operator.__call__ = lambda self, *given: calls.append((self, *given)) or [None] * self._outputs
-for function in (_key_value_cache.key_value_cache, _attention.multi_head_attention,
-                 _attention.multi_head_cache_attention):
-    calls, names = [], list(inspect.signature(function).parameters)
-    function(**{name: name for name in names})
+for op_type, function in (("KeyValueCache", _key_value_cache.key_value_cache),
+                          ("MultiHeadAttention", _attention.multi_head_attention),
+                          ("MultiHeadCacheAttention", _attention.multi_head_cache_attention)):
+    calls, parameters = [], inspect.signature(function).parameters
+    function(**{name: name for name in parameters})
     [(operator, inputs, attributes)] = calls
-    assert inputs == operator._inputs and attributes == operator._attributes and names == inputs + attributes
+    assert inputs == operator._inputs and attributes == operator._attributes
+    schema, required = BY_DOMAIN_AND_NAME[DOMAIN, op_type], inspect.Parameter.empty
+    expected = {tensor.name: None if tensor.optional else required for tensor in schema.inputs}
+    expected |= {a.name: required if a.default is None else a.default for a in schema.attributes
+                 if a.name not in _operator.OF_FLOAT8}
+    assert {name: p.default for name, p in parameters.items()} == expected and list(parameters) == list(expected)
 """
 
 
 def test_torch_functions_know_every_input_and_attribute() -> None:
-    """In the library's order. (`make test-torch` calls them; this needs no torch.)"""
+    """In the schema's order, with its defaults. (`make test-torch` calls them; this needs no torch.)"""
     subprocess.run([sys.executable, "-c", TORCH_STANDS_IN], check=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import kvcache_ops
@@ -171,18 +170,3 @@ def test_compiled_functions_do_the_same(backend: str, monkeypatch: pytest.Monkey
             got = compiled(**as_tensors(step), cache=mine[0], scale=mine[1])
         assert torch.equal(got, expected) and all(map(torch.equal, mine, theirs))
         assert len(seen) == 2 and (backend != "inductor" or set(seen) == {mine[0].data_ptr()})
-
-
-@pytest.mark.parametrize("op_type", FUNCTIONS)
-def test_the_functions_have_the_schemas_inputs_and_defaults(op_type: str) -> None:
-    """In the schema's order; an input without a default is required, and so is such an attribute."""
-    parameters = inspect.signature(FUNCTIONS[op_type]).parameters
-    schema = BY_DOMAIN_AND_NAME[kvcache_ops.DOMAIN, op_type]
-    tensors = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert [p.name for p in tensors] == [tensor.name for tensor in schema.inputs]
-    optional = [tensor.name for tensor in schema.inputs if tensor.optional]
-    assert [p.name for p in tensors if p.default is None] == optional
-    attributes = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
-    required = inspect.Parameter.empty
-    defaults = {a.name: required if a.default is None else a.default for a in schema.attributes}
-    assert attributes == {name: default for name, default in defaults.items() if name not in OF_FLOAT8}
