@@ -9,11 +9,11 @@ mod blocks;
 mod cells;
 mod check;
 mod defrag;
-mod details;
 #[cfg(feature = "cuda")]
 mod device_memory;
 mod edit;
 mod error;
+mod error_fields;
 mod infllm;
 mod journal;
 mod keys;
@@ -47,11 +47,11 @@ pub use append::Append;
 pub use block::{Block, BlockError, BlockKey, BlockKind, NoBlockKey};
 pub use blocks::StoreStats;
 pub use cells::{find_slot, fragmentation, n_kv};
-pub use details::Detail;
 #[cfg(feature = "cuda")]
 pub use device_memory::DeviceMemory;
 pub use edit::{ContextShift, self_extend_positions};
 pub use error::{Error, MemoryError};
+pub use error_fields::Detail;
 pub use infllm::{
     BlockScore, Eviction, FarPositions, InfLlm, InfLlmConfig, InfLlmError, InfLlmStep, Lost, Partition,
     infllm_partition, slot_stable,

@@ -21,7 +21,7 @@ pub trait CacheMemory {
     /// See [`CacheMemory`].
     fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError>;
 
-    /// Turns the keys of slots to other positions, in all layers, with new scales where they are quantized: as
+    /// Rotates the keys of slots to other positions, in all layers, with new scales where they are quantized: as
     /// [`CacheRows::rotate_keys`]. No slot is in two rotations.
     ///
     /// # Errors

@@ -20,10 +20,10 @@ pub(crate) struct PrefixKey {
     pub(crate) digest: Option<BlockKey>,
 }
 
-/// Sealed pages by key. A page's hash is one of 128 bits of its parent's hash and its tokens; the first parent's is that
-/// of a fingerprint and a salt. A hit compares the page's tokens, too, but all before it through the key alone, and so
-/// fingerprint and salt. The hash, xxh3, is not collision-resistant: chance does not make equal keys, but whoever
-/// chooses tokens or salts can.
+/// Sealed pages by key. A page's hash is one of 128 bits of its parent's hash and its tokens; the first parent's is
+/// that of a fingerprint and a salt. A hit compares the page's tokens, too, but all before it through the key alone,
+/// and so fingerprint and salt. The hash, xxh3, is not collision-resistant: chance does not make equal keys, but
+/// whoever chooses tokens or salts can.
 #[derive(Debug, Clone)]
 pub(crate) struct Prefix {
     page_size: usize,

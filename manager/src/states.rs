@@ -44,13 +44,13 @@ struct Open {
     moves: Vec<(SeqId, usize, usize)>,
 }
 
-/// Decides which cells hold the states of which sequences. It has metadata only: cell i is row i of the caller's memory,
-/// `row_bytes` of any type.
+/// Decides which cells hold the states of which sequences. It has metadata only: cell i is row i of the caller's
+/// memory, `row_bytes` of any type.
 ///
 /// Sequences are named by the ids of a [`Manager`](crate::Manager), whose layers of attention the same model has, or by
-/// ids of its own. A fork has the state of the other until one of the two is written. As long as a cell is free for each
-/// sequence of a step, states are written into free cells, and a rollback restores them; without, they are written where
-/// they are, and a rollback loses them.
+/// ids of its own. A fork has the state of the other until one of the two is written. As long as a cell is free for
+/// each sequence of a step, states are written into free cells, and a rollback restores them; without, they are written
+/// where they are, and a rollback loses them.
 #[derive(Debug, Clone)]
 pub struct StateCache {
     row_bytes: usize,

@@ -73,8 +73,8 @@ impl Manager {
 
     /// Has the memory make what is queued, before it writes for what is open. After an error that is rolled back.
     pub(crate) fn drain(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        // What an update rotates was live before the plan; pages that its copies were to write when they failed leave the
-        // prefix index when it is settled.
+        // What an update rotates was live before the plan; pages that its copies were to write when they failed leave
+        // the prefix index when it is settled.
         if let Err(error) = self.state.update(&self.spec, memory, self.blocks.as_mut()) {
             self.rollback(|_| false);
             return Err(error);

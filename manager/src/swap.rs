@@ -124,7 +124,8 @@ impl Manager {
     pub fn offload_prefix(&mut self) -> Result<(), Error> {
         self.check_closed()?;
         let (_, state, _) = self.stored()?;
-        // The pages of a chain were sealed one after the other: the last is stored first, so that it is the first to go.
+        // The pages of a chain were sealed one after the other: the last is stored first, so that it is the first to
+        // go.
         let mut pages: Vec<u32> = state.prefix.sealed().map(|(page, _)| page).collect();
         pages.sort_unstable_by_key(|&page| std::cmp::Reverse(state.prefix.seal_of(page)));
         for page in pages {

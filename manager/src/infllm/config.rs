@@ -1,10 +1,10 @@
-//! What an `InfLlm` is asked to do, checked once.
+//! The configuration of an `InfLlm`, checked once.
 
 use super::error::InfLlmError;
 use crate::error::Error;
 use crate::spec::{CacheSpec, KeyForm, Mode};
 
-/// How blocks are compared with queries.
+/// The score of a block for a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockScore {
     /// Dot products with the mean of the keys that got the most attention while they were local, as the authors do it.
@@ -13,18 +13,18 @@ pub enum BlockScore {
     /// The largest dot product that a key between the block's smallest and largest elements can have (Quest). Needs no
     /// attention mass.
     PageBounds,
-    /// Not at all: blocks are dropped, and attention sees the first and the last tokens (StreamingLLM).
+    /// No score: blocks are dropped, and attention sees the first and the last tokens (StreamingLLM).
     None,
 }
 
-/// At which positions attention sees far rows: those of blocks, and in [`FarConstant`](Self::FarConstant) all that left
-/// the local tokens.
+/// The positions at which attention sees far rows: the rows of blocks, and in [`FarConstant`](Self::FarConstant) all
+/// rows that left the local tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FarPositions {
-    /// At their own.
+    /// Far rows keep their own positions.
     TrueDistance,
-    /// At distance `local` - 1 from the first new token of the step, as the authors do it. Keys are stored before
-    /// rotary embedding ([`KeyForm::Raw`]), which the graph applies by `key_positions`.
+    /// Far rows are `local` - 1 in front of the first new token of the step, as the authors do it. Keys are stored
+    /// before rotary embedding ([`KeyForm::Raw`]), which the graph applies by `key_positions`.
     FarConstant,
     /// Every block is rotated once to the positions right behind the first tokens, and the other rows are kept below
     /// `n_ctx`: where these would pass it, they move back, right behind the positions of blocks (K-shift).
@@ -34,7 +34,7 @@ pub enum FarPositions {
     },
 }
 
-/// Which resident block goes when another one is loaded. A block that is wanted never goes.
+/// The resident block that goes when another one is loaded. A block that is wanted never goes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Eviction {
     /// The least recently wanted.
@@ -47,7 +47,7 @@ pub enum Eviction {
     },
 }
 
-/// What an [`InfLlm`](super::InfLlm) is asked to do. Numbers count tokens, unless they say otherwise.
+/// The configuration of an [`InfLlm`](super::InfLlm). Numbers count tokens, unless they say otherwise.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InfLlmConfig {
     /// The first tokens, which attention always sees: a multiple of the page size.
@@ -62,13 +62,13 @@ pub struct InfLlmConfig {
     pub repr_topk: usize,
     /// The blocks of a sequence that are resident, at most: `topk` or more.
     pub max_cached: usize,
-    /// How much of a block's score is new, above 0 and up to 1: the rest is its score before.
+    /// The weight of the newest score of a block, above 0 and up to 1; the rest is that of its score before.
     pub alpha: f32,
-    /// How blocks are compared with queries.
+    /// The score of blocks.
     pub score: BlockScore,
-    /// At which positions attention sees far rows.
+    /// The positions of far rows.
     pub positions: FarPositions,
-    /// Which block goes.
+    /// The block that goes.
     pub eviction: Eviction,
     /// Whether each layer has blocks of its own. Otherwise all layers have the same, by the mean of the scores of those
     /// layers that have selected.

@@ -43,7 +43,8 @@ impl Setup {
         tokens.flat_map(of_token).collect()
     }
 
-    /// What queries are compared with, of a block whose rows and whose tokens' mass by layer these are.
+    /// Computes the numbers that queries are compared with, of a block of these rows and this mass of its tokens by
+    /// layer.
     fn index(&self, rows: &[u8], mass: &[Vec<f32>]) -> Result<Vec<f32>, Error> {
         let Geometry { num_layer, num_heads, head_dim, .. } = self.spec.geometry();
         let (len, row_len) = (self.index_len(), self.spec.bytes_per_token());

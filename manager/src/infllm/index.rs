@@ -1,4 +1,4 @@
-//! What queries are compared with, of all blocks of a layer.
+//! The numbers that queries are compared with, of all blocks of a layer.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How InfLLM divides the tokens of a sequence.
+//! The parts of a sequence: first tokens, blocks, and the rest.
 
 use crate::error::Error;
 

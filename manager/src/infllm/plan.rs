@@ -1,4 +1,4 @@
-//! What a step needs in the cache, on the manager's plan and journal:
+//! Plans a step: the pages, copies, rotations and blocks that it needs, on the manager's plan and journal.
 //!
 //! ```text
 //! check all appends
@@ -10,7 +10,7 @@
 //! fetch the blocks of the slots from the store
 //! ```
 //!
-//! What is refused, a page too few included, is rolled back by the journal.
+//! The journal rolls back what is refused, a page too few included.
 
 use std::collections::BTreeSet;
 
@@ -56,7 +56,7 @@ pub(crate) struct OpenStep {
     pub(crate) observed: Vec<Option<Array2<f32>>>,
 }
 
-/// What a step changes in a sequence before it runs.
+/// The changes of a sequence before a step runs.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) residency: Vec<Residency>,

@@ -1,4 +1,4 @@
-//! Which blocks are in which slots of the device.
+//! The slots of the cache that hold blocks: which block is where, and which one goes.
 
 use std::collections::HashMap;
 

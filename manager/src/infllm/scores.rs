@@ -1,4 +1,4 @@
-//! What a block is worth to a query: representatives of its keys, bounds of its keys, and the best of all blocks.
+//! The score of a block for a query: representatives of its keys, bounds of its keys, and the best of all blocks.
 //!
 //! Sums have a fixed order, so that they are the same on every machine: element i is added to the partial sum i mod 64,
 //! in float32 and without fused operations; then the upper half of the partial sums is added to the lower one, six

@@ -1,4 +1,4 @@
-//! Which blocks queries select.
+//! Selection: queries score blocks, and the best are seen by the next step.
 
 use ndarray::{ArrayView3, Axis};
 

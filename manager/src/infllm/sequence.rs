@@ -14,7 +14,7 @@ use crate::seq_id::SeqId;
 use crate::spec::CacheSpec;
 use crate::state::State;
 
-/// What every sequence of an `InfLlm` has in common.
+/// The cache and the configuration, which all sequences of an `InfLlm` have in common.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) spec: CacheSpec,
@@ -28,12 +28,12 @@ pub(crate) struct Formed {
     pub(crate) keys: Vec<BlockKey>,
 }
 
-/// What a layer of a sequence has got.
+/// The state of a layer of a sequence.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Layer {
     /// The attention mass of the tokens behind the blocks, shape (tokens, heads of queries), for representatives.
     pub(crate) mass: Vec<f32>,
-    /// What queries are compared with, [`Setup::index_len`] numbers of a block: a representative for each head of
+    /// The numbers that queries are compared with, [`Setup::index_len`] of a block: a representative for each head of
     /// queries, or for each head of the cache the least and the largest elements of its keys.
     pub(crate) index: Index,
     /// The scores of blocks, smoothed. Newer blocks may have none yet.
@@ -53,7 +53,7 @@ pub(crate) struct Sequence {
     pub(crate) rows: SeqId,
     /// The manager's sequence of resident blocks, slot by slot.
     pub(crate) resident: SeqId,
-    /// Which blocks are in the slots: of all layers, or by layer.
+    /// The blocks in the slots: of all layers, or by layer.
     pub(crate) residency: Vec<Residency>,
     /// For each shift that moved one of the tokens behind the blocks: the tokens that there were.
     pub(crate) shifts: Vec<usize>,

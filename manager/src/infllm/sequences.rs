@@ -73,7 +73,7 @@ impl InfLlm {
         &self.setup.spec
     }
 
-    /// What it was asked to do.
+    /// The configuration.
     pub fn config(&self) -> &InfLlmConfig {
         &self.setup.config
     }

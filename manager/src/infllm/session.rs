@@ -38,7 +38,7 @@ const SEQUENCE: &str = "infllm";
 #[serde(deny_unknown_fields)]
 struct Saved {
     n: usize,
-    /// How far the tokens behind the blocks are moved back.
+    /// The distance by which the tokens behind the blocks are moved back.
     shift: usize,
     shifts: Vec<usize>,
     /// By layer: how many blocks have a score.
@@ -46,7 +46,7 @@ struct Saved {
     chosen: Vec<Option<Vec<u32>>>,
 }
 
-/// What has to be the same where a sequence is loaded: what its blocks are made by.
+/// The configuration by which blocks are made: it has to be the same where a sequence is loaded.
 fn config_text(config: &InfLlmConfig) -> String {
     let &InfLlmConfig { init, local, block, repr_topk, per_layer, num_repeat, .. } = config;
     let score = match config.score {

@@ -75,8 +75,8 @@ impl InfLlm {
         Ok(step)
     }
 
-    /// Plans a step, and fetches the blocks that it loads. All changes are in the manager's journal; after an error they
-    /// have to be rolled back.
+    /// Plans a step, and fetches the blocks that it loads. All changes are in the manager's journal; after an error
+    /// they have to be rolled back.
     fn plan(&mut self, appends: &[(SeqId, usize)]) -> Result<Planned, Error> {
         let rows = appends.iter().map(|&(seq, n)| Ok(self.setup.append(self.intact(seq)?, n)));
         let rows = rows.collect::<Result<Vec<_>, Error>>()?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const FAILURES: u32 = 3;
 /// For so long at first; each failure of the one call that is tried then doubles it.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// How often it is doubled at most.
+/// The most doublings.
 const DOUBLINGS: u32 = 6;
 
 /// Leaves a tier alone for a while after failures in a row.
@@ -17,7 +17,7 @@ pub(crate) struct Breaker {
 }
 
 impl Breaker {
-    /// How long the tier is still to be left alone.
+    /// The time for which the tier is still to be left alone.
     pub(crate) fn pause(&self, now: Instant) -> Option<Duration> {
         self.until.and_then(|until| until.checked_duration_since(now)).filter(|pause| !pause.is_zero())
     }

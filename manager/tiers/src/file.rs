@@ -11,7 +11,7 @@ use kvcache_manager::{Block, BlockError, BlockKey, BlockStore, StoreError, Usage
 
 use crate::held::Held;
 
-/// What a file that is being written is called, around some random letters.
+/// The name of a file that is being written, around some random letters.
 const PREFIX: &str = ".kvblock-";
 const SUFFIX: &str = ".tmp";
 /// The folder is scanned anew when this part of the capacity was put.

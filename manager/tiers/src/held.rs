@@ -1,4 +1,4 @@
-//! What a tier holds, by key and in the order of use.
+//! The map of a tier: what it holds, by key and in the order of use.
 
 use kvcache_manager::{BlockKey, StoreError, Usage};
 use lru::LruCache;
@@ -16,7 +16,7 @@ impl<V> Held<V> {
         Self { capacity, values: LruCache::unbounded(), nbytes: 0 }
     }
 
-    /// Whether a block of so many bytes has room, once all others have gone.
+    /// Checks that a block of so many bytes has room, once all others have gone.
     ///
     /// # Errors
     /// [`StoreError::Capacity`].
@@ -75,7 +75,7 @@ impl<V> Held<V> {
         self.nbytes
     }
 
-    /// What is held, when so many blocks have been evicted.
+    /// The usage of a tier that has evicted so many blocks.
     pub(crate) fn usage(&self, evicted: u64) -> Usage {
         Usage { blocks: Some(self.values.len() as u64), nbytes: Some(self.nbytes), evicted }
     }

@@ -14,8 +14,8 @@ pub struct HostTier {
 }
 
 impl HostTier {
-    /// A tier that holds at most `nbytes` bytes of blocks; what it needs to find them, some 150 bytes a block, is beside
-    /// that.
+    /// A tier that holds at most `nbytes` bytes of blocks; what it needs to find them, some 150 bytes a block, is
+    /// beside that.
     pub fn new(nbytes: u64) -> Self {
         Self { state: Mutex::new((Held::new(nbytes), 0)) }
     }

@@ -20,10 +20,10 @@ use url::Url;
 /// So many blocks of a chain are asked for at once.
 const CONCURRENT: usize = 16;
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Of the environment, what begins so is an option of its object store.
+/// Variables of the environment that begin so are options of an object store.
 const VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
-/// What all object stores of the process run on.
+/// The runtime of all object stores of the process.
 static RUNTIME: LazyLock<io::Result<Runtime>> =
     LazyLock::new(|| Builder::new_multi_thread().worker_threads(2).thread_name("kvcache tiers").enable_all().build());
 
@@ -85,8 +85,8 @@ impl ObjectTier {
         Ok(Self { store: store.into(), prefix, timeout: TIMEOUT })
     }
 
-    /// How long a call takes at most, all its attempts included: for each block of a chain, 16 of which are read at once.
-    /// It is 2 seconds unless this is called, as a [`Tier`](crate::Tier)'s deadline is.
+    /// The most time of a call, all its attempts included; of a chain for each block, 16 of which are read at once. It
+    /// is 2 seconds unless this is called, as a [`Tier`](crate::Tier)'s deadline is.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -126,7 +126,7 @@ impl ObjectTier {
     }
 }
 
-/// What a call gives, unless that takes longer than `limit`.
+/// Runs a call that is late after `limit`.
 async fn in_time<T>(limit: Duration, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     timeout(limit, call).await.unwrap_or(Err(StoreError::Late(limit)))
 }

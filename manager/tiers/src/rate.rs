@@ -1,4 +1,4 @@
-//! How fast a tier gives blocks, and whether that is fast enough.
+//! The rate at which a tier gives blocks, against that of computing their rows.
 
 use std::time::Duration;
 

@@ -10,8 +10,8 @@ use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, cmd};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Blocks in a Redis server, or in one that speaks its protocol, as Valkey. A block is a string named `kvcache:` and its
-/// key.
+/// Blocks in a Redis server, or in one that speaks its protocol, as Valkey. A block is a string named `kvcache:` and
+/// its key.
 ///
 /// The server's `maxmemory` is its bound, and `maxmemory-policy allkeys-lru` makes it evict; with `noeviction`, its
 /// default, a full server refuses puts. It knows the time of a use by seconds, so it does not evict tails first.
@@ -41,7 +41,7 @@ impl RedisTier {
         Ok(Self { client, timeout: TIMEOUT, expiry: None, idle: Mutex::default() })
     }
 
-    /// How long connecting, writing and reading may stall, each; 2 seconds unless this is called.
+    /// The time for which connecting, writing and reading may each stall; 2 seconds unless this is called.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

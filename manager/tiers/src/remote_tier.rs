@@ -40,14 +40,15 @@ impl Tier {
         self
     }
 
-    /// The most bytes of blocks that wait to be written, each with 256 bytes more. Further ones are dropped and counted.
+    /// The most bytes of blocks that wait to be written, each with 256 bytes more. Further ones are dropped and
+    /// counted; private ones, of which there is no other copy, wait for room first, for the deadline at most.
     pub fn max_queued(mut self, nbytes: u64) -> Self {
         self.max_queued = nbytes;
         self
     }
 }
 
-/// What a chain, or a chunk of it, has given.
+/// The first blocks of a chain, and why there are no more.
 pub(crate) type Answer = (Vec<Block>, Option<StoreError>);
 
 /// A tier with its threads.
@@ -58,7 +59,7 @@ pub(crate) struct RemoteTier {
     pub(crate) reads: Worker,
     pub(crate) writes: Writes,
     pub(crate) stats: Stats,
-    /// Of its reads.
+    /// The breaker and the rate of its reads.
     health: Mutex<(Breaker, Rate)>,
 }
 
@@ -92,8 +93,8 @@ impl RemoteTier {
         self.health().0.pause(Instant::now()).is_some()
     }
 
-    /// The answer to who may not ask the store at present: reads have failed, or computing is faster, which gives so many
-    /// bytes of rows in a second. Counts the miss.
+    /// The answer to who may not ask the store at present: reads have failed, or computing is faster, which gives so
+    /// many bytes of rows in a second. Counts the miss.
     pub(crate) fn avoided(&self, compute_rate: f64) -> Option<Answer> {
         if self.is_paused() {
             self.stats.lock().miss("busy");
@@ -149,7 +150,7 @@ impl RemoteTier {
         })?
     }
 
-    /// What a job on the thread of reads gives, if it does before `end`.
+    /// Runs a job on the thread of reads, and waits for it until `end`.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         end: Instant,

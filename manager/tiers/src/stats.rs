@@ -1,11 +1,11 @@
-//! What a tier counts.
+//! The statistics of a tier.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvcache_manager::{Block, Usage};
 
-/// What a tier has done since it was made.
+/// Counts of a tier since it was made.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct TierStats {
@@ -13,7 +13,7 @@ pub struct TierStats {
     pub name: String,
     /// The blocks that it gave, to callers or to a prefetch, those still queued to be written included.
     pub hits: u64,
-    /// How often it did not give one, by reason: `absent`, `late`, `busy`, `failed`, `slower` (than computing), `length`,
+    /// Blocks that it did not give, by reason: `absent`, `late`, `busy`, `failed`, `slower` (than computing), `length`,
     /// `format`, `checksum` and `key` (a bad block). A chain is one miss, at the block that ends it.
     pub misses: BTreeMap<&'static str, u64>,
     /// Bytes of the blocks that it gave and that verified.
@@ -26,7 +26,7 @@ pub struct TierStats {
     pub writes_dropped: u64,
     /// The blocks that it has evicted, if it does that itself.
     pub evicted: u64,
-    /// How many blocks it holds, if it knows.
+    /// The number of blocks that it holds, if it knows.
     pub blocks: Option<u64>,
     /// Their bytes, if it knows.
     pub nbytes: Option<u64>,
@@ -34,9 +34,9 @@ pub struct TierStats {
     pub read_rate: Option<f64>,
 }
 
-/// Why a tier did not give a block: it has none; it did not answer in time; it was not asked, as an earlier call hangs or
-/// earlier ones failed; it failed; it was not asked, as computing is faster. Or it was told to delete what it gave: a
-/// block that was cut or too long, no block of this version, one with altered bytes, one of another key.
+/// Why a tier did not give a block: it has none; it did not answer in time; it was not asked, as an earlier call hangs
+/// or earlier ones failed; it failed; it was not asked, as computing is faster. Or it was told to delete what it gave:
+/// a block that was cut or too long, no block of this version, one with altered bytes, one of another key.
 const REASONS: [&str; 9] = ["absent", "late", "busy", "failed", "slower", "length", "format", "checksum", "key"];
 
 /// The statistics of a tier, which its threads count in.

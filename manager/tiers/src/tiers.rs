@@ -34,9 +34,9 @@ const FINISH: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Tiers(Arc<Shared>);
 
-/// What is known of a tier while it is asked for the blocks of a chain.
+/// The state of a tier while a chain is read.
 struct Asked {
-    /// Of its deadline.
+    /// The time left of its deadline.
     left: Duration,
     /// A block that it has not, as long as it has not been given more blocks than these.
     absent: Option<(BlockKey, u64)>,
@@ -74,7 +74,7 @@ impl Tiers {
         self.0.far.iter().all(|far| far.writes.flush(end))
     }
 
-    /// What each tier has done, the nearest first; the host tier's name is `host`.
+    /// The statistics of each tier, the nearest first; the host tier's name is `host`.
     pub fn stats(&self) -> Vec<TierStats> {
         let host = self.0.host_stats.with(self.0.host.usage());
         [host].into_iter().chain(self.0.far.iter().map(|far| far.stats())).collect()

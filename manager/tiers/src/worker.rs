@@ -67,8 +67,8 @@ impl Worker {
         Ok(Self(shared))
     }
 
-    /// Queues a job that somebody waits for until `end`. Whether it is queued: not if the one that runs has been running
-    /// for longer than `deadline`.
+    /// Queues a job that somebody waits for until `end`. Whether it is queued: not if the one that runs has been
+    /// running for longer than `deadline`.
     pub(crate) fn submit(&self, job: Job, end: Instant, deadline: Duration) -> bool {
         let mut queue = self.0.queue();
         if queue.closed || queue.running.is_some_and(|since| since.elapsed() >= deadline) {

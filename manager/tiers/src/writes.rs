@@ -11,7 +11,7 @@ use crate::breaker::Breaker;
 use crate::held::Held;
 use crate::stats::Stats;
 
-/// What a queued write counts beside its block, in bytes.
+/// The bytes that a queued write counts beside its block.
 const OVERHEAD: u64 = 256;
 
 /// A queue of puts and deletes, and the thread that does them in order. Of one key only the newest is kept.
@@ -45,7 +45,7 @@ struct Write {
     what: Queued,
 }
 
-/// What is queued for a key.
+/// A write.
 #[derive(Debug, Clone)]
 pub(crate) enum Queued {
     Put(Block),
