@@ -1,10 +1,12 @@
-//! Tiers that are slow, fail and lie; bounds; files that several processes share.
+//! Tiers that are slow, fail and lie; bounds; files that several processes share; servers, with the features of both.
 
 mod bounds;
 mod faults;
 mod faulty;
 mod files;
 mod order;
+#[cfg(all(feature = "object_store", feature = "redis"))]
+mod servers;
 
 use std::sync::mpsc::channel;
 use std::thread;

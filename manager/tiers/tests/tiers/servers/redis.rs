@@ -6,7 +6,8 @@ use std::time::Duration;
 use kvcache_manager::{BlockStore, StoreError};
 use kvcache_tiers::RedisTier;
 
-use crate::{NEVER, Server, block, keeps_blocks, key, wait_for};
+use super::{Server, block, keeps_blocks};
+use crate::{NEVER, key, wait_for};
 
 /// A server on a socket in a folder, with 4 MB for blocks.
 fn start(folder: &Path) -> Server {

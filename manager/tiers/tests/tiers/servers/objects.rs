@@ -8,7 +8,8 @@ use std::time::Duration;
 use kvcache_manager::{BlockStore, StoreError};
 use kvcache_tiers::{HostTier, ObjectTier, Tier, Tiers};
 
-use crate::{NEVER, Server, block, free_port, keeps_blocks, key, keys, wait_for};
+use super::{Server, block, free_port, keeps_blocks};
+use crate::{NEVER, key, keys, wait_for};
 
 const NONE: [(&str, &str); 0] = [];
 

@@ -5,20 +5,10 @@ mod redis;
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
-use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore};
+use kvcache_manager::{Block, BlockKind, BlockStore};
 
-const NEVER: Duration = Duration::from_secs(60);
-
-fn key(i: u8) -> BlockKey {
-    BlockKey::from_bytes([i; 32])
-}
-
-fn keys(range: std::ops::Range<u8>) -> Vec<BlockKey> {
-    range.map(key).collect()
-}
+use crate::{key, keys};
 
 fn block(i: u8) -> Block {
     Block::new(BlockKind::Prefix, &key(i), vec![i; 40_000].into(), 100).unwrap()
@@ -75,12 +65,4 @@ impl Drop for Server {
 /// A port that nobody listens on.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn wait_for(mut what: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !what() {
-        assert!(began.elapsed() < NEVER);
-        sleep(Duration::from_millis(20));
-    }
 }
