@@ -148,7 +148,7 @@ def test_the_program_in_numpy_conforms(tmp_path: Path) -> None:
     (last,) = (index for index, text in enumerate(found) if "def run_case" in text)
     program = "\n".join(found[: last + 1])
     (tmp_path / "mine.py").write_text(program.replace("golden/cases", str(pages.ROOT / "golden/cases")))
-    line = block("sh", "--program").replace("\\\n", "").replace("'python ", f"'{sys.executable} ")
+    line = block("text", "python mine.py").replace("\\\n", "").replace("'python ", f"'{sys.executable} ")
     command = [*shlex.split(line), "--report", "json", "--output", "report.json"]
     assert command[:4] == ["python", "-m", "kvcache_ops", "conformance"]
     command[0] = sys.executable

@@ -11,7 +11,7 @@ use kvcache_op::{
 };
 
 use crate::case::{AttributeValues, Case, Operator, Tensors};
-use crate::run::{CallResult, Implementation, Outcome};
+use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::tensor::Tensor;
 
 /// Backends of the operators, on some threads.

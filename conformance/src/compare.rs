@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 
 use crate::case::{Case, Expected, Suite, Tensors};
+use crate::implementation::{CallResult, Outcome};
 use crate::location::{coordinates, locate};
-use crate::run::{CallResult, Outcome};
 use crate::tensor::{Tensor, Value};
 
 /// The first difference between what an implementation did and what a case expects. Displayed, it is one line.

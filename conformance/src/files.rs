@@ -10,10 +10,10 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Serialize;
 
 use crate::case::{Case, Expected, Operator};
+use crate::implementation::{CallResult, Outcome};
 #[cfg(feature = "embedded")]
 use crate::read::embedded;
 use crate::read::{TENSORS, YAML, dtype, read_tensor};
-use crate::run::{CallResult, Outcome};
 use crate::tensor::Tensor;
 
 #[derive(Serialize)]

@@ -34,6 +34,7 @@ pub mod backends;
 mod case;
 mod compare;
 mod files;
+mod implementation;
 mod legal;
 mod location;
 mod only;
@@ -47,12 +48,13 @@ mod tensor;
 pub use case::{AttributeValues, Call, Case, Expected, Operator, Step, Suite, Tensors};
 pub use compare::Difference;
 pub use files::{files, read_results};
+pub use implementation::{CallResult, Implementation, Outcome};
 pub use legal::{ATTENTION_KINDS, KINDS, Kinds, legal};
 pub use only::{Only, OnlyError};
 pub use read::{ReadError, cases, read_cases};
 pub use report::{Counts, Entry, Flaw, JSON_VERSION, Report, RuleCount, Verdict};
 pub use rules::{Rule, rule, rules};
-pub use run::{CallResult, Implementation, Outcome, Runner, run, run_cases};
+pub use run::{Runner, run, run_cases};
 pub use tensor::{Tensor, Value};
 
 /// The book's chapter for implementers, so that its example runs.

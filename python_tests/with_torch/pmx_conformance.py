@@ -1,8 +1,9 @@
 """The public PMX implementation of the operators as the conformance kit calls them.
 
 `PMX_CHECKOUT` names a checkout of the repository openppl-public/ppl.pmx; nothing is downloaded. For a report, in this
-folder: `python -m kvcache_ops conformance pmx_conformance:key_value_cache`, or with `--suite static` and
-`pmx_conformance:static_key_value_cache`, or with `--suite attention` and `pmx_conformance:attend`.
+folder: `python -m kvcache_ops conformance pmx_conformance:key_value_cache --only T1=float32,float16,int8 --only
+T2=float32,float16,int8`, or with `--suite static` and `pmx_conformance:static_key_value_cache`, or with `--suite
+attention` and `pmx_conformance:attend`.
 """
 
 from __future__ import annotations

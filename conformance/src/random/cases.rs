@@ -12,8 +12,8 @@ use super::unstructured::Unstructured;
 use super::values::{has_nan, scales};
 use crate::backends::Backends;
 use crate::case::{Call, Case, Expected, Step, Suite, Tensors};
+use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::legal::legal;
-use crate::run::{CallResult, Implementation, Outcome};
 
 /// So many cases of a seed, named `random-SEED-I`; none of attention.
 pub fn cases(suite: Suite, n: usize, seed: u64) -> Vec<Case> {

@@ -33,7 +33,7 @@ pub struct Entry {
     pub properties: BTreeMap<&'static str, String>,
     /// Whether all its calls must succeed, and give elements: one that refuses what is illegal, or does nothing, may
     /// pass where all else is wrong.
-    pub is_legal: bool,
+    pub tells: bool,
     /// How long it ran.
     pub time: Duration,
     /// What became of it.
@@ -112,7 +112,7 @@ impl Report {
         }
         let passed: Vec<_> = self.entries.iter().filter(|entry| entry.verdict == Verdict::Passed).collect();
         let flaw = |(flaw, failed): (String, Vec<&Entry>)| {
-            let passed = || passed.iter().filter(|entry| entry.is_legal || !failed.iter().any(|entry| entry.is_legal));
+            let passed = || passed.iter().filter(|entry| entry.tells || !failed.iter().any(|entry| entry.tells));
             let tells = |(name, value): &(&&str, &String)| {
                 let has = |entry: &&Entry| entry.properties.get(**name) == Some(*value);
                 failed.iter().all(|entry| has(entry)) && !passed().any(|entry| has(entry))

@@ -51,6 +51,7 @@ class Program:
     def __init__(self, command: str, *, serve: bool = False, limit: float = 60) -> None:
         self.words, self.serve, self.limit = _split(command), serve, limit
         self.idle: list[_Process] = []
+        self.running: set[_Process] = set()
         given = [name for name in (CASE, OUTPUT) if any(name in word for word in self.words)]
         if serve and given:
             why = "but a program that serves reads the paths from its standard input"
@@ -74,6 +75,11 @@ class Program:
                 return case.read_results(_content(output))
         except (NotRun, ValueError) as error:
             return [("failed", None, str(error), [], None, None)]
+        except BaseException:
+            # The run is interrupted: programs that run on other threads' behalf would hold its end up.
+            for process in list(self.running):
+                process.kill()
+            raise
 
     def close(self) -> None:
         """Lets the programs that serve end."""
@@ -83,18 +89,23 @@ class Program:
     def _run(self, case: str, output: str) -> None:
         paths = {CASE: case, OUTPUT: output}
         process = _Process([re.sub(r"\{case\}|\{output\}", lambda name: paths[name[0]], word) for word in self.words])
+        self.running.add(process)
         try:
             process.wait(self.limit)
         finally:
+            self.running.discard(process)
             process.kill()
 
     def _serve(self, case: str, output: str) -> None:
         process = self._living() or _Process(self.words[:-2], serves=True)
+        self.running.add(process)
         try:
             answer = process.ask(f"{case}\t{output}\n", self.limit)
         except BaseException:
             process.kill()
             raise
+        finally:
+            self.running.discard(process)
         self.idle.append(process)
         if answer != DONE:
             raise NotRun(f"the program answered {answer!r}, expected {DONE!r}")

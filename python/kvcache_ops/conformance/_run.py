@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
@@ -54,40 +54,8 @@ class AttentionImplementation(Protocol):
         """
 
 
-@overload
 def run(
-    implementation: Implementation,
-    *,
-    suite: Literal["key-value-cache", "static"] = ...,
-    only: Only | None = ...,
-    filter: str = ...,
-    messages: bool = ...,
-    random: int = ...,
-    seed: int = ...,
-    int4: Literal["packed", "unpacked"] = ...,
-    cases: str | os.PathLike[str] | None = ...,
-    name: str | None = ...,
-) -> Report: ...
-
-
-@overload
-def run(
-    implementation: AttentionImplementation,
-    *,
-    suite: Literal["attention"],
-    only: Only | None = ...,
-    filter: str = ...,
-    messages: bool = ...,
-    random: int = ...,
-    seed: int = ...,
-    int4: Literal["packed", "unpacked"] = ...,
-    cases: str | os.PathLike[str] | None = ...,
-    name: str | None = ...,
-) -> Report: ...
-
-
-def run(
-    implementation: Callable[..., Any],
+    implementation: Implementation | AttentionImplementation,
     *,
     suite: str = "key-value-cache",
     only: Only | None = None,
@@ -119,32 +87,22 @@ def run(
     if suite not in SUITES:
         raise KvCacheError(f"there is no suite {suite!r}, expected one of {', '.join(SUITES)}", "suite_unknown")
     check_signature(implementation, suite == "attention")
-    return run_suites(
-        implementation,
-        [suite],
-        only=only,
-        filter=filter,
-        messages=messages,
-        random=random,
-        seed=seed,
-        int4=int4,
-        cases=cases,
-        name=name,
-    )
+    options: dict[str, Any] = dict(only=only, filter=filter, messages=messages, random=random, seed=seed)
+    return run_suites(implementation, [suite], int4=int4, cases=cases, name=name, **options)
 
 
 def run_suites(
     implementation: Callable[..., Any],
     suites: Sequence[str],
     *,
-    only: Only | None,
-    filter: str,
-    messages: bool,
-    random: int,
-    seed: int,
-    int4: Literal["packed", "unpacked"],
-    cases: str | os.PathLike[str] | None,
-    name: str | None,
+    only: Only | None = None,
+    filter: str = "",
+    messages: bool = False,
+    random: int = 0,
+    seed: int = 0,
+    int4: Literal["packed", "unpacked"] = "packed",
+    cases: str | os.PathLike[str] | None = None,
+    name: str | None = None,
     jobs: int = 1,
 ) -> Report:
     """What `run` does, for several suites: an implementation of all is called as one of attention, a program is given
