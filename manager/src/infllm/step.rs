@@ -1,5 +1,6 @@
 //! Steps: what is loaded before one, its index tensors, and what is formed behind it.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use kvcache_op::IndexInputs;
@@ -9,8 +10,9 @@ use super::config::BlockScore;
 use super::error::InfLlmError;
 use super::plan::{Change, Entry, OpenStep};
 use super::residency::Load;
-use super::sequence::{Formed, Sequence};
+use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
+use crate::append::Append;
 use crate::batch::{Batch, batch_tensors};
 use crate::block::Block;
 use crate::error::Error;
@@ -18,6 +20,9 @@ use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::plan::Planner;
 use crate::seq_id::SeqId;
+use crate::session::load::Loading;
+use crate::state::Open;
+use crate::store::BlockStore;
 use crate::update::copy;
 
 /// A block that was formed, and what queries are compared with: shape (num_layer, `Setup::index_len`).
@@ -45,22 +50,21 @@ impl InfLlm {
         memory: &mut (impl CacheMemory + ?Sized),
     ) -> Result<InfLlmStep<'_>, Error> {
         self.check_closed()?;
-        let planned = self.plan(appends);
-        let copied = planned.and_then(|planned| copy(memory, &self.manager.plan.copies).map(|()| planned));
-        let Manager { state, journal, .. } = &mut self.manager;
-        let (mut entries, changes, fetched) = match copied {
-            Ok(planned) => planned,
-            Err(error) => {
-                journal.rollback(state, |_| false);
-                if matches!(error, Error::InfLlm(InfLlmError::BlockLost { .. })) {
-                    // Layers may select again.
-                    self.selected.fill(false);
-                }
-                return Err(error);
-            }
-        };
+        let rows = appends.iter().map(|&(seq, n)| Ok(self.setup.append(self.intact(seq)?, n)));
+        let rows = rows.collect::<Result<Vec<_>, Error>>()?;
+        self.manager.open = Some(Open::Planned);
+        // Dropped before the commit, as where a memory panics, it rolls the plan back.
+        let planning = Loading(&mut self.manager);
+        let planned = plan(&self.setup, &self.sequences, &*self.blocks.store, planning.0, appends, &rows);
+        let copied = planned.and_then(|planned| copy(memory, &planning.0.plan.copies).map(|()| planned));
+        if let Err(Error::InfLlm(InfLlmError::BlockLost { .. })) = copied {
+            // Layers may select again.
+            self.selected.fill(false);
+        }
+        let (mut entries, changes, fetched) = copied?;
         // From here on rows may change, so what was planned is what there is.
-        journal.commit(state);
+        planning.0.commit_load();
+        drop(planning);
         for (entry, Change { residency, shifts, .. }) in entries.iter().zip(changes) {
             let change = |sequence: &mut Sequence| (sequence.residency, sequence.shifts) = (residency, shifts);
             self.sequences.entry(entry.seq).and_modify(change);
@@ -73,33 +77,6 @@ impl InfLlm {
         let InfLlm { setup, manager, sequences, open, .. } = &mut *step.0;
         open.iter_mut().try_for_each(|open| open.fill(setup, &manager.state, |seq| &sequences[&seq]))?;
         Ok(step)
-    }
-
-    /// Plans a step, and fetches the blocks that it loads. All changes are in the manager's journal; after an error
-    /// they have to be rolled back.
-    fn plan(&mut self, appends: &[(SeqId, usize)]) -> Result<Planned, Error> {
-        let rows = appends.iter().map(|&(seq, n)| Ok(self.setup.append(self.intact(seq)?, n)));
-        let rows = rows.collect::<Result<Vec<_>, Error>>()?;
-        let Self { setup, manager, sequences, blocks, .. } = &mut *self;
-        let Manager { spec, state, journal, plan, .. } = manager;
-        let mut planner = Planner { spec, state, journal, plan, blocks: None };
-        planner.begin(&rows)?;
-        let entry = |(append, &(seq, n)): (usize, &(SeqId, usize))| {
-            let blocks = (0..setup.groups()).map(|group| sequences[&seq].wanted(setup, seq, group));
-            Ok(Entry { seq, append, n, blocks: blocks.collect::<Result<_, _>>()? })
-        };
-        let entries = appends.iter().enumerate().map(entry).collect::<Result<Vec<_>, Error>>()?;
-        let change = |entry: &Entry| setup.plan(&mut planner, &sequences[&entry.seq], entry);
-        let changes = entries.iter().map(change).collect::<Result<Vec<_>, _>>()?;
-        planner.place(&rows)?;
-        let mut fetched = Vec::new();
-        for (&Entry { seq, .. }, change) in entries.iter().zip(&changes) {
-            for &(group, load) in &change.loads {
-                let key = &sequences[&seq].blocks[load.block as usize].keys[group];
-                fetched.push((seq, group, load, setup.get(&*blocks.store, seq, load.block, key)?));
-            }
-        }
-        Ok((entries, changes, fetched))
     }
 
     /// Rotates keys that were moved, and writes blocks into their slots. Where the former fails, the sequences of the
@@ -134,6 +111,37 @@ impl InfLlm {
     pub fn open_step(&mut self) -> Option<InfLlmStep<'_>> {
         if self.open.is_some() { Some(InfLlmStep(self)) } else { None }
     }
+}
+
+/// Plans a step of these appends, `rows` to the manager's sequences, and fetches the blocks that it loads. All changes are
+/// in the manager's journal; after an error they have to be rolled back.
+fn plan(
+    setup: &Setup,
+    sequences: &HashMap<SeqId, Sequence>,
+    store: &dyn BlockStore,
+    manager: &mut Manager,
+    appends: &[(SeqId, usize)],
+    rows: &[Append<'_>],
+) -> Result<Planned, Error> {
+    let Manager { spec, state, journal, plan, .. } = manager;
+    let mut planner = Planner { spec, state, journal, plan, blocks: None };
+    planner.begin(rows)?;
+    let entry = |(append, &(seq, n)): (usize, &(SeqId, usize))| {
+        let blocks = (0..setup.groups()).map(|group| sequences[&seq].wanted(setup, seq, group));
+        Ok(Entry { seq, append, n, blocks: blocks.collect::<Result<_, _>>()? })
+    };
+    let entries = appends.iter().enumerate().map(entry).collect::<Result<Vec<_>, Error>>()?;
+    let change = |entry: &Entry| setup.plan(&mut planner, &sequences[&entry.seq], entry);
+    let changes = entries.iter().map(change).collect::<Result<Vec<_>, _>>()?;
+    planner.place(rows)?;
+    let mut fetched = Vec::new();
+    for (&Entry { seq, .. }, change) in entries.iter().zip(&changes) {
+        for &(group, load) in &change.loads {
+            let key = &sequences[&seq].blocks[load.block as usize].keys[group];
+            fetched.push((seq, group, load, setup.get(store, seq, load.block, key)?));
+        }
+    }
+    Ok((entries, changes, fetched))
 }
 
 /// An open step: its index tensors, for a batch of B sequences, layer by layer where layers see different blocks.
