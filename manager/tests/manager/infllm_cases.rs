@@ -155,6 +155,13 @@ fn failures_change_nothing() -> Result<(), Error> {
     cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), ..Faults::default() };
     assert_eq!(cache.append(seq, &(9..18).map(row).collect::<Vec<_>>()).unwrap_err().kind(), "memory");
     assert_eq!((cache.infllm.seq_len(seq)?, cache.store.len()), (9, 0));
+    // The memory panics as it copies the page that a fork shares.
+    let fork = cache.infllm.fork(seq, None)?;
+    cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), panics: true };
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cache.append(fork, &[row(9)]))).unwrap_err();
+    assert_eq!(cache.infllm.seq_len(fork)?, 9);
+    cache.infllm.free(fork)?;
+    cache.infllm.check()?;
     cache.append(seq, &(9..18).map(row).collect::<Vec<_>>())?;
     (0..LAYERS).try_for_each(|layer| cache.infllm.select(layer, Array3::ones((9, 1, HEAD_DIM)).view()))?;
     let wanted = cache.infllm.blocks(seq, 0)?;
