@@ -15,7 +15,10 @@ pub struct Only(BTreeMap<String, Vec<String>>);
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the fields are what the messages name")]
 pub enum OnlyError {
-    #[error("no case has a property called {name:?}; there are {}", properties().into_iter().collect::<Vec<_>>().join(", "))]
+    #[error(
+        "no case has a property called {name:?}; there are {}",
+        properties().into_iter().collect::<Vec<_>>().join(", ")
+    )]
     Name { name: String },
     #[error("{name}: no case has the value {value:?}")]
     Value { name: String, value: String },

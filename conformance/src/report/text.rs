@@ -7,8 +7,8 @@ use super::entry::{Counts, Entry, Report, RuleCount, Verdict};
 use crate::rules::rule;
 
 /// A paragraph for each failure, the reasons why cases are unsupported, the flaws with what their cases have in common,
-/// and a closing count. What a program or an exception has said is shown so that it does nothing to a terminal: control characters
-/// are escaped.
+/// and a closing count. What a program or an exception has said is shown so that it does nothing to a terminal: control
+/// characters are escaped.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let f = &mut Escaped(f);

@@ -113,8 +113,8 @@ impl InfLlm {
     }
 }
 
-/// Plans a step of these appends, `rows` to the manager's sequences, and fetches the blocks that it loads. All changes are
-/// in the manager's journal; after an error they have to be rolled back.
+/// Plans a step of these appends, `rows` to the manager's sequences, and fetches the blocks that it loads. All changes
+/// are in the manager's journal; after an error they have to be rolled back.
 fn plan(
     setup: &Setup,
     sequences: &HashMap<SeqId, Sequence>,
