@@ -9,8 +9,9 @@ mod session_reader;
 mod validation;
 
 use kvcache_conformance::random::Unstructured;
+use kvcache_testing::manager::cache::Cache;
 use kvcache_testing::manager::run::Run;
-use kvcache_testing::manager::script::{Cache, Operation};
+use kvcache_testing::manager::script::Operation;
 
 /// A target's name, which its kept inputs' folder has, too; about how many inputs a second of CPU time takes under
 /// AddressSanitizer; and its function.

@@ -104,7 +104,7 @@ pub fn run(bytes: &[u8]) {
     let path = folder.expect("a folder").join(format!("session_reader.{}", std::process::id()));
     fs::write(&path, &bytes).expect("a written file");
     let raw = bytes.windows(16).any(|window| window == b"\"key_form\":\"raw\"");
-    let key_form = if raw { KeyForm::Raw } else { KeyForm::Roped };
+    let key_form = if raw { KeyForm::PreRope } else { KeyForm::Roped };
     for mode in [Mode::Paged { page_size: 2 }, Mode::Paged { page_size: 16 }, Mode::Runs, Mode::Cells] {
         let empty = Managed::new(spec(mode, key_form));
         // Something that is there already.

@@ -1,11 +1,17 @@
-//! A bit set of busy cells that is searched by words.
+//! A bit set of busy cells that is searched by words; and the zeros that it and other arrays of a cache begin with.
 
 use std::ops::Range;
 
 use crate::error::Error;
-use crate::zeros::zeros;
 
 const WORD: usize = u64::BITS as usize;
+
+/// So many zeros, for arrays as long as a cache has pages or slots. `vec!` gets zeroed memory from the system, so what is never used costs nothing; but it aborts where
+/// there is no memory, so the memory is reserved once before.
+pub(crate) fn zeros<T: bytemuck::Zeroable + Clone>(len: usize) -> Result<Vec<T>, Error> {
+    Vec::<T>::new().try_reserve_exact(len).map_err(|_| Error::OutOfMemory { len, size: size_of::<T>() })?;
+    Ok(vec![T::zeroed(); len])
+}
 
 /// Which of a number of cells are busy. Memory that was never written is not touched.
 #[derive(Debug, Clone, PartialEq, Eq)]

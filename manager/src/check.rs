@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::prefix;
-use crate::sequence::Place;
+use crate::sequence::MemoryLocation;
 use crate::spec::{CacheSpec, KeyForm, Mode};
 use crate::state::State;
 
@@ -69,8 +69,8 @@ fn check_pages(state: &State) -> Result<(), Error> {
     }
     for sequence in state.sequences.values() {
         match &sequence.place {
-            Place::Table(table) => table.iter().try_for_each(|&page| see(page, Page::Live(1)))?,
-            Place::Run(cells) => cells.clone().try_for_each(|cell| see(cell as u32, Page::Reserved))?,
+            MemoryLocation::Table(table) => table.iter().try_for_each(|&page| see(page, Page::Live(1)))?,
+            MemoryLocation::Run(cells) => cells.clone().try_for_each(|cell| see(cell as u32, Page::Reserved))?,
         }
     }
     for (page, &kind) in (0..).zip(&pages) {

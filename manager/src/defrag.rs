@@ -6,7 +6,7 @@ use kvcache_kernels::RowCopy;
 
 use crate::cells;
 use crate::seq_id::SeqId;
-use crate::sequence::Place;
+use crate::sequence::MemoryLocation;
 use crate::spec::{CacheSpec, Mode};
 use crate::state::State;
 
@@ -75,7 +75,7 @@ impl State {
                 }
                 copies.push(RowCopy { src: start, dst: end, len: sequence.len() });
                 let moved = end..end + reserved.len();
-                sequence.place = Place::Run(moved.clone());
+                sequence.place = MemoryLocation::Run(moved.clone());
                 self.pages.free_cells(reserved);
                 let taken = self.pages.take_behind(moved);
                 debug_assert!(taken, "cells in front of a run are free when the runs before it have moved");

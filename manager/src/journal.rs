@@ -7,7 +7,7 @@ use kvcache_kernels::RowCopy;
 use crate::pages::Source;
 use crate::prefix::PrefixKey;
 use crate::seq_id::SeqId;
-use crate::sequence::{Before, Place, Sequence};
+use crate::sequence::{Before, MemoryLocation, Sequence};
 use crate::state::State;
 
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ enum Undo {
     /// An entry of a table was replaced; the page was there.
     Replace(SeqId, usize, u32),
     /// A run was grown, moved or taken; it was this one.
-    Run(SeqId, Place),
+    Run(SeqId, MemoryLocation),
     /// A free page was taken.
     Take(u32, Source),
     /// Neighboring cells were taken; the head was there.
@@ -143,7 +143,7 @@ impl Journal {
 
     /// Gives a sequence another run. Cells that it leaves are `freed` in the end.
     pub(crate) fn set_run(&mut self, state: &mut State, seq: SeqId, run: Range<usize>, freed: Range<usize>) {
-        let before = std::mem::replace(&mut state.sequences[seq].place, Place::Run(run));
+        let before = std::mem::replace(&mut state.sequences[seq].place, MemoryLocation::Run(run));
         self.undo.push(Undo::Run(seq, before));
         self.free_cells(freed);
     }

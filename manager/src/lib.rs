@@ -41,7 +41,6 @@ mod store;
 mod swap;
 mod tensors;
 mod update;
-mod zeros;
 
 pub use append::Append;
 pub use block::{Block, BlockError, BlockKey, BlockKind, NoBlockKey};

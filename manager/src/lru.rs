@@ -1,7 +1,7 @@
 //! The list of cached pages, the least recently used first.
 
+use crate::bits::zeros;
 use crate::error::Error;
-use crate::zeros::zeros;
 
 /// A doubly linked list of pages in arrays: every operation takes constant time and allocates nothing.
 ///

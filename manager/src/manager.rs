@@ -76,7 +76,7 @@ impl Manager {
         })
     }
 
-    /// A manager of an empty cache that also has a store: sequences can be swapped out, and sealed pages that are
+    /// A manager of an empty cache that also has a store: sequences can be swapped out, and full pages that are
     /// evicted are stored, to be found by prompts of the same tokens later, also by other managers that have the store.
     ///
     /// Blocks are shared by managers whose specifications agree in geometry, types, key form, rope, page size and

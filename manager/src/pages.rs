@@ -3,10 +3,9 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::bits::Bits;
+use crate::bits::{Bits, zeros};
 use crate::cells;
 use crate::error::Error;
-use crate::zeros::zeros;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {

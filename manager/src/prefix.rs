@@ -7,9 +7,9 @@ use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use crate::bits::zeros;
 use crate::block::BlockKey;
 use crate::error::Error;
-use crate::zeros::zeros;
 
 /// What names all tokens up to the end of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

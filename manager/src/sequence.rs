@@ -17,7 +17,7 @@ pub(crate) struct Segment {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryLocation {
     /// The page of rows `i * page_size` and on, by i. In the mode `cells` a page is a cell.
     Table(Vec<u32>),
     /// One slot after the other, from the first of the cells that are reserved for the sequence on. Without rows none
@@ -42,7 +42,7 @@ pub(crate) struct Swapped {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Sequence {
-    pub(crate) place: Place,
+    pub(crate) place: MemoryLocation,
     /// Changes when entries of the table are replaced or removed.
     pub(crate) version: u64,
     pub(crate) positions: Positions,
@@ -80,7 +80,7 @@ pub(crate) struct Before {
     key: PrefixKey,
 }
 
-impl Place {
+impl MemoryLocation {
     pub(crate) fn empty(&self) -> Self {
         match self {
             Self::Table(_) => Self::Table(Vec::new()),
@@ -90,7 +90,7 @@ impl Place {
 }
 
 impl Sequence {
-    pub(crate) fn new(place: Place, salt: Arc<[u8]>, root: PrefixKey, reserve: usize, created: u64) -> Self {
+    pub(crate) fn new(place: MemoryLocation, salt: Arc<[u8]>, root: PrefixKey, reserve: usize, created: u64) -> Self {
         Self {
             place,
             version: 0,
@@ -128,31 +128,31 @@ impl Sequence {
     /// The pages, or cells, of its rows; none in the mode `runs`.
     pub(crate) fn table(&self) -> &[u32] {
         match &self.place {
-            Place::Table(table) => table,
-            Place::Run(_) => &[],
+            MemoryLocation::Table(table) => table,
+            MemoryLocation::Run(_) => &[],
         }
     }
 
     /// The table, of a sequence that has one.
     pub(crate) fn table_mut(&mut self) -> &mut Vec<u32> {
         match &mut self.place {
-            Place::Table(table) => table,
-            Place::Run(_) => unreachable!("only the mode `runs` has sequences without a table"),
+            MemoryLocation::Table(table) => table,
+            MemoryLocation::Run(_) => unreachable!("only the mode `runs` has sequences without a table"),
         }
     }
 
     /// The reserved cells, of a sequence in the mode `runs`.
     pub(crate) fn run(&self) -> Range<usize> {
         match &self.place {
-            Place::Run(reserved) => reserved.clone(),
-            Place::Table(_) => unreachable!("all sequences of the mode `runs` have runs"),
+            MemoryLocation::Run(reserved) => reserved.clone(),
+            MemoryLocation::Table(_) => unreachable!("all sequences of the mode `runs` have runs"),
         }
     }
 
     pub(crate) fn slot(&self, row: usize, page_size: usize) -> usize {
         match &self.place {
-            Place::Table(table) => table[row / page_size] as usize * page_size + row % page_size,
-            Place::Run(reserved) => reserved.start + row,
+            MemoryLocation::Table(table) => table[row / page_size] as usize * page_size + row % page_size,
+            MemoryLocation::Run(reserved) => reserved.start + row,
         }
     }
 
@@ -162,8 +162,8 @@ impl Sequence {
         std::iter::from_fn(move || {
             let slot = (row < rows.end).then(|| self.slot(row, page_size))?;
             let mut len = match &self.place {
-                Place::Table(_) => page_size - row % page_size,
-                Place::Run(_) => rows.end - row,
+                MemoryLocation::Table(_) => page_size - row % page_size,
+                MemoryLocation::Run(_) => rows.end - row,
             };
             while row + len < rows.end && self.slot(row + len, page_size) == slot + len {
                 len += page_size;
@@ -222,7 +222,7 @@ impl Sequence {
     /// Undoes appends.
     pub(crate) fn restore(&mut self, before: Before) {
         let Before { len, pages, known, key } = before;
-        if let Place::Table(table) = &mut self.place {
+        if let MemoryLocation::Table(table) = &mut self.place {
             table.truncate(pages);
         }
         self.positions.truncate(len);
@@ -240,13 +240,13 @@ impl Sequence {
             return broken(what);
         }
         match &self.place {
-            Place::Table(table) if table.len() != self.resident().div_ceil(page_size) => {
+            MemoryLocation::Table(table) if table.len() != self.resident().div_ceil(page_size) => {
                 return broken("a sequence has the pages that its rows need");
             }
-            Place::Run(reserved) if self.resident() > reserved.len() => {
+            MemoryLocation::Run(reserved) if self.resident() > reserved.len() => {
                 return broken("a sequence's run has its rows");
             }
-            Place::Run(reserved) if self.resident() == 0 && !reserved.is_empty() => {
+            MemoryLocation::Run(reserved) if self.resident() == 0 && !reserved.is_empty() => {
                 return broken("a sequence without rows has no run");
             }
             _ => {}
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn segments_join_neighboring_pages() {
         let mut sequence =
-            Sequence::new(Place::Table(vec![3, 4, 1, 0]), Arc::from([]), prefix::root("", b"", None), 0, 0);
+            Sequence::new(MemoryLocation::Table(vec![3, 4, 1, 0]), Arc::from([]), prefix::root("", b"", None), 0, 0);
         sequence.push_rows(15, 0);
         let segments = |rows| sequence.segments(rows, 4).map(|s| (s.row, s.slot, s.len)).collect::<Vec<_>>();
         assert_eq!(segments(0..15), [(0, 12, 8), (8, 4, 4), (12, 0, 3)]);

@@ -40,7 +40,14 @@ pub enum KeyForm {
     Roped,
     /// Keys are stored before rotary embedding, which the graph applies to what the operator gives back, by
     /// `key_positions`: positions are metadata.
-    Raw,
+    PreRope,
+}
+
+impl KeyForm {
+    /// The earlier name of [`KeyForm::PreRope`].
+    #[doc(hidden)]
+    #[expect(non_upper_case_globals, reason = "it was a variant")]
+    pub const Raw: Self = Self::PreRope;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use crate::lru::Lru;
 use crate::pages::Pages;
 use crate::prefix::{self, Prefix, PrefixKey};
 use crate::seq_id::SeqId;
-use crate::sequence::{Place, Sequence};
+use crate::sequence::{MemoryLocation, Sequence};
 use crate::spec::{CacheSpec, Mode};
 
 /// What a memory is at in an update.
@@ -118,8 +118,8 @@ impl State {
     /// A sequence that is no sequence of the state yet.
     pub(crate) fn new_sequence(&mut self, spec: &CacheSpec, salt: Arc<[u8]>, reserve: usize) -> Sequence {
         let place = match spec.mode() {
-            Mode::Runs => Place::Run(0..0),
-            Mode::Paged { .. } | Mode::Cells => Place::Table(Vec::new()),
+            Mode::Runs => MemoryLocation::Run(0..0),
+            Mode::Paged { .. } | Mode::Cells => MemoryLocation::Table(Vec::new()),
         };
         let root = self.root(spec, &salt);
         Sequence::new(place, salt, root, reserve, self.next_created())
@@ -166,16 +166,16 @@ impl State {
 
     /// Frees or caches what no other sequence has of a place. The last page goes first, so that it is evicted before
     /// those that it is of no use without.
-    pub(crate) fn release_place(&mut self, place: &Place) {
+    pub(crate) fn release_place(&mut self, place: &MemoryLocation) {
         match place {
-            Place::Table(table) => {
+            MemoryLocation::Table(table) => {
                 for &page in table.iter().rev() {
                     if self.pages.unshare(page) == 0 {
                         self.release(page);
                     }
                 }
             }
-            Place::Run(reserved) => self.pages.free_cells(reserved.clone()),
+            MemoryLocation::Run(reserved) => self.pages.free_cells(reserved.clone()),
         }
     }
 

@@ -71,7 +71,7 @@ impl StateCache {
         for (name, got, max) in [("row_bytes", row_bytes, isize::MAX as usize), ("size", size, most)] {
             Error::check_spec(name, got, 1, max)?;
         }
-        let owners = crate::zeros::zeros(size)?;
+        let owners = crate::bits::zeros(size)?;
         Ok(Self { row_bytes, own: SlotMap::with_key(), states: HashMap::new(), owners, open: None })
     }
 

@@ -9,7 +9,7 @@ use crate::journal::Journal;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::seq_id::SeqId;
-use crate::sequence::{Place, Swapped, SwappedRows};
+use crate::sequence::{MemoryLocation, Swapped, SwappedRows};
 use crate::session::load::Loading;
 use crate::spec::{CacheSpec, Mode};
 use crate::state::{PendingOffload, State};
@@ -19,7 +19,7 @@ const BLOCK_ROWS: usize = 64;
 
 /// Slots for a sequence that is swapped in.
 struct Placement {
-    place: Place,
+    place: MemoryLocation,
     /// By row: its slot.
     slots: Vec<usize>,
     /// The blocks whose rows are not in the cache: the index, and the rows.
@@ -116,7 +116,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Has the next step or [`update`](Self::update) store all sealed pages, so that other managers find prompts that
+    /// Has the next step or [`update`](Self::update) store all full pages of known tokens, so that other managers find prompts that
     /// begin with their tokens. Without it a page is stored when it is evicted.
     ///
     /// # Errors
@@ -170,7 +170,7 @@ impl Manager {
     }
 
     /// Gives a sequence its place, whose rows are written.
-    fn land(&mut self, seq: SeqId, place: Place, slots: &[usize], swapped: &Swapped) {
+    fn land(&mut self, seq: SeqId, place: MemoryLocation, slots: &[usize], swapped: &Swapped) {
         let (state, page_size) = (&mut self.state, self.spec.page_size());
         for (&slot, &token) in slots.iter().zip(&swapped.tokens) {
             state.prefix.slot_tokens_mut()[slot] = token;
@@ -218,7 +218,7 @@ fn land(
         let (start, reserved) = run.ok_or_else(|| state.no_slot(len))?;
         missing.extend(ranges(rows));
         return Ok(Placement {
-            place: Place::Run(start..start + reserved),
+            place: MemoryLocation::Run(start..start + reserved),
             slots: (start..start + len).collect(),
             missing,
         });
@@ -253,7 +253,7 @@ fn land(
         missing.push((i, range));
     }
     let slots = (0..len).map(|row| table[row / page_size] as usize * page_size + row % page_size).collect();
-    Ok(Placement { place: Place::Table(table), slots, missing })
+    Ok(Placement { place: MemoryLocation::Table(table), slots, missing })
 }
 
 /// The rows of each block.

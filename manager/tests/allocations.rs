@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode};
-use kvcache_testing::manager::copies::Copies;
+use kvcache_testing::manager::memory::Copies;
 
 thread_local! {
     /// Allocations that this thread has made, and their bytes.

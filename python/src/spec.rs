@@ -79,5 +79,5 @@ pub fn mode(spec: &Bound<'_, PyAny>, name: Option<&str>) -> PyResult<Mode> {
 /// # Errors
 /// `ManagerError` of kind `spec_name`.
 pub fn key_form(name: &str) -> PyResult<KeyForm> {
-    choice("key_form", name, &[("roped", KeyForm::Roped), ("raw", KeyForm::Raw)])
+    choice("key_form", name, &[("roped", KeyForm::Roped), ("raw", KeyForm::PreRope)])
 }

@@ -2,8 +2,7 @@
 
 #![expect(missing_docs, reason = "only tests read it: what a name says is not said again")]
 
-pub mod attention_call;
-pub mod attention_model;
+pub mod attention;
 pub mod backends;
 pub mod guarded;
 #[cfg(feature = "manager")]

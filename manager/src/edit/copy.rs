@@ -7,7 +7,7 @@ use kvcache_kernels::RowCopy;
 use super::Editor;
 use crate::error::Error;
 use crate::seq_id::SeqId;
-use crate::sequence::Place;
+use crate::sequence::MemoryLocation;
 use crate::spec::Mode;
 
 impl Editor<'_> {
@@ -106,7 +106,7 @@ impl Editor<'_> {
         let reserve = self.state.sequences[dst].reserve;
         let (start, len) = self.journal.take_run(self.state, need, reserve).ok_or_else(|| self.state.no_slot(need))?;
         self.copy(RowCopy { src: base, dst: start, len: need });
-        self.state.sequences[dst].place = Place::Run(start..start + len);
+        self.state.sequences[dst].place = MemoryLocation::Run(start..start + len);
         Ok(())
     }
 }

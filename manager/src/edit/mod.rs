@@ -4,7 +4,6 @@ mod copy;
 mod remove;
 mod self_extend;
 mod shift;
-mod window;
 
 pub use self_extend::self_extend_positions;
 pub use shift::ContextShift;

@@ -7,9 +7,30 @@ use kvcache_kernels::RowCopy;
 use super::Editor;
 use crate::error::Error;
 use crate::seq_id::SeqId;
-use crate::sequence::Place;
+use crate::sequence::MemoryLocation;
+use crate::spec::Mode;
 
 impl Editor<'_> {
+    /// Removes the rows of a sequence that no later token will see, in pages whole pages of them.
+    pub(crate) fn trim(&mut self, seq: SeqId) {
+        let Some(window) = self.spec.window() else { return };
+        let sequence = &self.state.sequences[seq];
+        let kept = (window + self.spec.slack()) as i64;
+        let mut rows = self.spec.sink()..sequence.positions.rows_before(sequence.positions.next() - kept + 1);
+        if let Mode::Paged { page_size } = self.spec.mode() {
+            rows = rows.start.next_multiple_of(page_size)..rows.end / page_size * page_size;
+        }
+        if rows.is_empty() {
+            return;
+        }
+        let gone = sequence.positions.at(rows.end - 1);
+        if let Err(error) = self.remove_for_good(seq, rows) {
+            unreachable!("whole pages, cells, and rows of a run leave without new ones: {error}");
+        }
+        let sequence = &mut self.state.sequences[seq];
+        sequence.gone = sequence.gone.max(Some(gone));
+    }
+
     /// Removes the rows of a sequence whose positions are in a range; gives how many they were.
     pub(crate) fn remove_positions(&mut self, seq: SeqId, positions: Range<i64>) -> Result<usize, Error> {
         let sequence = self.state.intact(seq)?;
@@ -38,10 +59,12 @@ impl Editor<'_> {
         let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.start);
         let sequence = &self.state.sequences[seq];
         match &sequence.place {
-            Place::Run(_) => self.slide(seq, rows.clone()),
-            Place::Table(_) if rows.end == sequence.len() => self.cut(seq, rows.start),
-            Place::Table(_) if rows.len().is_multiple_of(self.page_size()) => self.remove_pages(seq, rows.clone())?,
-            Place::Table(_) => self.close_up(seq, rows.clone())?,
+            MemoryLocation::Run(_) => self.slide(seq, rows.clone()),
+            MemoryLocation::Table(_) if rows.end == sequence.len() => self.cut(seq, rows.start),
+            MemoryLocation::Table(_) if rows.len().is_multiple_of(self.page_size()) => {
+                self.remove_pages(seq, rows.clone())?
+            }
+            MemoryLocation::Table(_) => self.close_up(seq, rows.clone())?,
         }
         let sequence = &mut self.state.sequences[seq];
         sequence.remove_positions(rows);
@@ -169,6 +192,6 @@ impl Editor<'_> {
             }
             start..end
         };
-        self.state.sequences[seq].place = Place::Run(reserved);
+        self.state.sequences[seq].place = MemoryLocation::Run(reserved);
     }
 }

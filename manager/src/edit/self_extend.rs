@@ -1,10 +1,10 @@
 //! Self-extend: neighboring tokens that are far behind share a position.
 
 use super::Editor;
+use crate::bits::zeros;
 use crate::error::Error;
 use crate::positions::MAX_POSITION;
 use crate::seq_id::SeqId;
-use crate::zeros::zeros;
 
 struct Grouping {
     /// The first position that is not grouped yet.

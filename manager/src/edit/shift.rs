@@ -101,7 +101,7 @@ impl Editor<'_> {
 
     /// Checks that the keys of a sequence can be rotated once more, where they have to be.
     pub(super) fn check_shiftable(&self, seq: SeqId) -> Result<(), Error> {
-        if self.spec.key_form() == KeyForm::Raw {
+        if self.spec.key_form() == KeyForm::PreRope {
             return Ok(());
         }
         if let Some(why) = self.spec.not_shiftable() {

@@ -24,7 +24,7 @@ pub enum FarPositions {
     /// Far rows keep their own positions.
     TrueDistance,
     /// Far rows are `local` - 1 in front of the first new token of the step, as the authors do it. Keys are stored
-    /// before rotary embedding ([`KeyForm::Raw`]), which the graph applies by `key_positions`.
+    /// before rotary embedding ([`KeyForm::PreRope`]), which the graph applies by `key_positions`.
     FarConstant,
     /// Every block is rotated once to the positions right behind the first tokens, and the other rows are kept below
     /// `n_ctx`: where these would pass it, they move back, right behind the positions of blocks (K-shift).
@@ -153,7 +153,7 @@ impl InfLlmConfig {
         }
         match self.positions {
             FarPositions::TrueDistance => Ok(()),
-            FarPositions::FarConstant if spec.key_form() == KeyForm::Raw => Ok(()),
+            FarPositions::FarConstant if spec.key_form() == KeyForm::PreRope => Ok(()),
             FarPositions::FarConstant => Err(InfLlmError::RotatedKeys.into()),
             FarPositions::FarFixed { n_ctx } => {
                 // Slots of a cache, so the sum does not overflow: one step of one token, and a shift moves rows.

@@ -27,7 +27,7 @@ fn scale_type(spec: &CacheSpec) -> Option<&'static str> {
 fn key_form(spec: &CacheSpec) -> &'static str {
     match spec.key_form() {
         KeyForm::Roped => "roped",
-        KeyForm::Raw => "raw",
+        KeyForm::PreRope => "raw",
     }
 }
 

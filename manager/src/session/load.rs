@@ -27,7 +27,7 @@ impl Manager {
     /// size and number of slots may be others. What is queued is done first, as by [`update`](Self::update).
     ///
     /// Rows are shared as they were, as far as the mode can: pages with the same rows, or cells. Full pages of known
-    /// tokens are sealed, and a prompt begins with pages that the prefix index has of it, but for its last token.
+    /// tokens are in the prefix index, and a prompt begins with pages that the prefix index has of it, but for its last token.
     ///
     /// All of the file is checked before a slot is written: it is read twice.
     ///

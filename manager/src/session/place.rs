@@ -9,7 +9,7 @@ use crate::journal::Journal;
 use crate::positions::Positions;
 use crate::prefix;
 use crate::seq_id::SeqId;
-use crate::sequence::Place;
+use crate::sequence::MemoryLocation;
 use crate::spec::{CacheSpec, KeyForm, Mode};
 use crate::state::State;
 
@@ -114,7 +114,7 @@ impl Placer<'_> {
                 _ => self.journal.take_cells(self.state, len).ok_or_else(|| self.state.no_slot(len))?,
             };
             self.placed.targets.extend((start..).zip(&sequence.rows).map(|(slot, &row)| Target { row, slot }));
-            self.create(sequence, Place::Run(start..start + len));
+            self.create(sequence, MemoryLocation::Run(start..start + len));
         }
         Ok(())
     }
@@ -170,7 +170,7 @@ impl Placer<'_> {
                     }
                 });
             }
-            self.create(sequence, Place::Table(table));
+            self.create(sequence, MemoryLocation::Table(table));
         }
         Ok(())
     }
@@ -219,7 +219,7 @@ impl Placer<'_> {
     }
 
     /// Adds a sequence whose slots are these, and seals its full pages.
-    fn create(&mut self, saved: &SavedSequence, place: Place) {
+    fn create(&mut self, saved: &SavedSequence, place: MemoryLocation) {
         let page_size = self.spec.page_size();
         let mut sequence = self.state.new_sequence(self.spec, Arc::from(&*saved.salt), 0);
         sequence.place = place;

@@ -75,7 +75,7 @@ impl Cache {
 #[test]
 fn far_fixed_positions_stay_below_n_ctx() -> Result<(), Error> {
     let rope = Rope::neox(HEAD_DIM, 100.0);
-    for (form, n_ctx) in [(KeyForm::Roped, 16), (KeyForm::Raw, 16), (KeyForm::Roped, 40)] {
+    for (form, n_ctx) in [(KeyForm::Roped, 16), (KeyForm::PreRope, 16), (KeyForm::Roped, 40)] {
         let config = InfLlmConfig { positions: FarPositions::FarFixed { n_ctx }, ..quest(3) };
         let mut cache = Cache::new(builder().rope(rope.clone()).key_form(form), config);
         let mut scratch = Memory::new(&cache.memory.spec);
@@ -128,7 +128,7 @@ fn far_fixed_positions_stay_below_n_ctx() -> Result<(), Error> {
 #[test]
 fn far_constant_positions_are_no_further_than_local_ones() -> Result<(), Error> {
     let config = InfLlmConfig { positions: FarPositions::FarConstant, ..quest(20) };
-    let mut cache = Cache::new(builder().key_form(KeyForm::Raw), config);
+    let mut cache = Cache::new(builder().key_form(KeyForm::PreRope), config);
     let seq = cache.infllm.create(None)?;
     cache.append(seq, &(0..9).map(row).collect::<Vec<_>>())?;
     let step = cache.infllm.begin_step(&[(seq, 2)], &mut cache.memory)?;
@@ -231,7 +231,7 @@ fn int4_keys_are_rotated_no_more_often_than_they_may() -> Result<(), Error> {
 #[test]
 fn a_saved_sequence_goes_on() -> Result<(), Error> {
     let fixed = |n_ctx| InfLlmConfig { positions: FarPositions::FarFixed { n_ctx }, ..quest(2) };
-    let cache = |config| Cache::new(builder().key_form(KeyForm::Raw).rope(Rope::neox(HEAD_DIM, 100.0)), config);
+    let cache = |config| Cache::new(builder().key_form(KeyForm::PreRope).rope(Rope::neox(HEAD_DIM, 100.0)), config);
     let mut first = cache(fixed(16));
     let seq = first.infllm.create(None)?;
     for token in 0..40 {
@@ -298,7 +298,7 @@ fn refusals() -> Result<(), Error> {
         ("static_scales", builder().cache_type(ElementType::Float8E4M3Fn), quest(2)),
         ("rotated_keys", builder(), far(FarPositions::FarConstant)),
         ("not_shiftable", builder(), far(FarPositions::FarFixed { n_ctx: 99 })),
-        ("spec_range", builder().key_form(KeyForm::Raw), far(FarPositions::FarFixed { n_ctx: 9 })),
+        ("spec_range", builder().key_form(KeyForm::PreRope), far(FarPositions::FarFixed { n_ctx: 9 })),
     ] {
         assert_eq!(kind(spec, config), expected);
     }

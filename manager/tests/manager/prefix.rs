@@ -3,8 +3,7 @@
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode, RowCopy, SeqId};
-use kvcache_testing::manager::copies::Copies;
-use kvcache_testing::manager::memory::{Faults, Memory};
+use kvcache_testing::manager::memory::{Copies, Faults, Memory};
 
 fn copies(manager: &Manager, appends: &[Append<'_>]) -> Vec<RowCopy> {
     let mut memory = Copies::default();
@@ -89,26 +88,28 @@ fn cached_pages_go_least_recently_used_first_and_the_last_of_a_sequence_first() 
 }
 
 #[test]
-fn a_page_that_a_copy_overwrote_before_the_memory_panicked_is_not_found() {
-    let mut manager = manager(3);
-    let old = prompt(&[10], 1);
-    // The sealed page 0 is cached; pages 1 and 2 are of a, the last one shared by b.
-    let (cached, _) = prefill(&mut manager, &old[..4]);
-    let a = manager.create();
-    manager.begin_step(&[Append::count(a, 6)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
-    manager.free(cached).unwrap();
-    let b = manager.fork(a).unwrap();
-    let mut memory = Memory::new(manager.spec());
-    memory.faults = Faults { fails_at: Some(0), panics: true };
-    let planned = manager.begin_step(&[Append::count(b, 1)]).unwrap();
-    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| planned.apply(&mut memory).map(drop)));
-    assert!(panicked.is_err());
-    assert_eq!(memory.log.overwritten, [0, 1]);
-    manager.check().unwrap();
-    assert_eq!((manager.seq_len(b).unwrap(), manager.stats().cached, manager.stats().free), (6, 0, 4));
-    manager.free(b).unwrap();
-    manager.free(a).unwrap();
-    assert_eq!(prefill(&mut manager, &old).1, 0);
+fn a_page_that_a_copy_overwrote_before_the_memory_failed_is_not_found() {
+    for panics in [false, true] {
+        let mut manager = manager(3);
+        let old = prompt(&[10], 1);
+        // The full page 0 is cached; pages 1 and 2 are of a, the last one shared by b.
+        let (cached, _) = prefill(&mut manager, &old[..4]);
+        let a = manager.create();
+        manager.begin_step(&[Append::count(a, 6)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
+        manager.free(cached).unwrap();
+        let b = manager.fork(a).unwrap();
+        let mut memory = Memory::new(manager.spec());
+        memory.faults = Faults { fails_at: Some(0), panics };
+        let planned = manager.begin_step(&[Append::count(b, 1)]).unwrap();
+        let applied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| planned.apply(&mut memory).map(drop)));
+        assert!(applied.map_or(panics, |applied| !panics && applied.is_err()));
+        assert_eq!(memory.log.overwritten, [0, 1]);
+        manager.check().unwrap();
+        assert_eq!((manager.seq_len(b).unwrap(), manager.stats().cached, manager.stats().free), (6, 0, 4));
+        manager.free(b).unwrap();
+        manager.free(a).unwrap();
+        assert_eq!(prefill(&mut manager, &old).1, 0);
+    }
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use kvcache_manager::Mode;
+use kvcache_testing::manager::cache::Cache;
 use kvcache_testing::manager::run::Run;
-use kvcache_testing::manager::script::{Cache, Operation, drawn, operations};
+use kvcache_testing::manager::script::{Operation, drawn, operations};
 use kvcache_testing::manager::store::Store;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::golden::{self, sequence};
-use crate::session::{Cache, Path, paged};
+use crate::sessions::Cache;
 
 fn made(mode: Mode) -> (Manager, Memory) {
     golden::made(golden::builder(1, 1, 4, 128).mode(mode).rope(Rope::neox(4, 1e4)))
@@ -96,15 +96,12 @@ fn refusals_change_nothing() -> Result<(), Error> {
 /// How far the groups go is a part of a sequence: a fork and a saved session have it, too.
 #[test]
 fn forks_and_sessions_go_on() -> Result<(), Error> {
-    let file = Path::new();
-    let spec = paged(4, 128);
-    let (mut cache, mut loaded) = (Cache::new(&spec), Cache::new(&spec));
+    let (mut cache, mut loaded) = (Cache::paged(4, 128), Cache::paged(4, 128));
     let seq = sequence(&mut cache.manager, &mut cache.memory, 11);
     cache.manager.self_extend(seq, 2, 4)?;
     let fork = cache.manager.fork(seq)?;
     cache.manager.update(&mut cache.memory)?;
-    cache.manager.save_seq(file.file(), &cache.memory, seq)?;
-    let saved = loaded.manager.load_seq(file.file(), &mut loaded.memory, 0)?;
+    let saved = loaded.load(&cache.save())[0];
     let grown = |cache: &mut Cache, seq| {
         cache.manager.begin_step(&[Append::count(seq, 9)])?.apply(&mut cache.memory)?.commit();
         cache.manager.self_extend(seq, 2, 4)?;

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 
 use kvcache_conformance::Tensor;
-use kvcache_manager::op::{Serial, Shape, TensorMut};
+use kvcache_conformance::backends::write;
+use kvcache_manager::op::Serial;
 use kvcache_manager::{CacheMemory, CacheSpec, HostMemory, MemoryError, Rope, Rotation, RowCopy};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -62,8 +63,8 @@ impl Memory {
     }
 
     fn host(&mut self) -> HostMemory<'_> {
-        let scale = self.scale.as_mut().map(tensor);
-        HostMemory::new(&self.spec, tensor(&mut self.cache), scale, &Serial).unwrap()
+        let scale = self.scale.as_mut().map(write);
+        HostMemory::new(&self.spec, write(&mut self.cache), scale, &Serial).unwrap()
     }
 
     /// Counts a call; whether it is the one that fails.
@@ -126,8 +127,29 @@ impl CacheMemory for Memory {
     }
 }
 
-pub fn tensor(tensor: &mut Tensor) -> TensorMut<'_> {
-    let shape: Shape = tensor.shape().into();
-    // SAFETY: the tensor owns aligned bytes of its type and shape, borrowed mutably as long as the result lives.
-    unsafe { TensorMut::from_raw_parts(tensor.element(), shape, tensor.bytes_mut().as_mut_ptr()) }
+/// Keeps the copies that it is asked for; has no other use.
+#[derive(Debug, Default)]
+pub struct Copies(pub Vec<RowCopy>);
+
+impl CacheMemory for Copies {
+    fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError> {
+        self.0.extend_from_slice(copies);
+        Ok(())
+    }
+
+    fn rotate_keys(&mut self, _: &[Rotation], _: &Rope) -> Result<(), MemoryError> {
+        Err("there are no keys".into())
+    }
+
+    fn read_rows(&self, _: &[usize], _: &mut [u8]) -> Result<(), MemoryError> {
+        Err("there are no rows".into())
+    }
+
+    fn write_rows(&mut self, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
+        Err("there are no rows".into())
+    }
+
+    fn write_layer_rows(&mut self, _: usize, _: &[usize], _: &[u8]) -> Result<(), MemoryError> {
+        Err("there are no rows".into())
+    }
 }

@@ -1,19 +1,23 @@
 //! The manager's naive model, and scripts of operations that a manager and the model run side by side.
 //!
-//! `sequences` has the rules of the specification on plain vectors, and `rows` what a row's bytes are. A [`script`]'s
-//! operations are drawn from [`Unstructured`](kvcache_conformance::random::Unstructured): a seed, or a fuzzer's bytes. A
-//! [`run::Run`] does each on both, refusals included, and compares all that the specification's section on tests names.
+//! ```text
+//! rows      what a row's bytes are                model     the specification's rules, on plain vectors of rows
+//! cache     a random cache, for both              script    random operations, from a seed or a fuzzer's bytes
+//! memory    bytes that fail on request            store     blocks that are lost, cut or altered on request
+//!
+//! run       apply(operation): the model predicts the result or the refusal, the manager acts, the two are compared;
+//!           `step` is the largest operation, and `sessions` those that leave the cache and come back
+//! check     after each operation: positions, slots, figures and bytes of manager and model are equal
+//! ```
 
+pub mod cache;
 pub mod check;
-pub mod copies;
 pub mod memory;
-pub mod outputs;
-pub mod refusals;
+pub mod model;
+mod outputs;
 pub mod rows;
 pub mod run;
 pub mod script;
-pub mod sequences;
-pub mod sessions;
-pub mod step;
+mod sessions;
+mod step;
 pub mod store;
-pub mod types;

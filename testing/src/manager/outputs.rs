@@ -3,13 +3,14 @@
 use std::rc::Rc;
 
 use half::f16;
-use kvcache_manager::op::{ElementType, KeyValueCache, Outputs, Serial, TensorMut};
+use kvcache_conformance::Tensor;
+use kvcache_conformance::backends::{read, write};
+use kvcache_manager::op::{ElementType, KeyValueCache, Outputs, Serial};
 use kvcache_manager::{MaskSpec, MaskWindow, Step};
-use ndarray::{Array3, ArrayD};
+use ndarray::ArrayD;
 
-use crate::manager::memory::{Memory, tensor};
-use crate::manager::rows::RowFormat;
-use crate::manager::types::TYPES;
+use crate::manager::memory::Memory;
+use crate::manager::rows::{RowFormat, TYPES};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
@@ -25,7 +26,7 @@ pub struct Key {
     pub bytes: Option<Rc<[u8]>>,
 }
 
-pub fn t1(format: &RowFormat) -> ElementType {
+fn t1(format: &RowFormat) -> ElementType {
     let (_, _, t3, t2) = TYPES[format.types];
     if t3.is_none() && t2 == ElementType::Int8 { ElementType::Int8 } else { ElementType::Float32 }
 }
@@ -44,41 +45,38 @@ pub fn run_operator(
     cachestarts.mapv_inplace(|start| if start == -1 { i64::MIN } else { start });
     let mut inputs = step.layers_inputs();
     inputs.cachestarts = (&cachestarts).into();
-    let (cache, scale) = (tensor(&mut memory.cache), memory.scale.as_mut().map(tensor));
-    let mut layers = op.check_layers(t1(format), &inputs, cache, scale).unwrap();
-    let (num_heads, head_dim) = (format.num_heads, format.head_dim);
+    let t1 = t1(format);
+    let (cache, scale) = (write(&mut memory.cache), memory.scale.as_mut().map(write));
+    let mut layers = op.check_layers(t1, &inputs, cache, scale).unwrap();
+    let len = format.num_heads * format.head_dim;
     let decoded: Vec<Option<Vec<f32>>> =
         keys.iter().map(|key| key.bytes.as_ref().map(|bytes| format.decode(bytes))).collect();
     for layer in 0..format.num_layer {
-        let part =
-            |row: &[f32], kv: usize| row[(layer * 2 + kv) * num_heads * head_dim..][..num_heads * head_dim].to_vec();
-        let current = [0, 1].map(|kv| {
-            let values = current.iter().flat_map(|row| part(row, kv)).collect();
-            Array3::from_shape_vec((current.len(), num_heads, head_dim), values).unwrap()
+        let part = |row: &[f32], kv: usize| bytes(t1, &row[(layer * 2 + kv) * len..][..len]);
+        let [current_key, current_value] = [0, 1].map(|kv| {
+            let shape = vec![current.len(), format.num_heads, format.head_dim];
+            let rows: Vec<u8> = current.iter().flat_map(|row| part(row, kv)).collect();
+            Tensor::new(t1, shape, &rows).unwrap()
         });
-        let shape = layers.output_shape();
-        let got = if t1(format) == ElementType::Int8 {
-            let current = current.map(|rows| rows.mapv(|x| x as i8));
-            let mut got = [Array3::<i8>::zeros(shape), Array3::<i8>::zeros(shape)];
-            let [key, value] = got.each_mut().map(TensorMut::from);
-            let call = layers.layer(layer, &(&current[0]).into(), &(&current[1]).into()).unwrap();
-            call.run(Outputs { key, value }, &Serial).unwrap();
-            got.map(|rows| rows.mapv(f32::from))
-        } else {
-            let mut got = [Array3::<f32>::zeros(shape), Array3::<f32>::zeros(shape)];
-            let [key, value] = got.each_mut().map(TensorMut::from);
-            let call = layers.layer(layer, &(&current[0]).into(), &(&current[1]).into()).unwrap();
-            call.run(Outputs { key, value }, &Serial).unwrap();
-            got
-        };
+        let mut got = [(); 2].map(|()| Tensor::zeros(t1, layers.output_shape().to_vec()).unwrap());
+        let [key, value] = got.each_mut().map(write);
+        let call = layers.layer(layer, &read(&current_key), &read(&current_value)).unwrap();
+        call.run(Outputs { key, value }, &Serial).unwrap();
         for (kv, got) in got.iter().enumerate() {
             assert_eq!(got.shape()[0], keys.len());
-            for (t, row) in got.outer_iter().enumerate() {
-                let Some(expected) = &decoded[t] else { continue };
-                let same = row.iter().map(|x| x.to_bits()).eq(part(expected, kv).iter().map(|x| x.to_bits()));
-                assert!(same, "row {t} of layer {layer}, key/value {kv}, is another");
+            for (t, (row, expected)) in got.bytes().chunks(t1.byte_len(len)).zip(&decoded).enumerate() {
+                let is_equal = expected.as_ref().is_none_or(|expected| part(expected, kv) == row);
+                assert!(is_equal, "row {t} of layer {layer}, key/value {kv}, is another");
             }
         }
+    }
+}
+
+/// Numbers in the type of the operator's inputs.
+fn bytes(t1: ElementType, values: &[f32]) -> Vec<u8> {
+    match t1 {
+        ElementType::Int8 => values.iter().map(|&x| x as i8 as u8).collect(),
+        _ => values.iter().flat_map(|x| x.to_ne_bytes()).collect(),
     }
 }
 

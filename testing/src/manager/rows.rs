@@ -2,11 +2,35 @@
 //! knows of slots or layouts, and the rotation shares no code with the kernels: only the codec of a quantized head is
 //! theirs.
 
-use half::f16;
+use std::ops::Range;
+
 use kvcache_kernels::quantize::HeadCodec;
+use kvcache_kernels::{read_floats, write_floats};
+use kvcache_manager::CacheSpecBuilder;
 use kvcache_manager::schema::{ElementType, QuantBit};
 
-use crate::manager::types::TYPES;
+/// Every type of a cache and its scales; without scales the first two are not used.
+pub const TYPES: [(QuantBit, usize, Option<ElementType>, ElementType); 8] = {
+    use ElementType::{Float8E4M3Fn, Float16, Float32, Int4, Int8};
+    [
+        (QuantBit::Eight, 0, None, Float32),
+        (QuantBit::Eight, 0, None, Float16),
+        (QuantBit::Eight, 0, None, Int8),
+        (QuantBit::Eight, 2, Some(Float32), Int8),
+        (QuantBit::Eight, 4, Some(Float16), Int8),
+        (QuantBit::Four, 4, Some(Float32), Int4),
+        (QuantBit::Four, 2, Some(Float16), Int4),
+        (QuantBit::Float8, 4, Some(Float16), Float8E4M3Fn),
+    ]
+};
+
+pub fn with_types(builder: CacheSpecBuilder, types: usize) -> CacheSpecBuilder {
+    let (bit, group, scale_type, cache_type) = TYPES[types];
+    match scale_type {
+        Some(scale_type) => builder.quantized(bit, group, scale_type),
+        None => builder.cache_type(cache_type),
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowFormat {
@@ -45,10 +69,6 @@ impl Turns {
 }
 
 impl RowFormat {
-    fn scale_type(&self) -> Option<ElementType> {
-        TYPES[self.types].2
-    }
-
     fn codec(&self) -> HeadCodec {
         HeadCodec { bits: TYPES[self.types].0, group: TYPES[self.types].1 }
     }
@@ -58,95 +78,69 @@ impl RowFormat {
     }
 
     fn head_len(&self) -> usize {
-        match TYPES[self.types].3 {
-            ElementType::Float32 => 4 * self.head_dim,
-            ElementType::Float16 => 2 * self.head_dim,
-            ElementType::Int4 => self.head_dim / 2,
-            _ => self.head_dim,
-        }
+        TYPES[self.types].3.byte_len(self.head_dim)
     }
 
     fn scale_len(&self) -> usize {
-        let scales = |size: usize| self.head_dim / self.codec().group * size;
-        self.scale_type().map_or(0, |t3| scales(if t3 == ElementType::Float32 { 4 } else { 2 }))
+        let (_, group, scale_type, _) = TYPES[self.types];
+        scale_type.map_or(0, |scale_type| scale_type.byte_len(self.head_dim / group))
     }
 
     pub fn row_len(&self) -> usize {
         self.heads() * (self.head_len() + self.scale_len())
     }
 
-    /// Where head `h` of a layer's keys (0) or values (1) is in a row: its elements and its scales.
-    fn head(&self, layer: usize, kv: usize, h: usize) -> [std::ops::Range<usize>; 2] {
-        let head = (layer * 2 + kv) * self.num_heads + h;
+    /// Where a head is in a row: its elements and its scales. Heads are counted along layers, keys before values.
+    fn head(&self, head: usize) -> [Range<usize>; 2] {
         let range = |at: usize, len: usize| at + head * len..at + (head + 1) * len;
         [range(0, self.head_len()), range(self.heads() * self.head_len(), self.scale_len())]
     }
 
     pub fn encode(&self, values: &[f32]) -> Vec<u8> {
         let mut row = vec![0; self.row_len()];
-        for (i, head) in values.chunks(self.head_dim).enumerate() {
-            let (layer, kv, h) = (i / self.num_heads / 2, i / self.num_heads % 2, i % self.num_heads);
-            self.encode_head(&mut row, self.head(layer, kv, h), head);
-        }
+        values.chunks(self.head_dim).enumerate().for_each(|(head, values)| self.encode_head(&mut row, head, values));
         row
     }
 
     /// The keys and values that a load gives for a row.
     pub fn decode(&self, row: &[u8]) -> Vec<f32> {
-        let decode = |i: usize| {
-            self.decode_head(row, &self.head(i / self.num_heads / 2, i / self.num_heads % 2, i % self.num_heads))
-        };
-        (0..self.heads()).flat_map(decode).collect()
+        (0..self.heads()).flat_map(|head| self.decode_head(row, head)).collect()
     }
 
-    fn encode_head(&self, row: &mut [u8], [cells, scales]: [std::ops::Range<usize>; 2], head: &[f32]) {
-        let quantized = |row: &mut [u8], write: &dyn Fn(&mut [u8]) -> Vec<u8>| {
-            let encoded = write(&mut row[cells.clone()]);
-            row[scales.clone()].copy_from_slice(&encoded);
-        };
-        let codec = self.codec();
-        match (self.scale_type(), TYPES[self.types].3) {
-            (Some(ElementType::Float32), _) => quantized(row, &|codes| {
-                let mut scales = vec![0.0_f32; head.len() / codec.group];
-                codec.encode(head, codes, &mut scales);
-                scales.iter().flat_map(|scale| scale.to_le_bytes()).collect()
-            }),
-            (Some(_), _) => quantized(row, &|codes| {
-                let mut scales = vec![f16::ZERO; head.len() / codec.group];
-                codec.encode(head, codes, &mut scales);
-                scales.iter().flat_map(|scale| scale.to_le_bytes()).collect()
-            }),
-            (None, ElementType::Float32) => {
-                let bytes: Vec<u8> = head.iter().flat_map(|x| x.to_le_bytes()).collect();
-                row[cells].copy_from_slice(&bytes);
+    fn encode_head(&self, row: &mut [u8], head: usize, values: &[f32]) {
+        let ([cells, scales], (_, group, scale_type, cache_type)) = (self.head(head), TYPES[self.types]);
+        match scale_type {
+            Some(scale_type) => {
+                let mut of_groups = vec![0.0_f32; values.len() / group];
+                self.codec().encode(values, &mut row[cells], &mut of_groups);
+                write_floats(scale_type, &of_groups, &mut row[scales]);
             }
-            (None, ElementType::Float16) => {
-                let bytes: Vec<u8> = head.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
-                row[cells].copy_from_slice(&bytes);
+            None if cache_type == ElementType::Int8 => {
+                row[cells].iter_mut().zip(values).for_each(|(cell, &x)| *cell = x as i8 as u8);
             }
-            (None, _) => {
-                let bytes: Vec<u8> = head.iter().map(|&x| x as i8 as u8).collect();
-                row[cells].copy_from_slice(&bytes);
-            }
+            None => write_floats(cache_type, values, &mut row[cells]),
         }
     }
 
-    fn decode_head(&self, row: &[u8], [cells, scales]: &[std::ops::Range<usize>; 2]) -> Vec<f32> {
-        let (cells, scales) = (&row[cells.clone()], &row[scales.clone()]);
-        let mut head = vec![0.0_f32; self.head_dim];
-        let f32s = |bytes: &[u8]| -> Vec<f32> {
-            bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
-        };
-        let f16s =
-            |bytes: &[u8]| -> Vec<f16> { bytes.chunks_exact(2).map(|x| f16::from_le_bytes([x[0], x[1]])).collect() };
-        match (self.scale_type(), TYPES[self.types].3) {
-            (Some(ElementType::Float32), _) => self.codec().decode(cells, &f32s(scales), &mut head),
-            (Some(_), _) => self.codec().decode(cells, &f16s(scales), &mut head),
-            (None, ElementType::Float32) => head = f32s(cells),
-            (None, ElementType::Float16) => head = f16s(cells).iter().map(|x| x.to_f32()).collect(),
-            (None, _) => head = cells.iter().map(|&x| f32::from(x as i8)).collect(),
+    fn decode_head(&self, row: &[u8], head: usize) -> Vec<f32> {
+        let ([cells, scales], (_, group, scale_type, cache_type)) = (self.head(head), TYPES[self.types]);
+        let mut values = vec![0.0_f32; self.head_dim];
+        match scale_type {
+            Some(scale_type) => {
+                let mut of_groups = vec![0.0_f32; self.head_dim / group];
+                read_floats(scale_type, &row[scales], &mut of_groups);
+                self.codec().decode(&row[cells], &of_groups, &mut values);
+                // A code times its scale is rounded to the scale's type.
+                let mut rounded = vec![0; scale_type.byte_len(values.len())];
+                write_floats(scale_type, &values, &mut rounded);
+                read_floats(scale_type, &rounded, &mut values);
+            }
+            None if cache_type == ElementType::Int8 => {
+                values.iter_mut().zip(&row[cells]).for_each(|(x, &cell)| *x = f32::from(cell as i8));
+            }
+            None => read_floats(cache_type, &row[cells], &mut values),
         }
-        head
+        values
     }
 
     /// The K-shift of a row by `delta` positions; values keep their bytes, and so does a row of delta 0.
@@ -154,13 +148,11 @@ impl RowFormat {
         if delta == 0 {
             return;
         }
-        for layer in 0..self.num_layer {
-            for h in 0..self.num_heads {
-                let at = self.head(layer, 0, h);
-                let mut head = self.decode_head(row, &at);
-                turns.turn(&mut head, delta);
-                self.encode_head(row, at, &head);
-            }
+        let keys = (0..self.heads()).filter(|head| (head / self.num_heads).is_multiple_of(2));
+        for head in keys {
+            let mut values = self.decode_head(row, head);
+            turns.turn(&mut values, delta);
+            self.encode_head(row, head, &values);
         }
     }
 

@@ -7,13 +7,10 @@ use std::rc::Rc;
 use kvcache_manager::op::{Backend, KeyValueCache};
 use kvcache_manager::{CacheSpec, ContextShift, Create, Error, Manager, Mode, SeqId};
 
+use crate::manager::cache::Cache;
 use crate::manager::memory::{Faults, Log, Memory};
-use crate::manager::script::{Cache, End, NewRows, Operation, Span};
-use crate::manager::sequences::{Context, Edit, Model, Sequence, range};
-
-pub const NUM_LAYER: usize = 2;
-pub const NUM_HEADS: usize = 2;
-pub const HEAD_DIM: usize = 8;
+use crate::manager::model::{Context, Edit, Model, Sequence, range};
+use crate::manager::script::{End, NewRows, Operation, Span};
 
 const NO_ROOM: [&str; 2] = ["out_of_pages", "no_slot"];
 
@@ -344,7 +341,7 @@ impl Run {
         let tags: Vec<u64> = match known {
             Some(tokens) => {
                 let all = [&sequence.tokens[..], tokens].concat();
-                let tag = |len: usize| crate::manager::sequences::tag(sequence.salt, &all[..len]);
+                let tag = |len: usize| crate::manager::model::tag(sequence.salt, &all[..len]);
                 (sequence.tokens.len() + 1..=all.len()).map(tag).collect()
             }
             None => (0..n as u64).map(|i| self.tags + i).collect(),

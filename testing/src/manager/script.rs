@@ -1,30 +1,11 @@
-//! Random caches, and random operations on them.
+//! Random operations.
 
 use kvcache_conformance::random::Unstructured;
 use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{MAX_POSITION, Mode};
 use proptest::prelude::*;
 
-use crate::manager::rows::Turns;
-use crate::manager::sequences::Window;
-use crate::manager::types::TYPES;
-
-#[derive(Debug, Clone)]
-pub struct Cache {
-    pub layout: CacheLayout,
-    pub types: usize,
-    pub mode: Mode,
-    pub max_t: usize,
-    pub max_pages: Option<usize>,
-    pub prefix_sharing: bool,
-    pub window: Option<Window>,
-    pub turns: Option<Turns>,
-    pub raw: bool,
-    /// As the specification's default, none, or so many.
-    pub shift_limit: Option<Option<u32>>,
-    pub pad: usize,
-    pub defrag_threshold: Option<f64>,
-}
+use crate::manager::cache::{modes, some};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
@@ -79,16 +60,6 @@ impl Span {
 const FAR: [i64; 8] =
     [0, -1, MAX_POSITION, MAX_POSITION + 1, MAX_POSITION - 3, i64::MAX, i64::MIN, i64::MAX - MAX_POSITION];
 
-/// A value, so many times out of so many.
-fn some<T>(
-    entropy: &mut Unstructured,
-    times: usize,
-    of: usize,
-    draw: impl FnOnce(&mut Unstructured) -> T,
-) -> Option<T> {
-    (entropy.below(of) < times).then(|| draw(entropy))
-}
-
 /// One operation. Sequences are chosen by number, modulo those that there are.
 #[derive(Debug, Clone)]
 pub enum Operation {
@@ -128,63 +99,8 @@ pub enum Operation {
     Copy(usize, i64, LoadFault),
 }
 
-pub type LoadFault = Option<usize>;
-
-fn modes(entropy: &mut Unstructured) -> Mode {
-    match entropy.below(7) {
-        0..3 => Mode::Paged { page_size: entropy.pick(&[1, 2, 3, 16]) },
-        3 | 4 => Mode::Runs,
-        _ => Mode::Cells,
-    }
-}
-
-impl Cache {
-    pub fn draw(entropy: &mut Unstructured) -> Self {
-        let (mode, size) = (modes(entropy), entropy.within(4, 23));
-        let max_t = match mode {
-            // The last slots are no whole page.
-            Mode::Paged { page_size } => size * page_size + page_size / 2,
-            // Enough for fragmentation to be counted, sometimes.
-            _ => 8 * size,
-        };
-        let paged = matches!(mode, Mode::Paged { .. });
-        Self {
-            layout: entropy.pick(&CacheLayout::ALL),
-            types: entropy.below(TYPES.len()),
-            mode,
-            max_t,
-            max_pages: some(entropy, 1, 5, |entropy| entropy.within(3, 9).min(max_t)).filter(|_| paged),
-            prefix_sharing: paged && entropy.below(10) < 7,
-            window: some(entropy, 3, 10, |entropy| {
-                let width = entropy.within(1, 11);
-                Window { width, sink: entropy.below(5), slack: entropy.below(4).max(2_usize.saturating_sub(width)) }
-            }),
-            turns: some(entropy, 9, 10, |entropy| Turns {
-                n_rot: entropy.pick(&[2, 4, 6, 8]),
-                base: entropy.pick(&[1e4, 5e5]),
-                scale: entropy.pick(&[1.0, 0.25]),
-                neox: entropy.one_in(2),
-            }),
-            raw: entropy.one_in(5),
-            shift_limit: entropy.pick(&[None, Some(None), Some(Some(2))]),
-            pad: entropy.pick(&[4, 32]),
-            defrag_threshold: some(entropy, 1, 5, |entropy| entropy.pick(&[0.0, 0.3])),
-        }
-    }
-
-    /// A small cache of pages of which prompts share the prefixes.
-    pub fn draw_of_prefixes(entropy: &mut Unstructured) -> Self {
-        let page_size = entropy.pick(&[2, 4]);
-        Self {
-            mode: Mode::Paged { page_size },
-            max_t: page_size * entropy.within(5, 11),
-            max_pages: None,
-            prefix_sharing: true,
-            window: None,
-            ..Self::draw(entropy)
-        }
-    }
-}
+/// The call of a memory that fails while sequences are saved and loaded, and whether it panics.
+pub type LoadFault = Option<(usize, bool)>;
 
 impl End {
     fn draw(entropy: &mut Unstructured) -> Self {
@@ -215,7 +131,7 @@ impl NewRows {
 
 impl Operation {
     pub fn draw(entropy: &mut Unstructured) -> Self {
-        let fault = |entropy: &mut Unstructured| some(entropy, 3, 10, |entropy| entropy.below(4));
+        let fault = |entropy: &mut Unstructured| some(entropy, 3, 10, |entropy| (entropy.below(4), entropy.one_in(4)));
         let (which, seq) = (entropy.below(37), entropy.below(8));
         match which {
             0..14 => {
@@ -282,7 +198,10 @@ impl Operation {
                 };
                 Self::Step(rows, end)
             }
-            _ => Self::Copy(seq, entropy.below(3) as i64, some(entropy, 1, 2, |entropy| entropy.below(3))),
+            _ => {
+                let fault = some(entropy, 1, 2, |entropy| (entropy.below(3), entropy.one_in(4)));
+                Self::Copy(seq, entropy.below(3) as i64, fault)
+            }
         }
     }
 }

@@ -1,17 +1,32 @@
-//! Sequences that are saved, and loaded into the same cache or into another; and those that leave
-//! the cache for a store and come back.
+//! Sequences that are saved, and loaded into the same cache or into another one; and sequences that leave the cache for a
+//! store and come back.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{Error, Manager, Mode};
 use tempfile::TempDir;
 
-use crate::manager::memory::Memory;
+use crate::manager::cache::Cache;
+use crate::manager::memory::{Faults, Memory};
+use crate::manager::model::{Model, Sequence};
 use crate::manager::run::{Run, operator};
-use crate::manager::script::{Cache, LoadFault};
-use crate::manager::sequences::{Model, Sequence};
+use crate::manager::script::LoadFault;
 use crate::manager::store::Store;
+
+fn faults(fault: LoadFault) -> Faults {
+    fault.map_or_else(Faults::default, |(call, panics)| Faults { fails_at: Some(call), panics })
+}
+
+/// What a load gives, or its error: none where the memory has panicked.
+fn load<T>(load: impl FnOnce() -> Result<T, Error>) -> Result<T, Option<Error>> {
+    catch_unwind(AssertUnwindSafe(load)).map_or(Err(None), |loaded| loaded.map_err(Some))
+}
+
+fn is_of_memory(error: Option<&Error>) -> bool {
+    error.is_none_or(|error| error.kind() == "memory")
+}
 
 impl Run {
     /// Saving is refused while something is queued; nothing is written then.
@@ -30,7 +45,7 @@ impl Run {
         let path = directory.path().join("session");
         self.drained(&directory);
         self.memory = self.fresh_memory();
-        self.memory.faults.fails_at = fault;
+        self.memory.faults = faults(fault);
         let before = self.manager.clone();
         if let Err(error) = self.manager.save(&path, &self.memory) {
             assert!(error.kind() == "memory" && fault.is_some() && !path.exists(), "{error}");
@@ -57,13 +72,13 @@ impl Run {
         }
         let mut manager = Manager::new(larger.spec()).unwrap();
         let mut memory = Memory::new(manager.spec());
-        memory.faults.fails_at = fault;
-        let mut loaded = manager.load(&path, &mut memory);
+        memory.faults = faults(fault);
+        let mut loaded = load(|| manager.load(&path, &mut memory));
         if let Err(error) = &loaded {
-            assert!(error.kind() == "memory" && fault.is_some(), "{error}");
+            assert!(is_of_memory(error.as_ref()) && fault.is_some(), "{error:?}");
             assert!(manager == Manager::new(larger.spec()).unwrap(), "a load that failed has changed the manager");
             memory = Memory::new(manager.spec());
-            loaded = manager.load(&path, &mut memory);
+            loaded = load(|| manager.load(&path, &mut memory));
         }
         let ids = loaded.unwrap();
         (memory.faults, memory.calls) = Default::default();
@@ -79,7 +94,13 @@ impl Run {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("session");
         self.drained(&directory);
-        self.manager.save_seq(&path, &self.memory, self.ids[seq]).unwrap();
+        // Among all others, whose rows it may share, or alone.
+        let index = if self.has_store { 0 } else { seq };
+        let saved = match index {
+            0 => self.manager.save_seq(&path, &self.memory, self.ids[seq]),
+            _ => self.manager.save(&path, &self.memory),
+        };
+        saved.unwrap();
         let saved = Model::saved(&self.model.seqs[seq]);
         // Loading does what is queued.
         self.add(seq, 0, -1, delta);
@@ -89,17 +110,17 @@ impl Run {
         drained.update(&mut drained_memory).unwrap();
         let calls_of_update = drained_memory.calls.get();
         self.memory = self.fresh_memory();
-        self.memory.faults.fails_at = fault;
+        self.memory.faults = faults(fault);
         self.all_sealed &= rows < stats.free;
-        match self.manager.load_seq(&path, &mut self.memory, 0) {
+        match load(|| self.manager.load_seq(&path, &mut self.memory, index)) {
             Ok(id) => {
                 self.model.drain();
                 self.model.seqs.push(saved);
                 self.ids.push(id);
                 self.memory = self.fresh_memory();
             }
-            Err(error) if error.kind() == "memory" => {
-                let call = fault.unwrap();
+            Err(error) if is_of_memory(error.as_ref()) => {
+                let (call, _) = fault.unwrap();
                 if call < calls_of_update {
                     return self.lose();
                 }
@@ -116,13 +137,14 @@ impl Run {
                 let exact = self.cache.page_size() + rows < stats.free;
                 assert!(!exact || self.manager == drained, "a load that failed has changed the manager");
             }
-            Err(error) => {
+            Err(Some(error)) => {
                 self.memory = self.fresh_memory();
                 assert!(["no_slot", "no_room"].contains(&error.kind()), "{error}");
                 let room = if self.cache.paged() { stats.free + stats.cached } else { stats.largest_free_run };
                 assert!(rows.next_multiple_of(self.cache.page_size()) > room, "there was room for {rows}: {error}");
                 assert!(self.manager == before, "a refused load has changed the manager");
             }
+            Err(None) => unreachable!("a panic is the memory's"),
         }
     }
 }

@@ -4,12 +4,13 @@ use std::collections::HashSet;
 
 use kvcache_manager::{Append, Error, MAX_POSITION, Manager, Mode, SeqId, Step, find_slot};
 
+use crate::manager::cache::Cache;
+use crate::manager::check::refuses_all_else;
 use crate::manager::memory::Memory;
+use crate::manager::model::Row;
 use crate::manager::outputs::{Key, Query, check_masks, run_operator};
-use crate::manager::refusals::refuses_all_else;
 use crate::manager::run::{NewRow, Run};
-use crate::manager::script::{Cache, End, NewRows};
-use crate::manager::sequences::Row;
+use crate::manager::script::{End, NewRows};
 
 pub struct Planned {
     pub seq: usize,

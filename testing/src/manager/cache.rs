@@ -1,0 +1,142 @@
+//! A random cache, and what it is to a manager and to the model.
+
+use kvcache_conformance::random::Unstructured;
+use kvcache_manager::schema::CacheLayout;
+use kvcache_manager::{CacheSpec, Geometry, KeyForm, Mode, Rope};
+
+use crate::manager::model::{Rules, Window};
+use crate::manager::rows::{RowFormat, TYPES, Turns, default_shift_limit, with_types};
+
+const NUM_LAYER: usize = 2;
+const NUM_HEADS: usize = 2;
+const HEAD_DIM: usize = 8;
+
+#[derive(Debug, Clone)]
+pub struct Cache {
+    pub layout: CacheLayout,
+    pub types: usize,
+    pub mode: Mode,
+    pub max_t: usize,
+    pub max_pages: Option<usize>,
+    pub prefix_sharing: bool,
+    pub window: Option<Window>,
+    pub turns: Option<Turns>,
+    pub raw: bool,
+    /// As the specification's default, none, or so many.
+    pub shift_limit: Option<Option<u32>>,
+    pub pad: usize,
+    pub defrag_threshold: Option<f64>,
+}
+
+/// A value, so many times out of so many.
+pub(super) fn some<T>(
+    entropy: &mut Unstructured,
+    times: usize,
+    of: usize,
+    draw: impl FnOnce(&mut Unstructured) -> T,
+) -> Option<T> {
+    (entropy.below(of) < times).then(|| draw(entropy))
+}
+
+pub(super) fn modes(entropy: &mut Unstructured) -> Mode {
+    match entropy.below(7) {
+        0..3 => Mode::Paged { page_size: entropy.pick(&[1, 2, 3, 16]) },
+        3 | 4 => Mode::Runs,
+        _ => Mode::Cells,
+    }
+}
+
+impl Cache {
+    pub fn draw(entropy: &mut Unstructured) -> Self {
+        let (mode, size) = (modes(entropy), entropy.within(4, 23));
+        let max_t = match mode {
+            // The last slots are no whole page.
+            Mode::Paged { page_size } => size * page_size + page_size / 2,
+            // Enough for fragmentation to be counted, sometimes.
+            _ => 8 * size,
+        };
+        let paged = matches!(mode, Mode::Paged { .. });
+        Self {
+            layout: entropy.pick(&CacheLayout::ALL),
+            types: entropy.below(TYPES.len()),
+            mode,
+            max_t,
+            max_pages: some(entropy, 1, 5, |entropy| entropy.within(3, 9).min(max_t)).filter(|_| paged),
+            prefix_sharing: paged && entropy.below(10) < 7,
+            window: some(entropy, 3, 10, |entropy| {
+                let width = entropy.within(1, 11);
+                Window { width, sink: entropy.below(5), slack: entropy.below(4).max(2_usize.saturating_sub(width)) }
+            }),
+            turns: some(entropy, 9, 10, |entropy| Turns {
+                n_rot: entropy.pick(&[2, 4, 6, 8]),
+                base: entropy.pick(&[1e4, 5e5]),
+                scale: entropy.pick(&[1.0, 0.25]),
+                neox: entropy.one_in(2),
+            }),
+            raw: entropy.one_in(5),
+            shift_limit: entropy.pick(&[None, Some(None), Some(Some(2))]),
+            pad: entropy.pick(&[4, 32]),
+            defrag_threshold: some(entropy, 1, 5, |entropy| entropy.pick(&[0.0, 0.3])),
+        }
+    }
+
+    /// A small cache of pages of which prompts share the prefixes.
+    pub fn draw_of_prefixes(entropy: &mut Unstructured) -> Self {
+        let page_size = entropy.pick(&[2, 4]);
+        Self {
+            mode: Mode::Paged { page_size },
+            max_t: page_size * entropy.within(5, 11),
+            max_pages: None,
+            prefix_sharing: true,
+            window: None,
+            ..Self::draw(entropy)
+        }
+    }
+}
+
+impl Cache {
+    pub fn page_size(&self) -> usize {
+        if let Mode::Paged { page_size } = self.mode { page_size } else { 1 }
+    }
+
+    pub fn paged(&self) -> bool {
+        matches!(self.mode, Mode::Paged { .. })
+    }
+
+    pub fn spec(&self) -> CacheSpec {
+        let geometry = Geometry { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, max_t: self.max_t };
+        let mut builder = with_types(CacheSpec::builder(geometry).layout(self.layout), self.types)
+            .mode(self.mode)
+            .prefix_sharing(self.prefix_sharing)
+            .key_form(if self.raw { KeyForm::PreRope } else { KeyForm::Roped })
+            .pad(self.pad);
+        if let Some(max_pages) = self.max_pages {
+            builder = builder.max_pages(max_pages);
+        }
+        if let Some(turns) = self.turns {
+            let rope = if turns.neox { Rope::neox } else { Rope::gptj };
+            builder = builder.rope(rope(turns.n_rot, turns.base).scaled(turns.scale));
+        }
+        if let Some(window) = self.window {
+            builder = builder.window(window.width).sink(window.sink).slack(window.slack);
+        }
+        if let Some(threshold) = self.defrag_threshold {
+            builder = builder.defrag_threshold(threshold);
+        }
+        if let Some(limit) = self.shift_limit {
+            builder = builder.shift_limit(limit);
+        }
+        builder.build().unwrap()
+    }
+
+    pub fn rules(&self) -> Rules {
+        Rules {
+            format: RowFormat { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, types: self.types },
+            page_size: self.page_size(),
+            window: self.window,
+            raw: self.raw,
+            turns: self.turns,
+            shift_limit: self.shift_limit.unwrap_or(default_shift_limit(self.types)),
+        }
+    }
+}
