@@ -19,11 +19,6 @@ pub enum Addressing<'a> {
         /// Tokens in a page, at least 1.
         page_size: usize,
     },
-    /// Static batching, without `cachestarts`: token t of sequence b has slot `b * stride + t`.
-    Strided {
-        /// Slots from the first token of a sequence to that of the next; no sequence has more tokens.
-        stride: usize,
-    },
 }
 
 /// Tokens of one sequence in neighboring slots, placed by one entry of `cachestarts`.
@@ -31,7 +26,7 @@ pub enum Addressing<'a> {
 pub struct Segment {
     /// The entry's column in `cachestarts`: the page, or 0 outside of paged mode.
     pub page: usize,
-    /// The entry as the caller gave it, unchecked; in static batching the sequence's first slot.
+    /// The entry as the caller gave it, unchecked.
     pub start: i64,
     /// The first token, counted in the sequence.
     pub token: usize,
@@ -60,14 +55,13 @@ impl<'a> Addressing<'a> {
             Self::Paged { cachestarts, max_p, page_size } => {
                 cachestarts[b * max_p + t / page_size] as usize + t % page_size
             }
-            Self::Strided { stride } => b * stride + t,
         }
     }
 
     /// The number of entries of a row of `cachestarts` that place `kvlen` tokens.
     pub fn entries(&self, kvlen: usize) -> usize {
         match *self {
-            Self::Offset { .. } | Self::Strided { .. } => 1,
+            Self::Offset { .. } => 1,
             Self::Paged { page_size, .. } => kvlen.div_ceil(page_size),
         }
     }
@@ -77,10 +71,9 @@ impl<'a> Addressing<'a> {
     /// # Panics
     /// In iteration, if the tokens need more than `max_p` entries.
     pub fn segments(&self, b: usize, tokens: Range<usize>) -> impl Iterator<Item = Segment> + use<'a> {
-        let (row, base, page_size) = match *self {
-            Self::Offset { cachestarts } => (&cachestarts[b..=b], 0, usize::MAX),
-            Self::Paged { cachestarts, max_p, page_size } => (&cachestarts[b * max_p..][..max_p], 0, page_size),
-            Self::Strided { stride } => (&[0][..], (b * stride) as i64, usize::MAX),
+        let (row, page_size) = match *self {
+            Self::Offset { cachestarts } => (&cachestarts[b..=b], usize::MAX),
+            Self::Paged { cachestarts, max_p, page_size } => (&cachestarts[b * max_p..][..max_p], page_size),
         };
         let mut token = tokens.start;
         std::iter::from_fn(move || {
@@ -89,7 +82,7 @@ impl<'a> Addressing<'a> {
             }
             let (page, skip) = (token / page_size, token % page_size);
             let len = (page_size - skip).min(tokens.end - token);
-            let segment = Segment { page, start: base + row[page], token, skip, len };
+            let segment = Segment { page, start: row[page], token, skip, len };
             token += len;
             Some(segment)
         })
@@ -124,14 +117,13 @@ mod tests {
             pages in prop::collection::vec(0i64..40, 1..12),
             page_size in 1usize..7,
             ends in (0usize..80, 0usize..80),
-            mode in 0..3,
+            paged: bool,
         ) {
             let cachestarts: Vec<i64> = std::iter::repeat_n(-1, pages.len()).chain(pages.iter().copied()).collect();
             let max_p = pages.len();
-            let (addressing, b, kvlen) = match mode {
-                0 => (Addressing::Offset { cachestarts: &cachestarts }, max_p, 80),
-                1 => (Addressing::Paged { cachestarts: &cachestarts, max_p, page_size }, 1, max_p * page_size),
-                _ => (Addressing::Strided { stride: 80 + page_size }, max_p, 80),
+            let (addressing, b, kvlen) = match paged {
+                false => (Addressing::Offset { cachestarts: &cachestarts }, max_p, 80),
+                true => (Addressing::Paged { cachestarts: &cachestarts, max_p, page_size }, 1, max_p * page_size),
             };
             let tokens = ends.0.min(kvlen)..ends.1.min(kvlen);
             let expected: Vec<_> = tokens.clone().map(|t| (t, addressing.slot(b, t))).collect();

@@ -2,8 +2,7 @@
 //!
 //! The host knows types, dimensions, strides, device addresses, and the number of rows of `current_key` and of `key`,
 //! which are the shapes of tensors that somebody has allocated. Lengths and slots stay on the device: the kernels read
-//! `seqstarts`, `start_pos` and `cachestarts` there. (In static batching the rows give them, and there is nothing to
-//! read.)
+//! `seqstarts`, `start_pos` and `cachestarts` there.
 //!
 //! - `kvstarts` is not needed on the device. Sequence b has `start_pos[b] + seqlen[b]` tokens in `key`, and every block
 //!   makes the running sum over the batch for itself, once: an L2 read of three int64 a sequence and one scan.
@@ -17,9 +16,9 @@
 
 use crate::problem::Geometry;
 
-/// How `cachestarts` is indexed, if at all.
+/// How `cachestarts` is indexed: [`Addressing`](crate::Addressing), but for the entries, which the device has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pages {
+pub enum DeviceAddressing {
     /// `cache_mode` 0.
     Offset,
     /// `cache_mode` 1.
@@ -29,14 +28,17 @@ pub enum Pages {
         /// Tokens in a page, at least 1.
         page_size: usize,
     },
-    /// Static batching: token t of sequence b has slot `b * stride + t`. The sequences share the rows equally, and the
-    /// host has checked them: `seqstarts`, `start_pos` and `cachestarts` are not read.
-    Strided {
-        /// Slots from the first token of a sequence to that of the next.
-        stride: usize,
-        /// The position of each sequence's first current token.
-        start_pos: usize,
-    },
+}
+
+/// Sequences that are alike, as static batching has them: a kernel makes their index inputs on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AlikeSequences {
+    /// The current tokens of each sequence.
+    pub seqlen: usize,
+    /// The position of each sequence's first current token.
+    pub start_pos: usize,
+    /// Slots from the first token of a sequence to that of the next, in `cache_mode` 0.
+    pub stride: usize,
 }
 
 /// [`Stores`](crate::Stores) whose tensors lie on a device: everything that the host knows of them. Addresses are the
@@ -48,7 +50,7 @@ pub struct DeviceStores {
     /// Slots of the cache (MaxT).
     pub max_t: usize,
     /// How `cachestarts` is indexed.
-    pub pages: Pages,
+    pub addressing: DeviceAddressing,
     /// Rows of `current_key` and `current_value`: no more than these are read.
     pub current_rows: usize,
     /// Rows that `key` and `value` have, or would have: no more than these are loaded.
@@ -62,11 +64,11 @@ pub struct DeviceStores {
     pub cache: u64,
     /// `scale`: its first element; not accessed without quantization.
     pub scale: u64,
-    /// int64, shape (B + 1); not read in static batching.
+    /// int64, shape (B + 1).
     pub seqstarts: u64,
-    /// int64, shape (B); not read in static batching.
+    /// int64, shape (B).
     pub start_pos: u64,
-    /// int64, shape (B) or (B, MaxP); not read in static batching.
+    /// int64, shape (B) or (B, MaxP).
     pub cachestarts: u64,
     /// The status word: 8 aligned bytes, which the caller zeroes once.
     pub status: u64,

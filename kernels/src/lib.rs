@@ -23,7 +23,7 @@ pub use cache_bytes::{CacheBytes, TensorBytes};
 pub use cache_rows::{CacheRows, RowCopy};
 pub use canonical_rows::LayerRows;
 pub use cpu::{Cpu, LoadedRows, RowLoader};
-pub use device_problem::{DeviceProblem, DeviceStores, Pages};
+pub use device_problem::{AlikeSequences, DeviceAddressing, DeviceProblem, DeviceStores};
 pub use float_type::{read_floats, write_floats};
 pub use kvcache_simd::InstructionSet;
 pub use problem::{Geometry, Indices, Kernel, Outputs, Pointers, Problem, Quant, Sequence, Stores};

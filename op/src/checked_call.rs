@@ -13,13 +13,13 @@ use crate::validate::{CheckedStores, ExpectedOutputs};
 pub struct Call<'a> {
     pub(crate) backend: Backend,
     pub(crate) checked: CheckedStores<'a>,
-    pub(crate) outputs: ExpectedOutputs<3>,
+    pub(crate) outputs: ExpectedOutputs,
 }
 
 impl<'a> Call<'a> {
     /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
-        self.outputs.shape
+        output_shape(&self.checked, &self.outputs)
     }
 
     /// Stores the current tokens into the cache, then writes all tokens of all sequences to `outputs`, on the threads
@@ -38,7 +38,7 @@ impl<'a> Call<'a> {
     /// # Errors
     /// An [`Error`] that concerns `key` or `value`.
     pub fn bind(self, outputs: Outputs<'a>) -> Result<Problem<'a>, Error> {
-        self.outputs.problem(self.checked.stores, self.checked.extents, outputs)
+        self.outputs.problem(self.checked.stores, self.checked.aliases, outputs)
     }
 }
 
@@ -79,13 +79,13 @@ pub struct Layers<'a> {
     pub(crate) backend: Backend,
     /// The stores of any layer, of which the current tokens are missing.
     pub(crate) checked: CheckedStores<'a>,
-    pub(crate) outputs: ExpectedOutputs<3>,
+    pub(crate) outputs: ExpectedOutputs,
 }
 
 impl Layers<'_> {
     /// The shape of each layer's `key` and `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
     pub fn output_shape(&self) -> [usize; 3] {
-        self.outputs.shape
+        output_shape(&self.checked, &self.outputs)
     }
 
     /// The call of one layer; nothing is written yet. `current_key` and `current_value` are of type T1 and shape
@@ -101,6 +101,10 @@ impl Layers<'_> {
         current_value: &TensorRef<'c>,
     ) -> Result<Call<'c>, Error> {
         let checked = self.checked.layer(self.num_layer, layer_idx, [current_key, current_value])?;
-        Ok(Call { backend: self.backend, checked, outputs: self.outputs })
+        Ok(Call { backend: self.backend, checked, outputs: self.outputs.clone() })
     }
+}
+
+fn output_shape(checked: &CheckedStores<'_>, outputs: &ExpectedOutputs) -> [usize; 3] {
+    [checked.stores.total_kvlen(), outputs.heads, checked.stores.geometry().head_dim]
 }

@@ -1,6 +1,8 @@
 //! Checks the attributes of a node.
 
-use kvcache_schema::{AttributeSpec, Attributes, CacheLayout, CacheMode, QuantBit, STATIC_SCALES};
+use kvcache_schema::{
+    AttributeSpec, Attributes, CacheLayout, CacheMode, QuantBit, STATIC_SCALES, StaticAttributes, StaticCacheLayout,
+};
 
 use crate::error::Error;
 
@@ -64,6 +66,27 @@ impl Config {
             unreachable!("the ranges of cache_mode and cache_layout are those of their codes");
         };
         Ok(Self { cache, mode, layout, page_size: page_size as usize })
+    }
+}
+
+/// Attributes that have been checked, as the types that they stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StaticConfig {
+    pub(crate) cache: CacheConfig,
+    pub(crate) layout: StaticCacheLayout,
+}
+
+impl StaticConfig {
+    /// Checks every attribute: first its own range, then the rules that involve a second attribute.
+    pub(crate) fn new(attributes: &StaticAttributes) -> Result<Self, Error> {
+        ranges(&StaticAttributes::SPEC, attributes)?;
+        let &StaticAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_layout, quant_type } =
+            attributes;
+        let cache = CacheConfig::new([num_layer, layer_idx, quant_bit, quant_group, num_repeat, quant_type])?;
+        let Some(layout) = StaticCacheLayout::from_code(cache_layout) else {
+            unreachable!("the range of cache_layout is that of its codes");
+        };
+        Ok(Self { cache, layout })
     }
 }
 

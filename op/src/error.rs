@@ -6,7 +6,6 @@ use strum::IntoStaticStr;
 use thiserror::Error;
 
 use crate::tensor::Shape;
-use crate::validate::legal_types;
 
 /// A call that was refused. Nothing has been written to cache, scale or outputs.
 ///
@@ -30,7 +29,7 @@ pub enum Error {
         got.t1,
         got.t2,
         got.t3.map_or("absent", ElementType::name),
-        legal_types(got.quant_bit, *quant_type, t1s)
+        TypeCombination::legal_types(got.quant_bit, *quant_type, t1s)
     )]
     IllegalTypes { got: TypeCombination, quant_type: i64, t1s: &'static [ElementType] },
 

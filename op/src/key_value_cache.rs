@@ -2,7 +2,7 @@
 
 use kvcache_kernels::Workers;
 use kvcache_schema::{Attributes, CacheDims, ElementType, TypeCombination};
-use ndarray::{Array3, Array4};
+use ndarray::Array3;
 
 use crate::backend::Backend;
 use crate::checked_call::{Call, Layers};
@@ -10,7 +10,6 @@ use crate::config::{CacheConfig, Config};
 use crate::error::Error;
 use crate::operands::{self, IndexInputs, Inputs, Outputs};
 use crate::shape_inference::{self, Dim, InputDims};
-use crate::static_batching::{StaticInputs, StaticKeyValueCache};
 use crate::tensor::{Element, TensorMut};
 use crate::validate::{self, CheckedStores, ExpectedOutputs};
 
@@ -155,51 +154,39 @@ impl KeyValueCache {
     }
 
     /// What the outputs of a call must be.
-    fn outputs(&self, checked: &CheckedStores<'_>) -> Result<ExpectedOutputs<3>, Error> {
+    fn outputs(&self, checked: &CheckedStores<'_>) -> Result<ExpectedOutputs, Error> {
         let stores = &checked.stores;
         ExpectedOutputs::new(stores.geometry(), self.config.cache.num_repeat, stores.total_kvlen())
     }
-}
 
-/// The ways to make a call at once.
-macro_rules! run {
-    ($($operator:ident, $inputs:ident, $array:ident;)*) => { $(
-        impl $operator {
-            /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates
-            /// nothing for usual batches.
-            ///
-            /// # Errors
-            /// Any [`Error`]; nothing has then been written.
-            pub fn run<'a>(
-                &self,
-                inputs: &$inputs<'a>,
-                cache: TensorMut<'a>,
-                scale: Option<TensorMut<'a>>,
-                outputs: Outputs<'a>,
-                workers: &dyn Workers,
-            ) -> Result<(), Error> {
-                self.check(inputs, cache, scale)?.run(outputs, workers)
-            }
+    /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
+    /// for usual batches.
+    ///
+    /// # Errors
+    /// Any [`Error`]; nothing has then been written.
+    pub fn run<'a>(
+        &self,
+        inputs: &Inputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+        outputs: Outputs<'a>,
+        workers: &dyn Workers,
+    ) -> Result<(), Error> {
+        self.check(inputs, cache, scale)?.run(outputs, workers)
+    }
 
-            /// Runs the operator with outputs allocated here: `key` and `value`, of the type of `current_key`.
-            ///
-            /// # Errors
-            /// Any [`Error`]; nothing has then been written.
-            pub fn run_alloc<'a, T: Element>(
-                &self,
-                inputs: &$inputs<'a>,
-                cache: TensorMut<'a>,
-                scale: Option<TensorMut<'a>>,
-                workers: &dyn Workers,
-            ) -> Result<($array<T>, $array<T>), Error> {
-                let call = self.check(inputs, cache, scale)?;
-                operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers)).map(Into::into)
-            }
-        }
-    )* };
-}
-
-run! {
-    KeyValueCache, Inputs, Array3;
-    StaticKeyValueCache, StaticInputs, Array4;
+    /// Runs the operator with outputs allocated here: `key` and `value`, of the type of `current_key`.
+    ///
+    /// # Errors
+    /// Any [`Error`]; nothing has then been written.
+    pub fn run_alloc<'a, T: Element>(
+        &self,
+        inputs: &Inputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+        workers: &dyn Workers,
+    ) -> Result<(Array3<T>, Array3<T>), Error> {
+        let call = self.check(inputs, cache, scale)?;
+        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers)).map(Into::into)
+    }
 }

@@ -93,6 +93,14 @@ impl TypeCombination {
         [Some(self.t1), Some(self.t2), self.t3].into_iter().flatten()
     }
 
+    /// The rows for a `quant_bit`, a `quant_type` and some T1, in words.
+    pub fn legal_types(quant_bit: i64, quant_type: i64, t1s: &[ElementType]) -> String {
+        let is_asked = |row: &Self| row.quant_bit == quant_bit && row.quant_types().contains(&quant_type);
+        let rows = Self::all().filter(|row| is_asked(row) && t1s.contains(&row.t1));
+        let names = |row: Self| row.types().map(ElementType::name).collect::<Vec<_>>().join(" x ");
+        rows.map(names).collect::<Vec<_>>().join(", ")
+    }
+
     /// The row's name: the short names of its types, like `f16_i8_f32`. CUDA modules and kernels are named by it.
     pub fn name(self) -> String {
         self.types().map(ElementType::short_name).collect::<Vec<_>>().join("_")

@@ -188,7 +188,6 @@ impl DevicePacked {
             max_t: rows,
             max_p: 1,
             page_size: i64::MAX,
-            sequence_stride: 0,
             cache_strides: Strides { token: wide("num_kv_heads * head_dim", token)?, kv: 0, head: head_dim as i64 },
             scale_strides: Strides::default(),
             batch: narrow("batch", batch)?,
@@ -200,7 +199,6 @@ impl DevicePacked {
             units_per_token: Divisor::new(1),
             units_per_head: Divisor::new(1),
             units_per_group: Divisor::new(1),
-            is_static: 0,
         })
     }
 }

@@ -65,8 +65,8 @@ pub struct AttentionParameters {
 }
 
 const _: () = {
-    assert!(size_of::<AttentionParameters>() == 408);
-    assert!(std::mem::offset_of!(AttentionParameters, rows) == 232);
-    assert!(std::mem::offset_of!(AttentionParameters, seqstarts) == 312);
-    assert!(std::mem::offset_of!(AttentionParameters, heads_per_key) == 368);
+    assert!(size_of::<AttentionParameters>() == 400);
+    assert!(std::mem::offset_of!(AttentionParameters, rows) == 224);
+    assert!(std::mem::offset_of!(AttentionParameters, seqstarts) == 304);
+    assert!(std::mem::offset_of!(AttentionParameters, heads_per_key) == 360);
 };

@@ -8,7 +8,9 @@ use kvcache_emulation_kernels::{
     ATTENTION, Access, Build, FAITHFUL, KernelParameters, Operand, Order, ROWS as ROW_BUILDS,
 };
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUjit_option, CUresult};
-use kvcache_kernels::cuda::{BLOCK, CacheKernel, Launch, MODULES, Module, MoveParameters, ROWS, RotateParameters};
+use kvcache_kernels::cuda::{
+    BLOCK, CacheKernel, IndexParameters, Launch, MODULES, Module, MoveParameters, ROWS, RotateParameters,
+};
 
 use crate::memory::{copy, find};
 use crate::state::{Function, LoadedModule, Node, Out, State, context_of, current, driver, text};
@@ -85,6 +87,8 @@ extern "C" fn cuLaunchKernel(
         let parameters = unsafe { *parameters };
         let node = if attends(module) {
             Node::Attention(of_kernel(module, kernel, grid_x, parameters))
+        } else if makes_indices(kernel) {
+            Node::Indices(of_kernel(module, kernel, grid_x, parameters))
         } else if !std::ptr::eq(module, &ROWS) {
             Node::Launch(of_kernel(module, kernel, grid_x, parameters))
         } else if moves(kernel) {
@@ -114,6 +118,10 @@ fn of_kernel<P: Copy>(
     Box::new(Launch { module, kernel, grid, parameters })
 }
 
+fn makes_indices(kernel: &str) -> bool {
+    kernel.starts_with("kvcache_make_indices_")
+}
+
 fn moves(kernel: &str) -> bool {
     kernel.starts_with("kvcache_move_")
 }
@@ -123,6 +131,11 @@ pub(crate) fn run(state: &mut State, node: &Node) -> Result<(), CUresult> {
     match node {
         Node::Launch(launch) => run_cache(state, launch),
         Node::Attention(launch) => run_attention(state, launch),
+        Node::Indices(node) => {
+            let IndexParameters { seqstarts, start_pos, cachestarts, .. } = node.parameters;
+            let written = [seqstarts, start_pos, cachestarts].map(|at| (at, Access::Write));
+            launch(state, FAITHFUL, node, written.into_iter())
+        }
         Node::Move(node) => {
             let MoveParameters { from, to, .. } = node.parameters;
             // Copies read and write one allocation.

@@ -39,6 +39,11 @@ fn find_mut(state: &mut State, address: u64, len: usize) -> Result<&mut [u8], CU
 
 fn allocate(state: &mut State, address: Out<u64>, len: usize) -> Result<(), CUresult> {
     state.not_captured()?;
+    allocate_in_order(state, address, len)
+}
+
+/// Allocates in a stream's order, which may be captured: the memory is then the graph's.
+fn allocate_in_order(state: &mut State, address: Out<u64>, len: usize) -> Result<(), CUresult> {
     if len == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -84,7 +89,7 @@ pub(crate) fn copy(state: &mut State, to: u64, from: u64, len: usize) -> Result<
 extern "C" fn cuMemAllocAsync(address: Out<u64>, len: usize, stream: usize) -> CUresult {
     driver(|state| {
         context_of(state, stream)?;
-        allocate(state, address, len)
+        allocate_in_order(state, address, len)
     })
 }
 
@@ -97,8 +102,12 @@ extern "C" fn cuMemAlloc_v2(address: Out<u64>, len: usize) -> CUresult {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemFreeAsync(address: u64, _stream: usize) -> CUresult {
-    driver(|state| free(state, address))
+extern "C" fn cuMemFreeAsync(address: u64, stream: usize) -> CUresult {
+    driver(|state| match state.streams.get(&stream).is_some_and(|stream| stream.capture.is_some()) {
+        // Each launch of the graph would allocate and free it.
+        true => Ok(()),
+        false => free(state, address),
+    })
 }
 
 #[unsafe(no_mangle)]

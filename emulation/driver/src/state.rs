@@ -8,7 +8,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use kvcache_attention::cuda::AttentionParameters;
 use kvcache_emulation_kernels::DeviceMemory;
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
-use kvcache_kernels::cuda::{Launch, Module, MoveParameters, RotateParameters};
+use kvcache_kernels::cuda::{IndexParameters, Launch, Module, MoveParameters, RotateParameters};
 
 /// Everything that has a handle. Handles are never reused, but for the primary context's.
 #[derive(Default)]
@@ -54,6 +54,7 @@ pub(crate) struct Function {
 #[derive(Clone)]
 pub(crate) enum Node {
     Launch(Box<Launch>),
+    Indices(Box<Launch<IndexParameters>>),
     Attention(Box<Launch<AttentionParameters>>),
     Move(Box<Launch<MoveParameters>>),
     Rotate(Box<Launch<RotateParameters>>),

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kvcache_kernels::cuda::{Launch, Status, TooLarge};
 use kvcache_kernels::{
-    Addressing, DeviceProblem, DeviceStores, Geometry, Kernel, Outputs, Pages, Problem, Stores, Workers,
+    Addressing, DeviceAddressing, DeviceProblem, DeviceStores, Geometry, Kernel, Outputs, Problem, Stores, Workers,
 };
 use kvcache_schema::ElementType;
 use thiserror::Error;
@@ -83,13 +83,10 @@ impl EmulatedCuda {
             Some(quant) => copy(pointers.scale, quant.t3, quant.scale_len),
             None => DeviceMemory::new(0, 0),
         };
-        let (cachestarts, pages) = match stores.indices().addressing {
-            Addressing::Offset { cachestarts } => (cachestarts, Pages::Offset),
-            Addressing::Paged { cachestarts, max_p, page_size } => (cachestarts, Pages::Paged { max_p, page_size }),
-            Addressing::Strided { stride } => {
-                // The kernels take the sequences of such a call to be equal.
-                let start_pos = stores.indices().start_pos.first().map_or(0, |&start_pos| start_pos as usize);
-                (&[][..], Pages::Strided { stride, start_pos })
+        let (cachestarts, addressing) = match stores.indices().addressing {
+            Addressing::Offset { cachestarts } => (cachestarts, DeviceAddressing::Offset),
+            Addressing::Paged { cachestarts, max_p, page_size } => {
+                (cachestarts, DeviceAddressing::Paged { max_p, page_size })
             }
         };
         let indices = [stores.indices().seqstarts, stores.indices().start_pos, cachestarts];
@@ -102,7 +99,7 @@ impl EmulatedCuda {
             geometry,
             // An upper bound of MaxT is enough, since a problem's slots are inside the cache.
             max_t: cache_len.checked_div(cache.token).unwrap_or(0),
-            pages,
+            addressing,
             current_rows,
             all_rows,
             exact_rows: true,

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::ptr::NonNull;
 
 use kvcache_attention::cuda::AttentionParameters;
-use kvcache_kernels::cuda::{BLOCK, Launch, MoveParameters, Parameters, RotateParameters};
+use kvcache_kernels::cuda::{BLOCK, IndexParameters, Launch, MoveParameters, Parameters, RotateParameters};
 use thiserror::Error;
 
 use crate::shim::{Build, ShimLaunch, ShimOperand};
@@ -59,6 +59,12 @@ impl KernelParameters for AttentionParameters {
     fn max_collectives(&self) -> u64 {
         let blocks = self.tokens.rows as u64 / 64 + 2;
         1000 + 1000 * (self.units + 1) * blocks
+    }
+}
+
+impl KernelParameters for IndexParameters {
+    fn max_collectives(&self) -> u64 {
+        0
     }
 }
 

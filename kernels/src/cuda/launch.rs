@@ -5,10 +5,10 @@
 
 use kvcache_schema::{CacheStrides, ElementType};
 
-use super::parameters::{Divisor, Parameters, Strides};
+use super::parameters::{Divisor, IndexParameters, Parameters, Strides};
 use super::ptx::{self, CacheKernel, Module};
 use crate::cache_bytes::CacheBytes;
-use crate::device_problem::{DeviceProblem, DeviceStores, Pages};
+use crate::device_problem::{AlikeSequences, DeviceAddressing, DeviceProblem, DeviceStores};
 use crate::problem::Geometry;
 
 /// Threads in a block. The kernels are compiled for this number.
@@ -79,7 +79,7 @@ impl DeviceStores {
             Units { wide: false, per_head: head_dim / quant.map_or(1, |quant| quant.group), per_group: 1 }
         };
         let kernel = if units.wide { CacheKernel::StoreWide } else { CacheKernel::StoreNarrow };
-        self.launch(kernel, self.current_rows, self.first_stored(), units, multiprocessors)
+        self.launch(kernel, self.current_rows, units, multiprocessors)
     }
 
     /// The parameters by which kernels elsewhere find all tokens of all sequences: lengths, slots, strides, cache and
@@ -90,7 +90,7 @@ impl DeviceStores {
     pub fn tokens(&self) -> Result<Parameters, TooLarge> {
         let Geometry { head_dim, quant, .. } = self.geometry;
         let per_group = quant.map_or(1, |quant| quant.group);
-        self.parameters(self.all_rows, 0, &Units { wide: false, per_head: head_dim, per_group })
+        self.parameters(self.all_rows, &Units { wide: false, per_head: head_dim, per_group })
     }
 
     /// Elements that a lane of a wide kernel moves at once.
@@ -109,20 +109,11 @@ impl DeviceStores {
             && is_aligned(self.cache, cache_bytes)
     }
 
-    /// The slot from which on a store counts: in static batching that of the first sequence's first current token.
-    fn first_stored(&self) -> usize {
-        match self.pages {
-            Pages::Strided { start_pos, .. } => start_pos,
-            Pages::Offset | Pages::Paged { .. } => 0,
-        }
-    }
-
-    /// A phase's launch; slots count from `first_slot`.
+    /// A phase's launch.
     fn launch(
         &self,
         kernel: CacheKernel,
         rows: usize,
-        first_slot: usize,
         units: Units,
         multiprocessors: u32,
     ) -> Result<Option<Launch>, TooLarge> {
@@ -130,24 +121,23 @@ impl DeviceStores {
         if rows == 0 || batch == 0 || units.per_head == 0 || num_heads == 0 {
             return Ok(None);
         }
-        let parameters = self.parameters(rows, first_slot, &units)?;
+        let parameters = self.parameters(rows, &units)?;
         let Parameters { units_per_token: Divisor { value: per_token, .. }, .. } = parameters;
         let total = (rows as u64).checked_mul(u64::from(per_token)).filter(|&total| total < 1 << 62);
         let total = total.ok_or(TooLarge { what: "rows * num_heads * head_dim", got: usize::MAX, limit: 1 << 62 })?;
         let round = round(total, per_token, multiprocessors);
         let blocks = total.div_ceil(u64::from(round)).div_ceil(u64::from(BLOCK / WARP));
-        let most = u64::from(multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
         let module = ptx::module(&ptx::MODULES, (t1, t2, quant.map(|quant| quant.t3)));
         Ok(Some(Launch {
             module,
             kernel: module.kernel(kernel),
-            grid: blocks.min(most) as u32,
+            grid: blocks.min(most_blocks(multiprocessors)) as u32,
             parameters: Parameters { round, ..parameters },
         }))
     }
 
     /// The parameters of a launch that moves so many rows, but for the length of rounds.
-    fn parameters(&self, rows: usize, first_slot: usize, units: &Units) -> Result<Parameters, TooLarge> {
+    fn parameters(&self, rows: usize, units: &Units) -> Result<Parameters, TooLarge> {
         let Geometry { batch, num_heads, head_dim, quant, cache, .. } = self.geometry;
         let per_token = narrow("num_heads * head_dim", units.per_head.saturating_mul(num_heads))?;
         let wide = |what, got: usize| i64::try_from(got).map_err(|_| TooLarge { what, got, limit: i64::MAX as usize });
@@ -155,12 +145,11 @@ impl DeviceStores {
             let stride = |got| wide("a stride of cache or scale", got);
             Ok(Strides { token: stride(strides.token)?, kv: stride(strides.kv)?, head: stride(strides.head)? })
         };
-        let (max_p, page_size, sequence_stride) = match self.pages {
-            Pages::Offset => (1, i64::MAX as usize, 0),
-            Pages::Paged { max_p, page_size } => (max_p, page_size, 0),
-            Pages::Strided { stride, .. } => (0, rows.checked_div(batch).unwrap_or(0), stride),
+        let (max_p, page_size) = match self.addressing {
+            DeviceAddressing::Offset => (1, i64::MAX as usize),
+            DeviceAddressing::Paged { max_p, page_size } => (max_p, page_size),
         };
-        let (cache_at, scale_at) = CacheBytes::new(&self.geometry).head(first_slot, 0, 0);
+        let (cache_at, scale_at) = CacheBytes::new(&self.geometry).head(0, 0, 0);
         Ok(Parameters {
             current: self.current,
             outputs: [0; 2],
@@ -174,7 +163,6 @@ impl DeviceStores {
             max_t: wide("max_t", self.max_t)?,
             max_p: wide("max_p", max_p)?,
             page_size: wide("page_size", page_size)?,
-            sequence_stride: wide("the stride of sequences", sequence_stride)?,
             cache_strides: strides(cache)?,
             scale_strides: quant.map_or(Ok(Strides::default()), |quant| strides(quant.scale))?,
             batch: narrow("batch", batch)?,
@@ -186,7 +174,6 @@ impl DeviceStores {
             units_per_token: Divisor::new(per_token),
             units_per_head: Divisor::new(units.per_head as u32),
             units_per_group: Divisor::new(units.per_group as u32),
-            is_static: matches!(self.pages, Pages::Strided { .. }).into(),
         })
     }
 }
@@ -212,10 +199,50 @@ impl DeviceProblem {
             Units { wide: false, per_head: head_dim / unit, per_group }
         };
         let kernel = if units.wide { CacheKernel::LoadWide } else { CacheKernel::LoadNarrow };
-        let Some(launch) = stores.launch(kernel, stores.all_rows, 0, units, multiprocessors)? else { return Ok(None) };
+        let Some(launch) = stores.launch(kernel, stores.all_rows, units, multiprocessors)? else { return Ok(None) };
         let num_repeat = narrow("num_repeat", num_repeat)?;
         Ok(Some(Launch { parameters: Parameters { num_repeat, outputs, ..launch.parameters }, ..launch }))
     }
+}
+
+impl AlikeSequences {
+    /// The bytes of the index inputs of so many sequences, one behind the other.
+    pub fn index_bytes(batch: usize) -> usize {
+        (3 * batch + 1) * size_of::<i64>()
+    }
+
+    /// The launch that makes the index inputs for launches of `module` at an address, on a device of so many
+    /// multiprocessors.
+    pub fn launch(
+        &self,
+        module: &'static Module,
+        batch: usize,
+        address: u64,
+        multiprocessors: u32,
+    ) -> Launch<IndexParameters> {
+        let &Self { seqlen, start_pos, stride } = self;
+        let [past_at, slots_at] = [batch + 1, 2 * batch + 1].map(|words| address + (words * size_of::<i64>()) as u64);
+        let blocks = (batch as u64 + 1).div_ceil(BLOCK.into());
+        Launch {
+            module,
+            kernel: module.kernel(CacheKernel::MakeIndices),
+            grid: blocks.min(most_blocks(multiprocessors)) as u32,
+            parameters: IndexParameters {
+                seqstarts: address,
+                start_pos: past_at,
+                cachestarts: slots_at,
+                batch: batch as u64,
+                seqlen: seqlen as i64,
+                past: start_pos as i64,
+                stride: stride as i64,
+            },
+        }
+    }
+}
+
+/// As many blocks as are resident at once.
+fn most_blocks(multiprocessors: u32) -> u64 {
+    u64::from(multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR
 }
 
 /// A number that the kernels' integers hold, and a few rounds more.

@@ -21,7 +21,7 @@ pub use cudarc;
 pub use driver::available;
 pub use error::Error;
 pub use launch::{BLOCK, Launch, TooLarge};
-pub use parameters::{Divisor, Parameters, Strides};
+pub use parameters::{Divisor, IndexParameters, Parameters, Strides};
 pub use pinned_memory::PinnedMemory;
 pub use ptx::{CacheKernel, MODULES, Module, module};
 pub use queue::{Queue, Ready, Scratch};

@@ -1,4 +1,4 @@
-//! The parameter of every kernel, passed by value; `parameters.cuh` declares the same for the device.
+//! The parameters of the kernels, passed by value; `parameters.cuh` declares the same for the device.
 
 /// A divisor, with the constants that replace the division: for n < 2^31 the quotient is
 /// `(n + (n * magic >> 32)) >> shift`.
@@ -25,7 +25,7 @@ pub struct Strides {
     pub head: i64,
 }
 
-/// The one parameter of every kernel, given by value. `parameters.cuh` mirrors it.
+/// The one parameter of the kernels that store and load. `parameters.cuh` mirrors it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameters {
@@ -51,11 +51,8 @@ pub struct Parameters {
     pub max_t: i64,
     /// Entries in a row of `cachestarts`; 1 in offset mode.
     pub max_p: i64,
-    /// Tokens in a page; the largest int64 in offset mode, which makes a sequence one page. In static batching a page
-    /// is a sequence's rows.
+    /// Tokens in a page; the largest int64 in offset mode, which makes a sequence one page.
     pub page_size: i64,
-    /// Static batching: slots from a sequence to the next.
-    pub sequence_stride: i64,
     /// Strides of `cache`.
     pub cache_strides: Strides,
     /// Strides of `scale`; that of slots is 0 for static scales.
@@ -78,15 +75,34 @@ pub struct Parameters {
     pub units_per_head: Divisor,
     /// Units of work in a group; 1 where a unit is a group or there is none.
     pub units_per_group: Divisor,
-    /// Not 0 in static batching, which has no `seqstarts`, `start_pos` and `cachestarts`.
-    pub is_static: u32,
+}
+
+/// The parameter of the kernel that makes the index inputs of sequences that are alike. `parameters.cuh` mirrors it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexParameters {
+    /// int64, shape (B + 1); written.
+    pub seqstarts: u64,
+    /// int64, shape (B); written.
+    pub start_pos: u64,
+    /// int64, shape (B); written.
+    pub cachestarts: u64,
+    /// Sequences.
+    pub batch: u64,
+    /// The current tokens of each sequence.
+    pub seqlen: i64,
+    /// The position of each sequence's first current token.
+    pub past: i64,
+    /// Slots from a sequence to the next.
+    pub stride: i64,
 }
 
 const _: () = {
-    assert!(size_of::<Parameters>() == 232);
+    assert!(size_of::<Parameters>() == 224);
     assert!(std::mem::offset_of!(Parameters, rows) == 80);
-    assert!(std::mem::offset_of!(Parameters, batch) == 168);
-    assert!(std::mem::offset_of!(Parameters, units_per_token) == 192);
+    assert!(std::mem::offset_of!(Parameters, batch) == 160);
+    assert!(std::mem::offset_of!(Parameters, units_per_token) == 184);
+    assert!(size_of::<IndexParameters>() == 56);
 };
 
 impl Divisor {

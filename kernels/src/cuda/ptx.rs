@@ -28,6 +28,8 @@ pub enum CacheKernel {
     LoadWide,
     /// Loads with accesses of one element: any alignment, head and group.
     LoadNarrow,
+    /// Makes the index inputs of sequences that are alike.
+    MakeIndices,
 }
 
 /// The modules that `generate.py` has listed in a folder: their kernels and their types.

@@ -12,8 +12,9 @@ use super::driver;
 use super::error::Error;
 use super::launch::{BLOCK, Launch};
 use super::loaded::Loaded;
+use super::parameters::Parameters;
 use super::ptx::{self, Module};
-use crate::device_problem::DeviceProblem;
+use crate::device_problem::{AlikeSequences, DeviceProblem};
 
 /// A caller's stream, made by any library, and the kernels loaded in its context. The context is current on this thread
 /// for as long as this lives.
@@ -88,9 +89,7 @@ impl<'a> Queue<'a> {
     /// # Safety
     /// The conditions of [`DeviceProblem`], while the stream executes the call (for a captured call: each replay).
     pub unsafe fn run(&self, problem: &DeviceProblem) -> Result<(), Error> {
-        let store = problem.stores.store(self.multiprocessors())?.map(|store| self.ready(store)).transpose()?;
-        let load = problem.load(self.multiprocessors())?.map(|load| self.ready(load)).transpose()?;
-        for launch in [store, load].into_iter().flatten() {
+        for launch in self.launches(problem)?.into_iter().flatten() {
             // SAFETY: a launch of `DeviceProblem` has the parameters of its kernel; the memory is accessible as the
             // launch needs it: see `# Safety`.
             unsafe { launch.launch() }?;
@@ -98,10 +97,49 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
+    /// Launches a call whose sequences are alike: first what makes their index inputs, in memory that is allocated and
+    /// freed in the stream's order.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run) and [`scratch`](Self::scratch).
+    ///
+    /// # Safety
+    /// Those of [`run`](Self::run), but for the addresses of the index inputs, which are not used. The slots of the
+    /// sequences are inside the cache.
+    pub unsafe fn run_alike(&self, problem: &DeviceProblem, sequences: AlikeSequences) -> Result<(), Error> {
+        let mut launches = self.launches(problem)?;
+        let Some(module) = launches.iter().flatten().next().map(|first| first.launch.module) else { return Ok(()) };
+        let batch = problem.stores.geometry.batch;
+        // The memory is freed when it is dropped, behind the launches.
+        let memory = self.scratch(AlikeSequences::index_bytes(batch))?;
+        let indices = self.ready(sequences.launch(module, batch, memory.address(), self.multiprocessors()))?;
+        for launch in launches.iter_mut().flatten() {
+            let made = &indices.launch.parameters;
+            let parameters = &mut launch.launch.parameters;
+            (parameters.seqstarts, parameters.start_pos, parameters.cachestarts) =
+                (made.seqstarts, made.start_pos, made.cachestarts);
+        }
+        // SAFETY: the memory has room for the index inputs of `batch` sequences.
+        unsafe { indices.launch() }?;
+        for launch in launches.into_iter().flatten() {
+            // SAFETY: as in `run`; the index inputs have been made by the launch before.
+            unsafe { launch.launch() }?;
+        }
+        Ok(())
+    }
+
+    /// The launches of a call, ready: its store and its load.
+    fn launches(&self, problem: &DeviceProblem) -> Result<[Option<Ready<'_, Parameters>>; 2], Error> {
+        let store = problem.stores.store(self.multiprocessors())?;
+        let load = problem.load(self.multiprocessors())?;
+        let ready = |launch: Option<Launch>| launch.map(|launch| self.ready(launch)).transpose();
+        Ok([ready(store)?, ready(load)?])
+    }
+
     /// Allocates memory in the stream's order, for launches that follow; it is freed in that order, too. Nothing waits.
     ///
     /// # Errors
-    /// [`Error::Driver`], also for a stream that is being captured.
+    /// [`Error::Driver`].
     pub fn scratch(&self, bytes: usize) -> Result<Scratch<'_>, Error> {
         // SAFETY: the stream is a default one or lives for `'a`, and its context is current as long as the queue lives.
         let address = unsafe { result::malloc_async(self.stream, bytes) };

@@ -14,7 +14,7 @@ use crate::backend::Backend;
 use crate::error::Error;
 use crate::operands::allocate;
 use crate::tensor::{Element, TensorMut};
-use crate::validate::{Extents, equal_type, shapes};
+use crate::validate::{AliasCheck, equal_type, shapes};
 
 /// A call whose inputs, cache and scale have been checked, and which has written nothing yet.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct AttentionCall<'a> {
     pub(super) store: Backend,
     pub(super) problem: AttentionProblem<'a>,
     /// The memory of every tensor checked so far.
-    pub(super) extents: Extents,
+    pub(super) aliases: AliasCheck,
 }
 
 impl<'a> AttentionCall<'a> {
@@ -80,7 +80,7 @@ impl<'a> AttentionCall<'a> {
     fn bind_mass(&mut self, mass: &TensorMut<'a>) -> Result<&'a mut [MaybeUninit<f32>], Error> {
         equal_type(MASS, mass.element, Float32)?;
         shapes::equal(MASS, &mass.shape, &self.mass_shape(), "the shape (Hq, kvstarts[B]) of this call")?;
-        Ok(match self.extents.write_bytes(MASS, mass.into())? {
+        Ok(match self.aliases.write_bytes(MASS, mass.into())? {
             0 => &mut [],
             // SAFETY: as in `bind`; the tensor is aligned for its elements, checked above.
             len => unsafe { std::slice::from_raw_parts_mut(mass.data.cast(), len / size_of::<f32>()) },
@@ -113,7 +113,7 @@ impl<'a> AttentionCall<'a> {
         equal_type(OUTPUTS[0], attn_output.element, self.problem.geometry().t1)?;
         let reason = "the shape (seqstarts[B], Hq, Dh) of this call";
         shapes::equal(OUTPUTS[0], &attn_output.shape, &self.output_shape(), reason)?;
-        let attn_output = match self.extents.write_bytes(OUTPUTS[0], (&attn_output).into())? {
+        let attn_output = match self.aliases.write_bytes(OUTPUTS[0], (&attn_output).into())? {
             0 => &mut [],
             // SAFETY: the tensor is contiguous, of `len` bytes, and shares none with others of the call, checked above.
             // It is valid for writes for 'a, as a slice or by `from_raw_parts`, and borrowed so that nobody else

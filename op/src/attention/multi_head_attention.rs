@@ -6,12 +6,12 @@ use kvcache_schema::{AttentionAttributes, ElementType};
 use super::attention_backend::AttentionBackend;
 use super::attention_call::AttentionCall;
 use super::attention_config::AttentionConfig;
-use super::queries_and_mask as checks;
+use super::queries_and_mask::{self as checks, Attention};
 use crate::backend::Backend;
 use crate::error::Error;
 use crate::shape_inference::Dim;
 use crate::tensor::TensorRef;
-use crate::validate::{Extents, equal_type, indices, shapes};
+use crate::validate::{AliasCheck, equal_type, indices, shapes};
 
 /// The inputs of `MultiHeadAttention`. Everything is checked when a call is made.
 #[derive(Debug, Clone)]
@@ -116,25 +116,9 @@ impl MultiHeadAttention {
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
     pub fn check<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<AttentionCall<'a>, Error> {
-        let config = &self.config;
-        let t1 = inputs.query.element;
-        let CheckedTensors { batch, tokens, total_kvlen, mut extents } = self.check_tensors(inputs)?;
-        let decoding_batches = checks::decoding_batches(&inputs.decoding_batches, batch, &mut extents)?;
-
-        let (seqstarts, kvstarts) = (indices::values(&inputs.seqstarts), indices::values(&inputs.kvstarts));
-        for (input, starts, of, expected) in
-            [("seqstarts", seqstarts, "query", tokens), ("kvstarts", kvstarts, "key", total_kvlen)]
-        {
-            indices::starts(input, starts)?;
-            if usize::try_from(starts[batch]) != Ok(expected) {
-                return Err(Error::StartsTotal { input, of, got: starts[batch], expected });
-            }
-        }
-        indices::bound("max_seqlen", indices::values(&inputs.max_seqlen), seqstarts)?;
-        indices::bound("max_kvlen", indices::values(&inputs.max_kvlen), kvstarts)?;
-        let attn_mask = inputs.attn_mask.as_ref();
-        let attn_mask = checks::mask(config, t1, attn_mask, tokens, total_kvlen, &mut extents)?;
-        let geometry = checks::geometry(config, t1, batch, decoding_batches);
+        let CheckedInputs { attention: Attention { geometry, attn_mask }, aliases, .. } =
+            self.check_inputs(inputs, true)?;
+        let [seqstarts, kvstarts] = [&inputs.seqstarts, &inputs.kvstarts].map(indices::values);
         let keys = Keys::Packed {
             pointers: [inputs.key.data, inputs.value.data],
             indices: AttentionIndices { seqstarts, kvstarts },
@@ -143,11 +127,16 @@ impl MultiHeadAttention {
         // SAFETY: types, shapes, indices and alignment have been checked above; each tensor's memory is valid for reads
         // for 'a, as a `TensorRef`.
         let problem = unsafe { AttentionProblem::assume_checked(geometry, keys, pointers) };
-        Ok(AttentionCall { backend: self.backend, store: Backend::default(), problem, extents })
+        Ok(AttentionCall { backend: self.backend, store: Backend::default(), problem, aliases })
     }
 
-    /// Checks types, shapes and memory of what is neither `decoding_batches` nor the mask, but no value of any tensor.
-    pub(crate) fn check_tensors(&self, inputs: &AttentionInputs<'_>) -> Result<CheckedTensors, Error> {
+    /// Checks everything but the output; the values of `seqstarts` and `kvstarts` only where they are in memory of the
+    /// host.
+    pub(crate) fn check_inputs(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        starts_on_host: bool,
+    ) -> Result<CheckedInputs, Error> {
         let config = &self.config;
         let t1 = inputs.query.element;
         self.check_types(t1, inputs.key.element, inputs.value.element)?;
@@ -173,20 +162,40 @@ impl MultiHeadAttention {
             shapes::equal(name, &bound.shape, &[1][..bound.shape.len()], "a single number")?;
         }
 
-        let mut extents = Extents::default();
-        extents.read("query", (&inputs.query).into())?;
+        let mut aliases = AliasCheck::default();
+        aliases.read("query", (&inputs.query).into())?;
         for (name, tensor) in rows.into_iter().chain(index_inputs) {
-            extents.read(name, tensor.into())?;
+            aliases.read(name, tensor.into())?;
         }
-        Ok(CheckedTensors { batch: starts - 1, tokens, total_kvlen, extents })
+
+        let batch = starts - 1;
+        let decoding_batches = checks::decoding_batches(&inputs.decoding_batches, batch, &mut aliases)?;
+        let values = |tensor| if starts_on_host { indices::values(tensor) } else { &[][..] };
+        let (seqstarts, kvstarts) = (values(&inputs.seqstarts), values(&inputs.kvstarts));
+        for (input, starts, of, expected) in
+            [("seqstarts", seqstarts, "query", tokens), ("kvstarts", kvstarts, "key", total_kvlen)]
+        {
+            if starts_on_host {
+                indices::starts(input, starts)?;
+                if usize::try_from(starts[batch]) != Ok(expected) {
+                    return Err(Error::StartsTotal { input, of, got: starts[batch], expected });
+                }
+            }
+        }
+        indices::bound("max_seqlen", indices::values(&inputs.max_seqlen), seqstarts)?;
+        indices::bound("max_kvlen", indices::values(&inputs.max_kvlen), kvstarts)?;
+        let attn_mask = inputs.attn_mask.as_ref();
+        let rows = [tokens, total_kvlen];
+        let attention = Attention::check(config, (t1, batch), rows, decoding_batches, attn_mask, &mut aliases)?;
+        Ok(CheckedInputs { attention, rows, aliases })
     }
 }
 
-/// What is known of a call whose types, shapes and memory have been checked.
-pub(crate) struct CheckedTensors {
-    pub(crate) batch: usize,
-    pub(crate) tokens: usize,
-    pub(crate) total_kvlen: usize,
+/// What is known of a call of which everything but the output has been checked.
+pub(crate) struct CheckedInputs {
+    pub(crate) attention: Attention,
+    /// Rows of `query`, and of `key` and `value`.
+    pub(crate) rows: [usize; 2],
     /// The memory of every tensor checked so far.
-    pub(crate) extents: Extents,
+    pub(crate) aliases: AliasCheck,
 }

@@ -1,6 +1,6 @@
 //! The operator `MultiHeadCacheAttention`.
 
-use kvcache_attention::{AttentionGeometry, AttentionPointers, AttentionProblem, Keys, Mask};
+use kvcache_attention::{AttentionPointers, AttentionProblem, Keys};
 use kvcache_kernels::Geometry;
 use kvcache_schema::multi_head_cache_attention::T1;
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombination};
@@ -8,7 +8,7 @@ use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombi
 use super::attention_backend::AttentionBackend;
 use super::attention_call::AttentionCall;
 use super::attention_config::AttentionConfig;
-use super::queries_and_mask as checks;
+use super::queries_and_mask::{self as checks, Attention};
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::Error;
@@ -23,7 +23,7 @@ use crate::validate::{self, CheckedStores, equal_type, shapes};
 pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
     /// The queries, rotary embedding applied. T1, shape (`seqstarts[B]`, Hq, Dh).
     pub query: T,
-    /// Those that are `KeyValueCache`'s: the current keys and values, and where tokens are.
+    /// The inputs of `KeyValueCache`: the current keys and values, and where tokens are.
     pub stored: Inputs<'a, T, K>,
     /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1), in memory of the
     /// host.
@@ -152,10 +152,9 @@ impl MultiHeadCacheAttention {
         checks::query(&self.config, current_key.element, query)?;
         let current = Some([current_key, current_value]);
         let mut checked = validate::stores(&self.cache, current_key.element, current, indices, &cache, scale.as_ref())?;
-        let AttentionConfig { num_kv_heads, head_dim, .. } = self.config;
-        let expected = [checked.stores.total_seqlen(), num_kv_heads, head_dim];
-        shapes::equal("current_key", &current_key.shape, &expected, "by num_kv_heads and head_dim")?;
-        self.attention(&mut checked, decoding_batches, attn_mask.as_ref())?.call(checked, query)
+        checks::current_heads(&self.config, &current_key.shape, checked.stores.total_seqlen())?;
+        let attention = self.attention(&mut checked, decoding_batches, attn_mask.as_ref())?;
+        self.step(attention).call(checked, query)
     }
 
     /// Checks what the calls of all layers of one step have in common: indices, mask, cache and scale; `t1` is the type
@@ -182,7 +181,7 @@ impl MultiHeadCacheAttention {
             shapes::equal("cache", &cache.shape, &expected, "by cache_layout, num_kv_heads and head_dim")?;
         }
         let attention = self.attention(&mut checked, decoding_batches, attn_mask)?;
-        Ok(AttentionLayers { num_layer: self.cache.cache.num_layer, checked, attention })
+        Ok(AttentionLayers { num_layer: self.cache.cache.num_layer, checked, step: self.step(attention) })
     }
 
     /// Checks what belongs to the attention of a call or of a step: the mask and `decoding_batches`.
@@ -192,38 +191,38 @@ impl MultiHeadCacheAttention {
         decoding_batches: &TensorRef<'_>,
         attn_mask: Option<&TensorRef<'_>>,
     ) -> Result<Attention, Error> {
-        let CheckedStores { stores, extents } = checked;
+        let CheckedStores { stores, aliases } = checked;
         let &Geometry { batch, t1, .. } = stores.geometry();
-        let decoding_batches = checks::decoding_batches(decoding_batches, batch, extents)?;
-        let (tokens, total_kvlen) = (stores.total_seqlen(), stores.total_kvlen());
-        let attn_mask = checks::mask(&self.config, t1, attn_mask, tokens, total_kvlen, extents)?;
-        let geometry = checks::geometry(&self.config, t1, batch, decoding_batches);
-        Ok(Attention { config: self.config, backend: self.backend, store: self.store, geometry, attn_mask })
+        let decoding_batches = checks::decoding_batches(decoding_batches, batch, aliases)?;
+        let rows = [stores.total_seqlen(), stores.total_kvlen()];
+        Attention::check(&self.config, (t1, batch), rows, decoding_batches, attn_mask, aliases)
+    }
+
+    fn step(&self, attention: Attention) -> AttentionStep {
+        AttentionStep { config: self.config, backend: self.backend, store: self.store, attention }
     }
 }
 
 /// The attention of one call or of all layers of a step, checked.
 #[derive(Debug, Clone, Copy)]
-struct Attention {
+struct AttentionStep {
     config: AttentionConfig,
     backend: AttentionBackend,
     store: Backend,
-    geometry: AttentionGeometry,
-    attn_mask: Option<Mask>,
+    attention: Attention,
 }
 
-impl Attention {
+impl AttentionStep {
     /// The call with a `query` whose type, heads and head_dim have been checked.
     fn call<'a>(self, checked: CheckedStores<'a>, query: &TensorRef<'a>) -> Result<AttentionCall<'a>, Error> {
-        let Self { backend, store, geometry, attn_mask, .. } = self;
-        let CheckedStores { stores, mut extents } = checked;
-        checks::query_rows(query, stores.total_seqlen())?;
-        extents.read("query", query.into())?;
+        let Self { backend, store, attention: Attention { geometry, attn_mask }, .. } = self;
+        let CheckedStores { stores, mut aliases } = checked;
+        checks::query_rows(query, stores.total_seqlen(), &mut aliases)?;
         let pointers = AttentionPointers { query: query.data, attn_mask };
         // SAFETY: types, shapes, indices and alignment have been checked, here and before; T1, Hk, Dh and B are those of
         // the stores. Query and mask are valid for reads for 'a, as `TensorRef`s.
         let problem = unsafe { AttentionProblem::assume_checked(geometry, Keys::Cache(stores), pointers) };
-        Ok(AttentionCall { backend, store, problem, extents })
+        Ok(AttentionCall { backend, store, problem, aliases })
     }
 }
 
@@ -234,7 +233,7 @@ pub struct AttentionLayers<'a> {
     num_layer: usize,
     /// The stores of any layer, of which the current tokens are missing.
     checked: CheckedStores<'a>,
-    attention: Attention,
+    step: AttentionStep,
 }
 
 impl AttentionLayers<'_> {
@@ -253,7 +252,7 @@ impl AttentionLayers<'_> {
         current_value: &TensorRef<'c>,
     ) -> Result<AttentionCall<'c>, Error> {
         let checked = self.checked.layer(self.num_layer, layer_idx, [current_key, current_value])?;
-        checks::query(&self.attention.config, self.attention.geometry.t1, query)?;
-        self.attention.call(checked, query)
+        checks::query(&self.step.config, self.step.attention.geometry.t1, query)?;
+        self.step.call(checked, query)
     }
 }

@@ -5,8 +5,8 @@ use kvcache_schema::{ElementType, multi_head_attention};
 
 use super::attention_config::AttentionConfig;
 use crate::error::Error;
-use crate::tensor::TensorRef;
-use crate::validate::{Extents, equal_type, indices, shapes};
+use crate::tensor::{Shape, TensorRef};
+use crate::validate::{AliasCheck, equal_type, indices, shapes};
 
 /// Checks that T1, the type of the tensor called `input`, has scores.
 pub(crate) fn t1(input: &'static str, got: ElementType) -> Result<(), Error> {
@@ -21,21 +21,53 @@ pub(crate) fn query(config: &AttentionConfig, t1: ElementType, query: &TensorRef
     Ok(tokens)
 }
 
-/// Checks that `query` has as many rows as the call has tokens.
-pub(crate) fn query_rows(query: &TensorRef<'_>, tokens: usize) -> Result<(), Error> {
+/// Checks that `query`, whose type and other axes have been checked, has a row for each token of the call; and its memory.
+pub(crate) fn query_rows(query: &TensorRef<'_>, tokens: usize, aliases: &mut AliasCheck) -> Result<(), Error> {
     let expected = [&[tokens], &query.shape[1..]].concat();
-    shapes::equal("query", &query.shape, &expected, "the number of current tokens, seqstarts[B]")
+    shapes::equal("query", &query.shape, &expected, "the number of current tokens, seqstarts[B]")?;
+    aliases.read("query", query.into())
+}
+
+/// Checks that `current_key` has the heads of the attention.
+pub(crate) fn current_heads(config: &AttentionConfig, current_key: &Shape, tokens: usize) -> Result<(), Error> {
+    let expected = [tokens, config.num_kv_heads, config.head_dim];
+    shapes::equal("current_key", current_key, &expected, "by num_kv_heads and head_dim")
+}
+
+/// What a call attends with, whose rows and columns have been checked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attention {
+    pub(crate) geometry: AttentionGeometry,
+    pub(crate) attn_mask: Option<Mask>,
+}
+
+impl Attention {
+    /// Checks the mask of a call of so many rows of queries and of keys, whose other inputs have been checked.
+    pub(crate) fn check(
+        config: &AttentionConfig,
+        (t1, batch): (ElementType, usize),
+        [tokens, total_kvlen]: [usize; 2],
+        decoding_batches: usize,
+        attn_mask: Option<&TensorRef<'_>>,
+        aliases: &mut AliasCheck,
+    ) -> Result<Self, Error> {
+        let attn_mask = mask(config, t1, attn_mask, tokens, total_kvlen, aliases)?;
+        let &AttentionConfig { num_heads, num_kv_heads, head_dim, is_causal, is_alibi } = config;
+        let geometry =
+            AttentionGeometry { batch, num_heads, num_kv_heads, head_dim, t1, is_causal, is_alibi, decoding_batches };
+        Ok(Self { geometry, attn_mask })
+    }
 }
 
 /// The mask, if it is given: a tensor without elements is none, whatever its type and rank. Checks type, shape and
 /// memory.
-pub(crate) fn mask(
+fn mask(
     config: &AttentionConfig,
     t1: ElementType,
     mask: Option<&TensorRef<'_>>,
     tokens: usize,
     total_kvlen: usize,
-    extents: &mut Extents,
+    aliases: &mut AliasCheck,
 ) -> Result<Option<Mask>, Error> {
     let Some(mask) = mask.filter(|mask| !mask.shape.contains(&0)) else { return Ok(None) };
     equal_type("attn_mask", mask.element, t1)?;
@@ -46,27 +78,17 @@ pub(crate) fn mask(
     if width < total_kvlen {
         return Err(Error::MaskTooSmall { shape: mask.shape.clone(), got: width, expected: total_kvlen });
     }
-    extents.read("attn_mask", mask.into())?;
+    aliases.read("attn_mask", mask.into())?;
     Ok(Some(Mask { data: mask.data, width, per_head }))
 }
 
 /// Checks type, shape and memory of `decoding_batches`, then its value; gives it, B at most.
-pub(crate) fn decoding_batches(tensor: &TensorRef<'_>, batch: usize, extents: &mut Extents) -> Result<usize, Error> {
+pub(crate) fn decoding_batches(tensor: &TensorRef<'_>, batch: usize, aliases: &mut AliasCheck) -> Result<usize, Error> {
     const NAME: &str = "decoding_batches";
     equal_type(NAME, tensor.element, ElementType::Int64)?;
     shapes::scalar_or_one_axis(NAME, &tensor.shape)?;
     shapes::equal(NAME, &tensor.shape, &[1][..tensor.shape.len()], "a single number")?;
-    extents.read(NAME, tensor.into())?;
+    aliases.read(NAME, tensor.into())?;
     let got = indices::values(tensor)[0];
     usize::try_from(got).map(|got| got.min(batch)).map_err(|_| Error::DecodingBatchesNegative { got })
-}
-
-pub(crate) fn geometry(
-    config: &AttentionConfig,
-    t1: ElementType,
-    batch: usize,
-    decoding_batches: usize,
-) -> AttentionGeometry {
-    let &AttentionConfig { num_heads, num_kv_heads, head_dim, is_causal, is_alibi } = config;
-    AttentionGeometry { batch, num_heads, num_kv_heads, head_dim, t1, is_causal, is_alibi, decoding_batches }
 }

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::device_tensor::DeviceMut;
 use super::error::Error;
-use crate::validate::{Extents, equal_type};
+use crate::validate::{AliasCheck, equal_type};
 
 /// Why rows of a device are not moved or rotated.
 #[derive(Debug, Error)]
@@ -111,11 +111,11 @@ impl<'a> DeviceCacheRows<'a> {
         staging: &'a mut Staging,
     ) -> Result<Self, CacheRowsError> {
         let (t2, t3) = rows.types();
-        let mut extents = Extents::default();
+        let mut aliases = AliasCheck::default();
         let mut check = |name, tensor: &DeviceMut<'_>, element, expected| {
             tensor.check_stream(name, stream)?;
             let equal = equal_type(name, tensor.tensor.element(), element);
-            let got = equal.and_then(|()| extents.write_bytes(name, (&tensor.tensor).into())).map_err(Error::from)?;
+            let got = equal.and_then(|()| aliases.write_bytes(name, (&tensor.tensor).into())).map_err(Error::from)?;
             let length = RowsError::Length { memory: name, expected, got };
             if got == expected { Ok(()) } else { Err(CacheRowsError::from(length)) }
         };

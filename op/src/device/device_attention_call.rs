@@ -9,7 +9,7 @@ use kvcache_schema::multi_head_attention::{MASS, OUTPUTS};
 use super::device_call::status_address;
 use super::device_tensor::{DeviceMut, StreamGuards};
 use super::error::Error;
-use crate::validate::{Extents, equal_type, shapes};
+use crate::validate::{AliasCheck, equal_type, shapes};
 
 /// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub struct DeviceAttentionCall<'a> {
     /// All but the output, scratch memory and the status word.
     pub(super) call: DeviceAttention,
     /// The memory of every tensor checked so far.
-    pub(super) extents: Extents,
+    pub(super) aliases: AliasCheck,
     pub(super) guards: StreamGuards<'a>,
 }
 
@@ -46,7 +46,7 @@ impl<'a> DeviceAttentionCall<'a> {
         let tensor = &attention_mass.tensor;
         equal_type(MASS, tensor.element, ElementType::Float32)?;
         shapes::equal(MASS, &tensor.shape, &self.mass_shape(), "the shape (Hq, kvstarts[B]) of this call")?;
-        self.extents.write(MASS, tensor.into())?;
+        self.aliases.write(MASS, tensor.into())?;
         self.call.attention_mass = Some(attention_mass.address());
         self.guards = StreamGuards::of([(MASS, attention_mass.guard)]).and(self.guards);
         Ok(self)
@@ -150,12 +150,12 @@ impl<'a> DeviceAttentionCall<'a> {
         equal_type(OUTPUTS[0], output.element, self.call.geometry.t1)?;
         let reason = "the shape (seqstarts[B], Hq, Dh) of this call";
         shapes::equal(OUTPUTS[0], &output.shape, &self.output_shape(), reason)?;
-        let mut extents = self.extents.clone();
-        extents.write(OUTPUTS[0], output.into())?;
+        let mut aliases = self.aliases.clone();
+        aliases.write(OUTPUTS[0], output.into())?;
         let expected = self.scratch_bytes()?;
         let mut scratch_at = 0;
         if expected > 0 {
-            let got = scratch.map_or(Ok(0), |scratch| extents.write_bytes("scratch", (&scratch.tensor).into()))?;
+            let got = scratch.map_or(Ok(0), |scratch| aliases.write_bytes("scratch", (&scratch.tensor).into()))?;
             scratch_at = scratch.map_or(0, DeviceMut::address);
             if got < expected || !scratch_at.is_multiple_of(4) {
                 return Err(Error::Scratch { got, expected });

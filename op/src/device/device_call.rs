@@ -2,14 +2,14 @@
 
 use cudarc::driver::{CudaStream, sys};
 use kvcache_kernels::cuda::{Error as LaunchError, Queue, StatusWord, cudarc};
-use kvcache_kernels::{DeviceProblem, DeviceStores};
+use kvcache_kernels::{AlikeSequences, DeviceProblem, DeviceStores};
 use kvcache_schema::OUTPUTS;
 
 use super::device_tensor::{DeviceMut, DeviceRef, StreamGuards};
 use super::error::Error;
 use crate::operands::{IndexInputs, Inputs};
 use crate::tensor::TensorRef;
-use crate::validate::{ExpectedOutputs, Extents};
+use crate::validate::{AliasCheck, ExpectedOutputs};
 
 /// The inputs of `KeyValueCache` that are only read, for a call on a device.
 pub type DeviceInputs<'a> = Inputs<'a, DeviceRef<'a>, OutputRows<'a>>;
@@ -45,12 +45,20 @@ pub struct DeviceOutputs<'a> {
     pub value: DeviceMut<'a>,
 }
 
-/// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet. Its outputs
-/// have `RANK` axes: three, or in static batching four.
+/// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet.
 #[derive(Debug)]
-pub struct DeviceCall<'a, const RANK: usize = 3> {
+pub struct DeviceCall<'a> {
     pub(super) checked: CheckedDeviceStores<'a>,
-    pub(super) outputs: ExpectedOutputs<RANK>,
+    pub(super) outputs: ExpectedOutputs,
+    /// Sequences whose index inputs the launch makes.
+    pub(super) alike: Option<AlikeSequences>,
+}
+
+/// A call of static batching that has been checked, and which has launched nothing yet.
+#[derive(Debug)]
+pub struct StaticDeviceCall<'a> {
+    pub(super) call: DeviceCall<'a>,
+    pub(super) output_shape: [usize; 4],
 }
 
 /// The stores of a call, checked as far as the host knows them.
@@ -59,7 +67,7 @@ pub(super) struct CheckedDeviceStores<'a> {
     /// All but the status word.
     pub(super) stores: DeviceStores,
     /// The memory of every tensor checked so far.
-    pub(super) extents: Extents,
+    pub(super) aliases: AliasCheck,
     pub(super) guards: StreamGuards<'a>,
 }
 
@@ -70,11 +78,11 @@ pub(super) fn status_address(status: &StatusWord, stream: &CudaStream) -> Result
     if same_context { Ok(status.address()) } else { Err(LaunchError::OtherContext) }
 }
 
-impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
-    /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh), in static batching (B, `start_pos` + S,
-    /// H * `num_repeat`, Dh).
-    pub fn output_shape(&self) -> [usize; RANK] {
-        self.outputs.shape
+impl DeviceCall<'_> {
+    /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
+    pub fn output_shape(&self) -> [usize; 3] {
+        let stores = &self.checked.stores;
+        [stores.all_rows, self.outputs.heads, stores.geometry.head_dim]
     }
 
     /// Enqueues the call on the stream that its tensors were made for. Once the stream has run it, its status is in the
@@ -124,8 +132,8 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
         status: u64,
         queue: &Queue<'_>,
     ) -> Result<(), Error> {
-        let Self { checked, outputs: expected } = self;
-        expected.check(checked.stores.geometry.t1, checked.extents.clone(), [&key.tensor, &value.tensor])?;
+        let Self { checked, outputs: expected, alike } = self;
+        expected.check(checked.stores.geometry.t1, checked.aliases.clone(), [&key.tensor, &value.tensor])?;
         let problem = DeviceProblem {
             stores: DeviceStores { status, ..checked.stores },
             num_repeat: expected.num_repeat,
@@ -133,7 +141,46 @@ impl<'a, const RANK: usize> DeviceCall<'a, RANK> {
         };
         // SAFETY: `check_device` and `expected.check` above have checked types, shapes, alignment and overlap; each
         // tensor's memory is accessible to the device when the stream runs the call, as `DeviceRef` and `DeviceMut` ask
-        // for, and so is the status word: see `# Safety`.
-        Ok(unsafe { queue.run(&problem) }?)
+        // for, and so is the status word: see `# Safety`. Alike sequences are those of static batching, whose slots have
+        // been checked to be inside the cache.
+        unsafe {
+            match alike {
+                None => queue.run(&problem)?,
+                Some(sequences) => queue.run_alike(&problem, *sequences)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl StaticDeviceCall<'_> {
+    /// The shape of `key` and of `value`: (B, `start_pos` + S, H * `num_repeat`, Dh).
+    pub fn output_shape(&self) -> [usize; 4] {
+        self.output_shape
+    }
+
+    /// Enqueues the call: [`DeviceCall::launch`], behind a launch that makes its index inputs in memory of the stream.
+    ///
+    /// # Errors
+    /// Those of [`DeviceCall::launch`].
+    pub fn launch(self, outputs: DeviceOutputs<'_>, status: &StatusWord, stream: &CudaStream) -> Result<(), Error> {
+        self.call.launch(outputs, status, stream)
+    }
+
+    /// Enqueues the call on a stream of any library: [`DeviceCall::launch_raw`].
+    ///
+    /// # Errors
+    /// Those of [`DeviceCall::launch_raw`].
+    ///
+    /// # Safety
+    /// The conditions of [`DeviceCall::launch_raw`].
+    pub unsafe fn launch_raw(
+        self,
+        outputs: DeviceOutputs<'_>,
+        status: u64,
+        stream: sys::CUstream,
+    ) -> Result<(), Error> {
+        // SAFETY: the conditions are the same: see `# Safety`.
+        unsafe { self.call.launch_raw(outputs, status, stream) }
     }
 }

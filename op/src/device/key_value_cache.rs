@@ -1,16 +1,17 @@
-//! The operator on a device: checking a call, and loading its kernels.
+//! `KeyValueCache` on a device, and that of static batching: checking a call, and loading the kernels.
 
 use cudarc::driver::CudaStream;
 use kvcache_kernels::cuda::{Queue, cudarc};
-use kvcache_kernels::{DeviceStores, Pages, Pointers};
+use kvcache_kernels::{DeviceAddressing, DeviceStores, Pointers};
 use kvcache_schema::{CacheMode, ElementType};
 
-use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceInputs, OutputRows};
-use super::device_tensor::{DeviceMut, StreamGuards};
+use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceInputs, OutputRows, StaticDeviceCall};
+use super::device_tensor::{DeviceMut, DeviceRef, StreamGuards};
 use super::error::Error;
 use crate::config::{CacheConfig, Config};
 use crate::key_value_cache::KeyValueCache;
 use crate::operands::{IndexInputs, Inputs};
+use crate::static_batching::{StaticInputs, StaticKeyValueCache};
 use crate::validate::checked_stores::dynamic_tensors;
 use crate::validate::{CheckedTensors, ExpectedOutputs, indices};
 
@@ -33,11 +34,62 @@ impl KeyValueCache {
         let checked = check_stores(&self.config, inputs, cache, scale)?;
         let outputs =
             ExpectedOutputs::new(&checked.stores.geometry, self.config.cache.num_repeat, checked.stores.all_rows)?;
-        Ok(DeviceCall { checked, outputs })
+        Ok(DeviceCall { checked, outputs, alike: None })
     }
 
     /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
     /// and can be captured into a CUDA graph. A graph executor does so when it loads a model.
+    ///
+    /// # Errors
+    /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
+    pub fn prepare_device(
+        &self,
+        t1: ElementType,
+        t2: ElementType,
+        t3: Option<ElementType>,
+        stream: &CudaStream,
+    ) -> Result<(), Error> {
+        self.check_types(t1, t1, t2, t3)?;
+        prepare(&self.config.cache, (t1, t2, t3), &Queue::new(stream)?)
+    }
+}
+
+/// The inputs of a call of static batching that are only read, for a call on a device.
+pub type StaticDeviceInputs<'a> = StaticInputs<'a, DeviceRef<'a>>;
+
+impl StaticKeyValueCache {
+    /// Checks a call on a device, as on the host; nothing is launched yet, and no driver is needed. The host knows all
+    /// that there is to check, so the status word stays 0.
+    ///
+    /// # Errors
+    /// Every [`Error`](crate::Error) that concerns the inputs, `cache` or `scale`.
+    pub fn check_device<'a>(
+        &self,
+        inputs: StaticDeviceInputs<'a>,
+        cache: DeviceMut<'a>,
+        scale: Option<DeviceMut<'a>>,
+    ) -> Result<StaticDeviceCall<'a>, crate::Error> {
+        let StaticInputs { current_key, current_value, start_pos } = inputs;
+        let current = [&current_key.tensor, &current_value.tensor];
+        let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
+        let checked = self.check_tensors(current, &start_pos, &cache.tensor, scale_tensor)?;
+        let output_shape @ [batch, kvlen, ..] = checked.output_shape;
+        // No more than there are elements in the tensors, whose sizes fit, unless these are empty.
+        let [current_rows, all_rows] = [checked.sequences.seqlen, kvlen].map(|len| batch.saturating_mul(len));
+        let rows = [checked.max_t, current_rows, all_rows];
+        let guards = StreamGuards::of([
+            ("current_key", current_key.guard),
+            ("current_value", current_value.guard),
+            ("cache", cache.guard),
+            ("scale", scale.and_then(|scale| scale.guard)),
+        ]);
+        let stores = without_indices(&checked.tensors, rows, DeviceAddressing::Offset);
+        let checked_stores = CheckedDeviceStores { stores, aliases: checked.tensors.aliases, guards };
+        let call = DeviceCall { checked: checked_stores, outputs: checked.outputs, alike: Some(checked.sequences) };
+        Ok(StaticDeviceCall { call, output_shape })
+    }
+
+    /// Loads the kernels: [`KeyValueCache::prepare_device`].
     ///
     /// # Errors
     /// Those of [`check_types`](Self::check_types); what concerns the machine or its driver.
@@ -104,10 +156,10 @@ pub(super) fn check_stores<'a>(
         exact_rows,
         ..without_indices(
             &tensors,
-            [dims.cache.max_t, current_rows, all_rows],
+            [dims.max_t, current_rows, all_rows],
             match config.mode {
-                CacheMode::Offset => Pages::Offset,
-                CacheMode::Paged => Pages::Paged { max_p: dims.max_p, page_size: config.page_size },
+                CacheMode::Offset => DeviceAddressing::Offset,
+                CacheMode::Paged => DeviceAddressing::Paged { max_p: dims.max_p, page_size: config.page_size },
             },
         )
     };
@@ -120,7 +172,7 @@ pub(super) fn check_stores<'a>(
         ("cache", cache.guard),
         ("scale", scale.and_then(|scale| scale.guard)),
     ];
-    Ok(CheckedDeviceStores { stores, extents: tensors.extents, guards: StreamGuards::of(guards) })
+    Ok(CheckedDeviceStores { stores, aliases: tensors.aliases, guards: StreamGuards::of(guards) })
 }
 
 /// Checks what the host can know of lengths: `kvstarts`, the bounds, and that rows of the page table are long enough.
@@ -147,13 +199,13 @@ fn bounds_on_host(inputs: &IndexInputs<'_>, kvstarts: &[i64]) -> Result<(), crat
 pub(super) fn without_indices(
     tensors: &CheckedTensors,
     [max_t, current_rows, all_rows]: [usize; 3],
-    pages: Pages,
+    addressing: DeviceAddressing,
 ) -> DeviceStores {
     let Pointers { current, cache, scale } = tensors.pointers;
     DeviceStores {
         geometry: tensors.geometry,
         max_t,
-        pages,
+        addressing,
         current_rows,
         all_rows,
         exact_rows: true,

@@ -77,24 +77,21 @@
 //! replay: [`OutputRows::AtMost`] makes room for the largest. The graph must not be replayed after one of the tensors,
 //! or the status word, is freed; with cudarc's own slices, capture on a context without event tracking.
 
+mod attention;
 mod cache_rows;
 mod device_attention_call;
 mod device_call;
 mod device_tensor;
 mod error;
 mod key_value_cache;
-mod multi_head_attention;
-mod multi_head_cache_attention;
-mod static_key_value_cache;
 
+pub use attention::{DeviceAttentionInputs, DeviceCacheAttentionInputs};
 pub use cache_rows::{CacheRowsError, DeviceCacheRows, Staging};
 pub use device_attention_call::DeviceAttentionCall;
-pub use device_call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
+pub use device_call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows, StaticDeviceCall};
 pub use device_tensor::{DeviceMut, DeviceRef};
 pub use error::Error;
+pub use key_value_cache::StaticDeviceInputs;
 pub use kvcache_kernels::cuda::{
     Error as LaunchError, Finding, Status, StatusWord, available, cudarc, primary_context,
 };
-pub use multi_head_attention::DeviceAttentionInputs;
-pub use multi_head_cache_attention::DeviceCacheAttentionInputs;
-pub use static_key_value_cache::StaticDeviceInputs;

@@ -1,11 +1,10 @@
-//! The operator of static batching: all sequences of a batch have the same length and the same position.
+//! The operator of static batching, whose sequences are alike: all of a batch have the same length and the same
+//! position.
+//!
+//! A front-end: it checks the shapes of rank 4 and 6 and makes the index inputs of `KeyValueCache`, which does the work.
 
-pub(crate) mod checked_sequences;
 mod static_call;
-mod static_config;
 mod static_key_value_cache;
-mod static_shape_inference;
 
 pub use static_call::StaticCall;
-pub use static_key_value_cache::{StaticInputs, StaticKeyValueCache};
-pub use static_shape_inference::StaticInputDims;
+pub use static_key_value_cache::{StaticInputDims, StaticInputs, StaticKeyValueCache};

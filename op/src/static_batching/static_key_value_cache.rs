@@ -1,15 +1,18 @@
 //! The operator `KeyValueCache` of static batching: checked attributes, and the ways to make a call.
 
-use kvcache_schema::{ElementType, StaticAttributes, TypeCombination};
+use std::marker::PhantomData;
 
-use super::checked_sequences as checks;
-use super::static_call::StaticCall;
-use super::static_config::StaticConfig;
-use super::static_shape_inference::{self, StaticInputDims};
+use kvcache_kernels::Workers;
+use kvcache_schema::{ElementType, StaticAttributes, StaticAxis, TypeCombination};
+use ndarray::Array4;
+
+use super::static_call::{self, CheckedStaticCall, StaticCall};
 use crate::backend::Backend;
+use crate::config::StaticConfig;
 use crate::error::Error;
-use crate::shape_inference::Dim;
-use crate::tensor::{TensorMut, TensorRef};
+use crate::operands::{self, Outputs};
+use crate::shape_inference::{Dim, axis, best_known, repeated};
+use crate::tensor::{Element, TensorMut, TensorRef};
 use crate::validate;
 
 /// The inputs of a call of static batching that are only read. Everything is checked when a call is made. A call on a
@@ -89,7 +92,7 @@ impl StaticKeyValueCache {
 
     /// The shape of `key` and of `value`, as far as it is known before a call.
     pub fn infer_shape(&self, inputs: &StaticInputDims<'_>) -> [Dim; 4] {
-        static_shape_inference::infer(&self.config, inputs)
+        infer_shape(&self.config, inputs)
     }
 
     /// Checks a call; nothing is written yet. [`StaticCall::output_shape`] is then known, and [`StaticCall::run`] does
@@ -104,12 +107,81 @@ impl StaticKeyValueCache {
         scale: Option<TensorMut<'a>>,
     ) -> Result<StaticCall<'a>, Error> {
         let StaticInputs { current_key, current_value, start_pos } = inputs;
-        let t3 = scale.as_ref().map(|scale| scale.element);
-        self.check_types(current_key.element, current_value.element, cache.element, t3)?;
-        let current = [current_key, current_value];
-        let checked = checks::tensors(&self.config, current, start_pos, &cache, scale.as_ref())?;
-        // SAFETY: `start_pos` is a `TensorRef` of the host, whose type, shape and memory have just been checked.
-        let checked = unsafe { checked.at(start_pos) }?;
-        Ok(StaticCall::new(self.backend, checked))
+        let checked = self.check_tensors([current_key, current_value], start_pos, &cache, scale.as_ref())?;
+        Ok(StaticCall { backend: self.backend, checked, memory: PhantomData })
     }
+
+    /// Checks everything but the outputs. `start_pos` is the one value that is read.
+    pub(crate) fn check_tensors(
+        &self,
+        current: [&TensorRef<'_>; 2],
+        start_pos: &TensorRef<'_>,
+        cache: &TensorMut<'_>,
+        scale: Option<&TensorMut<'_>>,
+    ) -> Result<CheckedStaticCall, Error> {
+        let [t1, current_value] = current.map(|tensor| tensor.element);
+        self.check_types(t1, current_value, cache.element, scale.map(|scale| scale.element))?;
+        static_call::check(&self.config, current, start_pos, cache, scale)
+    }
+
+    /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
+    /// for usual batches.
+    ///
+    /// # Errors
+    /// Any [`Error`]; nothing has then been written.
+    pub fn run<'a>(
+        &self,
+        inputs: &StaticInputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+        outputs: Outputs<'a>,
+        workers: &dyn Workers,
+    ) -> Result<(), Error> {
+        self.check(inputs, cache, scale)?.run(outputs, workers)
+    }
+
+    /// Runs the operator with outputs allocated here: `key` and `value`, of the type of `current_key`.
+    ///
+    /// # Errors
+    /// Any [`Error`]; nothing has then been written.
+    pub fn run_alloc<'a, T: Element>(
+        &self,
+        inputs: &StaticInputs<'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
+        workers: &dyn Workers,
+    ) -> Result<(Array4<T>, Array4<T>), Error> {
+        let call = self.check(inputs, cache, scale)?;
+        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers)).map(Into::into)
+    }
+}
+
+/// What decides the outputs' shape, as far as a graph knows it; an unknown rank is `None`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StaticInputDims<'a> {
+    /// The shape of `current_key`.
+    pub current_key: Option<&'a [Dim]>,
+    /// The shape of `current_value`.
+    pub current_value: Option<&'a [Dim]>,
+    /// The shape of `cache`.
+    pub cache: Option<&'a [Dim]>,
+    /// The value of `start_pos`, if the graph has it as a constant.
+    pub start_pos: Option<usize>,
+}
+
+/// The shape of `key` and of `value`: (B, `start_pos` + S, H * `num_repeat`, Dh).
+///
+/// An input of a wrong rank is ignored here; it is an error when the operator runs.
+fn infer_shape(config: &StaticConfig, inputs: &StaticInputDims<'_>) -> [Dim; 4] {
+    let current = |of: usize| [axis(inputs.current_key, 4, of), axis(inputs.current_value, 4, of)];
+    let with_cache =
+        |of: usize, in_cache: usize| best_known(current(of).into_iter().chain([axis(inputs.cache, 6, in_cache)]));
+    let kvlen = match (best_known(current(1)), inputs.start_pos) {
+        (Dim::Known(seqlen), Some(start_pos)) => start_pos.checked_add(seqlen).map_or(Dim::Unknown, Dim::Known),
+        // Without a past, the length is that of the current tokens.
+        (seqlen, Some(0)) => seqlen,
+        _ => Dim::Unknown,
+    };
+    let head_axis = config.layout.axes().into_iter().position(|axis| axis == StaticAxis::Head).unwrap_or_default();
+    [best_known(current(0)), kvlen, repeated(with_cache(2, head_axis), config.cache.num_repeat), with_cache(3, 5)]
 }

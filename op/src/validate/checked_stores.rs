@@ -3,9 +3,9 @@
 use std::ptr;
 
 use kvcache_kernels::{Geometry, Pointers, Quant, Stores};
-use kvcache_schema::{CacheStrides, ElementType};
+use kvcache_schema::ElementType;
 
-use super::extents::{self, Extents};
+use super::alias_check::{self, AliasCheck};
 use super::indices;
 use super::shapes::{self, Dims};
 use super::types::equal_type;
@@ -20,24 +20,14 @@ pub(crate) struct CheckedTensors {
     pub(crate) geometry: Geometry,
     pub(crate) pointers: Pointers,
     /// The memory of every tensor checked so far.
-    pub(crate) extents: Extents,
+    pub(crate) aliases: AliasCheck,
 }
 
 #[derive(Debug)]
 pub(crate) struct CheckedStores<'a> {
     pub(crate) stores: Stores<'a>,
     /// The memory of every tensor checked so far.
-    pub(crate) extents: Extents,
-}
-
-/// What the shapes of a call's tensors say of its geometry.
-pub(crate) struct Sizes {
-    pub(crate) batch: usize,
-    pub(crate) num_heads: usize,
-    pub(crate) head_dim: usize,
-    /// By layout; `None` where the tensor is too large.
-    pub(crate) cache: Option<CacheStrides>,
-    pub(crate) scale: Option<CacheStrides>,
+    pub(crate) aliases: AliasCheck,
 }
 
 /// Checks the memory of tensors whose types and shapes have been checked. Before a layer's current tokens are known,
@@ -49,43 +39,43 @@ pub(crate) fn tensors(
     index_inputs: &[(&'static str, &TensorRef<'_>)],
     cache: &TensorMut<'_>,
     scale: Option<&TensorMut<'_>>,
-    sizes: &Sizes,
+    dims: &Dims,
 ) -> Result<CheckedTensors, Error> {
-    let mut extents = Extents::default();
+    let mut aliases = AliasCheck::default();
     if let Some(current) = current {
-        read_current(&mut extents, current)?;
+        read_current(&mut aliases, current)?;
     }
     for &(name, tensor) in index_inputs {
-        extents.read(name, tensor.into())?;
+        aliases.read(name, tensor.into())?;
     }
-    extents.write("cache", cache.into())?;
+    aliases.write("cache", cache.into())?;
     if let Some(scale) = scale {
         match config.static_scales {
-            true => extents.read("scale", scale.into())?,
-            false => extents.write("scale", scale.into())?,
+            true => aliases.read("scale", scale.into())?,
+            false => aliases.write("scale", scale.into())?,
         }
     }
 
-    let cache_strides = sizes.cache.ok_or_else(|| extents::overflow("cache", &cache.shape))?;
+    let cache_strides = dims.cache.ok_or_else(|| alias_check::overflow("cache", &cache.shape))?;
     let quant = match (config.quant, scale) {
         (Some(bits), Some(scale)) => Some(Quant {
             bits,
-            group: if config.static_scales { sizes.head_dim.max(1) } else { config.quant_group },
+            group: if config.static_scales { dims.head_dim.max(1) } else { config.quant_group },
             t3: scale.element,
-            scale_len: extents::len("scale", &scale.shape)?,
-            scale: sizes.scale.ok_or_else(|| extents::overflow("scale", &scale.shape))?,
+            scale_len: alias_check::len("scale", &scale.shape)?,
+            scale: dims.scale.ok_or_else(|| alias_check::overflow("scale", &scale.shape))?,
         }),
         _ => None,
     };
     let geometry = Geometry {
-        batch: sizes.batch,
-        num_heads: sizes.num_heads,
-        head_dim: sizes.head_dim,
+        batch: dims.batch,
+        num_heads: dims.num_heads,
+        head_dim: dims.head_dim,
         layer_idx: config.layer_idx,
         t1,
         t2: cache.element,
         quant,
-        cache_len: extents::len("cache", &cache.shape)?,
+        cache_len: alias_check::len("cache", &cache.shape)?,
         cache: cache_strides,
     };
     let pointers = Pointers {
@@ -93,7 +83,7 @@ pub(crate) fn tensors(
         cache: cache.data,
         scale: scale.map_or(ptr::null_mut(), |scale| scale.data),
     };
-    Ok(CheckedTensors { geometry, pointers, extents })
+    Ok(CheckedTensors { geometry, pointers, aliases })
 }
 
 /// Checks types, shapes and memory, but no value of any tensor; `types` has found T1, T2 and T3 to be a legal
@@ -113,14 +103,7 @@ pub(crate) fn dynamic_tensors(
         equal_type(name, tensor.element, ElementType::Int64)?;
     }
     let dims = shapes::check(config, current, index_inputs, cache, scale)?;
-    let sizes = Sizes {
-        batch: dims.batch,
-        num_heads: dims.cache.num_heads,
-        head_dim: dims.cache.inner,
-        cache: config.layout.strides(dims.cache),
-        scale: dims.scale,
-    };
-    Ok((tensors(&config.cache, t1, current, &named, cache, scale, &sizes)?, dims))
+    Ok((tensors(&config.cache, t1, current, &named, cache, scale, &dims)?, dims))
 }
 
 /// Checks everything but the outputs, and without `current` tensors everything but those. `types` has found T1, T2 and
@@ -134,12 +117,13 @@ pub(crate) fn stores<'a>(
     scale: Option<&TensorMut<'a>>,
 ) -> Result<CheckedStores<'a>, Error> {
     let (tensors, dims) = dynamic_tensors(config, t1, current, index_inputs, cache, scale)?;
-    let CheckedTensors { geometry, pointers, extents } = tensors;
-    let indices = indices::check(config, index_inputs, &dims)?;
+    let CheckedTensors { geometry, pointers, aliases } = tensors;
+    let total_seqlen = current.map(|[key, _]| key.shape[0]);
+    let indices = indices::check(config, index_inputs, &dims, total_seqlen)?;
     // SAFETY: `types` has checked the types, `dynamic_tensors` shapes, alignment and overlap, `indices::check` the
     // indices. Each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for reads or writes of its
     // shape, and borrowed so that no other call writes it. Without `current`, `layer` is what the stores are used for.
-    Ok(CheckedStores { stores: unsafe { Stores::assume_checked(geometry, indices, pointers) }, extents })
+    Ok(CheckedStores { stores: unsafe { Stores::assume_checked(geometry, indices, pointers) }, aliases })
 }
 
 impl CheckedStores<'_> {
@@ -154,11 +138,11 @@ impl CheckedStores<'_> {
         let expected = [self.stores.total_seqlen(), geometry.num_heads, geometry.head_dim];
         let reason = "the shape (seqstarts[B], H, Dh) of this call";
         config::layer_idx(layer_idx, num_layer)?;
-        let extents = current_of_layer(geometry.t1, current, (&expected, reason), &self.extents)?;
+        let aliases = current_of_layer(geometry.t1, current, (&expected, reason), &self.aliases)?;
         // SAFETY: the cache has `num_layer` layers, and this one is among them, checked above. The current tokens have
         // been checked, and their memory is valid for reads for 'c, as `TensorRef`s.
         let stores = unsafe { self.stores.layer(layer_idx, current.map(|tensor| tensor.data)) };
-        Ok(CheckedStores { stores, extents })
+        Ok(CheckedStores { stores, aliases })
     }
 }
 
@@ -170,17 +154,17 @@ fn current_of_layer(
     t1: ElementType,
     current: [&TensorRef<'_>; 2],
     (shape, reason): (&[usize], &'static str),
-    extents: &Extents,
-) -> Result<Extents, Error> {
+    aliases: &AliasCheck,
+) -> Result<AliasCheck, Error> {
     for (name, tensor) in CURRENT.into_iter().zip(current) {
         equal_type(name, tensor.element, t1)?;
         shapes::equal(name, &tensor.shape, shape, reason)?;
     }
-    let mut extents = extents.clone();
-    read_current(&mut extents, current)?;
-    Ok(extents)
+    let mut aliases = aliases.clone();
+    read_current(&mut aliases, current)?;
+    Ok(aliases)
 }
 
-fn read_current(extents: &mut Extents, current: [&TensorRef<'_>; 2]) -> Result<(), Error> {
-    CURRENT.into_iter().zip(current).try_for_each(|(name, tensor)| extents.read(name, tensor.into()))
+fn read_current(aliases: &mut AliasCheck, current: [&TensorRef<'_>; 2]) -> Result<(), Error> {
+    CURRENT.into_iter().zip(current).try_for_each(|(name, tensor)| aliases.read(name, tensor.into()))
 }

@@ -10,15 +10,21 @@ use crate::error::Error;
 use crate::operands::IndexInputs;
 use crate::tensor::TensorRef;
 
-/// Checks the values of tensors whose types, shapes and memory have been checked.
-pub(super) fn check<'a>(config: &Config, inputs: &IndexInputs<'a>, dims: &Dims) -> Result<Indices<'a>, Error> {
+/// Checks the values of tensors whose types, shapes and memory have been checked; `total_seqlen` are the rows of
+/// `current_key`, where there is one.
+pub(super) fn check<'a>(
+    config: &Config,
+    inputs: &IndexInputs<'a>,
+    dims: &Dims,
+    total_seqlen: Option<usize>,
+) -> Result<Indices<'a>, Error> {
     let seqstarts = values(&inputs.seqstarts);
     let kvstarts = values(&inputs.kvstarts);
     let start_pos = values(&inputs.start_pos);
     starts("seqstarts", seqstarts)?;
     starts("kvstarts", kvstarts)?;
     let got = seqstarts[dims.batch];
-    if let Some(expected) = dims.total_seqlen
+    if let Some(expected) = total_seqlen
         && usize::try_from(got) != Ok(expected)
     {
         return Err(Error::StartsTotal { input: "seqstarts", of: "current_key", got, expected });
@@ -81,7 +87,7 @@ pub(crate) fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Resul
 
 /// Checks that every token of the call has a slot in the cache.
 fn slots(config: &Config, cachestarts: &[i64], indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
-    let max_t = dims.cache.max_t;
+    let max_t = dims.max_t;
     let inside = |start: i64, len: usize| {
         usize::try_from(start).is_ok_and(|start| start.checked_add(len).is_some_and(|end| end <= max_t))
     };

@@ -10,11 +10,14 @@ use crate::tensor::{Shape, TensorMut, TensorRef};
 /// The dimensions of a call, on which all inputs agree.
 pub(crate) struct Dims {
     pub(crate) batch: usize,
-    /// Rows of `current_key`, where there is one.
-    pub(crate) total_seqlen: Option<usize>,
+    pub(crate) num_heads: usize,
+    pub(crate) head_dim: usize,
+    /// Slots of the cache (MaxT), or more.
+    pub(crate) max_t: usize,
     /// Page table entries per sequence (MaxP); 0 in offset mode.
     pub(crate) max_p: usize,
-    pub(crate) cache: CacheDims,
+    /// The strides of `cache`; `None` where it is too large.
+    pub(crate) cache: Option<CacheStrides>,
     /// The strides of `scale`, if there were one; `None` where it is too large.
     pub(crate) scale: Option<CacheStrides>,
 }
@@ -89,12 +92,13 @@ pub(super) fn check(
         }
         config.layout.strides(scale_dims)
     };
-    let max_p = max_p.unwrap_or_default();
     Ok(Dims {
         batch,
-        total_seqlen: current_dims.map(|[total_seqlen, ..]| total_seqlen),
-        max_p,
-        cache: cache_dims,
+        num_heads: cache_dims.num_heads,
+        head_dim: cache_dims.inner,
+        max_t: cache_dims.max_t,
+        max_p: max_p.unwrap_or_default(),
+        cache: config.layout.strides(cache_dims),
         scale: scale_strides,
     })
 }

@@ -34,11 +34,3 @@ pub(crate) fn equal_types(got: TypeCombination, expected: TypeCombination) -> Re
 pub(crate) fn equal_type(input: &'static str, got: ElementType, expected: ElementType) -> Result<(), Error> {
     if got == expected { Ok(()) } else { Err(Error::TypeMismatch { input, got, expected }) }
 }
-
-/// The rows of the table of types for a `quant_bit`, a `quant_type` and these T1, in words.
-pub(crate) fn legal_types(quant_bit: i64, quant_type: i64, t1s: &[ElementType]) -> String {
-    let is_asked = |row: &TypeCombination| row.quant_bit == quant_bit && row.quant_types().contains(&quant_type);
-    let rows = TypeCombination::all().filter(|row| is_asked(row) && t1s.contains(&row.t1));
-    let names = |row: TypeCombination| row.types().map(ElementType::name).collect::<Vec<_>>().join(" x ");
-    rows.map(names).collect::<Vec<_>>().join(", ")
-}

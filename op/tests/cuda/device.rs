@@ -82,6 +82,10 @@ impl Buffer {
         Self::of(gpu, &untouched(element, shape), shift)
     }
 
+    pub fn element(&self) -> ElementType {
+        self.element
+    }
+
     pub fn view(&self) -> CudaView<'_, u8> {
         self.slice.slice(self.shift..self.shift + self.bytes)
     }

@@ -21,7 +21,7 @@ const HEAD_DIM: usize = 32;
 const MAX_T: usize = 48;
 
 /// A stream that can be captured. Its slices are not tracked by events, which a capture must not wait for.
-fn capturable() -> Result<Gpu, Box<dyn Error>> {
+pub fn capturable() -> Result<Gpu, Box<dyn Error>> {
     let context = kvcache_op::cuda::primary_context(0)?;
     // SAFETY: these tests use one stream.
     unsafe { context.disable_event_tracking() };
@@ -29,11 +29,11 @@ fn capturable() -> Result<Gpu, Box<dyn Error>> {
     Ok(Gpu { stream: gpu.context.new_stream()?, ..gpu })
 }
 
-fn begin(gpu: &Gpu) -> Result<(), cudarc::driver::DriverError> {
+pub fn begin(gpu: &Gpu) -> Result<(), cudarc::driver::DriverError> {
     gpu.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
 }
 
-fn end(gpu: &Gpu) -> Result<CudaGraph, Box<dyn Error>> {
+pub fn end(gpu: &Gpu) -> Result<CudaGraph, Box<dyn Error>> {
     Ok(gpu.stream.end_capture(CUgraphInstantiate_flags(0))?.ok_or("there is no graph")?)
 }
 

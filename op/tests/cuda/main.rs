@@ -25,10 +25,11 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
-const TESTS: [Test; 23] = [
+const TESTS: [Test; 24] = [
     ("prepare::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
     ("golden::every_case", golden::every_case),
     ("static_batching::every_case", static_batching::every_case),
+    ("static_batching::captured", static_batching::captured),
     ("status::golden_cases_that_the_host_cannot_refuse", status::golden_cases_that_the_host_cannot_refuse),
     ("status::random_bad_indices", status::random_bad_indices),
     ("status::keeps_the_first_finding", status::keeps_the_first_finding),

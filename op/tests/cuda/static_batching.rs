@@ -10,11 +10,14 @@ use libtest_mimic::Failed;
 
 use crate::device::{Buffer, Gpu, Writable, shift};
 use crate::golden::{cases, pass, results};
+use crate::graphs::{begin, capturable, end};
 
 /// The operator on the GPU as the conformance suite sees it.
 struct OnDevice<'a> {
     gpu: &'a Gpu,
     unaligned: bool,
+    /// Whether the calls are captured into graphs, which are launched.
+    captured: bool,
 }
 
 impl OnDevice<'_> {
@@ -35,6 +38,7 @@ impl OnDevice<'_> {
             Buffer::of(gpu, current_value, shift(current_value.element(), self.unaligned))?,
         ];
         let [current_key, current_value] = current.each_ref().map(Buffer::view);
+        let (cache_type, scale_type) = (cache.element(), scale.as_ref().map(|scale| scale.element()));
         let mut cache = Writable::new(cache);
         let mut scale = scale.map(Writable::new);
         let inputs = StaticDeviceInputs {
@@ -50,7 +54,16 @@ impl OnDevice<'_> {
         {
             let (mut key, mut value) = (Writable::new(&mut key), Writable::new(&mut value));
             let outputs = DeviceOutputs { key: key.tensor(stream), value: value.tensor(stream) };
-            call.launch(outputs, &gpu.status, stream)?;
+            if self.captured {
+                op.prepare_device(t1, cache_type, scale_type, stream)?;
+                begin(gpu)?;
+                let launched = call.launch(outputs, &gpu.status, stream);
+                let graph = end(gpu);
+                launched?;
+                graph?.launch()?;
+            } else {
+                call.launch(outputs, &gpu.status, stream)?;
+            }
         }
         stream.synchronize()?;
         Ok(vec![key.download(gpu)?, value.download(gpu)?])
@@ -69,5 +82,11 @@ impl Implementation for OnDevice<'_> {
 
 /// The host refuses everything itself, so every case is run.
 pub fn every_case(gpu: &Gpu) -> Result<(), Failed> {
-    pass(gpu, &cases(Suite::Static)?, |unaligned| OnDevice { gpu, unaligned })
+    pass(gpu, &cases(Suite::Static)?, |unaligned| OnDevice { gpu, unaligned, captured: false })
+}
+
+/// The index inputs are made in memory of the graph.
+pub fn captured(_: &Gpu) -> Result<(), Failed> {
+    let gpu = &capturable()?;
+    pass(gpu, &cases(Suite::Static)?, |unaligned| OnDevice { gpu, unaligned, captured: true })
 }

@@ -33,9 +33,9 @@ struct AttentionParameters {
     u32 packed;
 };
 
-static_assert(sizeof(AttentionParameters) == 408, "as in parameters.rs");
+static_assert(sizeof(AttentionParameters) == 400, "as in parameters.rs");
 #ifndef __CUDACC_RTC__
-static_assert(offsetof(AttentionParameters, rows) == 232, "as in parameters.rs");
-static_assert(offsetof(AttentionParameters, seqstarts) == 312, "as in parameters.rs");
-static_assert(offsetof(AttentionParameters, heads_per_key) == 368, "as in parameters.rs");
+static_assert(offsetof(AttentionParameters, rows) == 224, "as in parameters.rs");
+static_assert(offsetof(AttentionParameters, seqstarts) == 304, "as in parameters.rs");
+static_assert(offsetof(AttentionParameters, heads_per_key) == 360, "as in parameters.rs");
 #endif

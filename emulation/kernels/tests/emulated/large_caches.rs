@@ -1,7 +1,7 @@
 //! Offsets beyond 32 bits.
 
 use kvcache_emulation_kernels::{Access, DeviceMemory, FAITHFUL, Operand, Order, launch};
-use kvcache_kernels::{CacheBytes, DeviceProblem, DeviceStores, Geometry, Pages, Quant};
+use kvcache_kernels::{CacheBytes, DeviceAddressing, DeviceProblem, DeviceStores, Geometry, Quant};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 
 const NUM_HEADS: usize = 2;
@@ -52,7 +52,7 @@ fn large_caches() {
             let stores = DeviceStores {
                 geometry,
                 max_t,
-                pages: Pages::Offset,
+                addressing: DeviceAddressing::Offset,
                 current_rows: rows,
                 all_rows: rows,
                 exact_rows: true,

@@ -146,11 +146,6 @@ __device__ __forceinline__ i64 slot_at(const Parameters& p, u32 b, u64 token) {
 // The slot of a row of current_key or key, or -1, reported, if that is not inside the cache.
 template <Phase PHASE>
 __device__ __forceinline__ i64 slot_of(const Parameters& p, i64 row) {
-    if (p.is_static) {
-        // Static batching: a page is a sequence's rows, which begin at the first slot that the phase touches.
-        const u64 b = static_cast<u64>(row) / static_cast<u64>(p.page_size);
-        return b * p.sequence_stride + (row - b * p.page_size);
-    }
     // Binary search for the last chunk that starts at the row or before it; that skips empty chunks.
     u32 chunk = 0;
 #pragma unroll 1
@@ -197,12 +192,11 @@ __device__ __forceinline__ i64 head_at(const Strides& strides, const Place& plac
 // so it may use shuffles.
 template <Phase PHASE, u32 N, class Move>
 __device__ __forceinline__ void for_each_place(const Parameters& p, Move move) {
-    // The lengths of static batching are the host's, which has checked them.
-    if (!p.is_static && !read_lengths<PHASE>(p)) {
+    if (!read_lengths<PHASE>(p)) {
         return;
     }
     const u32 lane = threadIdx.x % WARP;
-    const u64 units = static_cast<u64>(p.is_static ? p.rows : batch.starts[BLOCK]) * p.units_per_token.value;
+    const u64 units = static_cast<u64>(batch.starts[BLOCK]) * p.units_per_token.value;
     const u64 warp = (static_cast<u64>(blockIdx.x) * BLOCK + threadIdx.x) / WARP;
     const u64 step = static_cast<u64>(gridDim.x) * (BLOCK / WARP) * p.round;
 #pragma unroll 1

@@ -3,6 +3,7 @@
 //
 // The names are also in ptx.rs and generate.py.
 
+#include "indices.cuh"
 #include "load.cuh"
 #include "store.cuh"
 
@@ -20,3 +21,8 @@ KERNEL(store_wide)
 KERNEL(store_narrow)
 KERNEL(load_wide)
 KERNEL(load_narrow)
+
+extern "C" __global__ void __launch_bounds__(BLOCK, 4) NAME(make_indices, TYPES)(
+    const __grid_constant__ IndexParameters p) {
+    make_indices(p);
+}

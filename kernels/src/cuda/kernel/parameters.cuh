@@ -1,4 +1,4 @@
-// The parameter of every kernel, passed by value. parameters.rs declares the same and documents each field; launch.rs
+// The parameters of the kernels, passed by value. parameters.rs declares the same and documents each field; launch.rs
 // fills it.
 #pragma once
 
@@ -37,7 +37,6 @@ struct Parameters {
     i64 max_t;
     i64 max_p;
     i64 page_size;
-    i64 sequence_stride;
     Strides cache_strides;
     Strides scale_strides;  // that of slots is 0 for static scales
     u32 batch;
@@ -49,13 +48,23 @@ struct Parameters {
     Divisor units_per_token;
     Divisor units_per_head;
     Divisor units_per_group;
-    u32 is_static;
 };
 
-static_assert(sizeof(Parameters) == 232, "as in parameters.rs");
+struct IndexParameters {
+    u8* seqstarts;    // int64 (B + 1), written
+    u8* start_pos;    // int64 (B), written
+    u8* cachestarts;  // int64 (B), written
+    u64 batch;
+    i64 seqlen;
+    i64 past;
+    i64 stride;
+};
+
+static_assert(sizeof(Parameters) == 224, "as in parameters.rs");
+static_assert(sizeof(IndexParameters) == 56, "as in parameters.rs");
 // NVRTC has no offsetof; the CPU build of this file checks for both.
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(Parameters, rows) == 80, "as in parameters.rs");
-static_assert(offsetof(Parameters, batch) == 168, "as in parameters.rs");
-static_assert(offsetof(Parameters, units_per_token) == 192, "as in parameters.rs");
+static_assert(offsetof(Parameters, batch) == 160, "as in parameters.rs");
+static_assert(offsetof(Parameters, units_per_token) == 184, "as in parameters.rs");
 #endif

@@ -34,7 +34,7 @@ fn problem(t1: ElementType, t2: ElementType, group: Option<usize>, num_heads: us
     let stores = DeviceStores {
         geometry,
         max_t: 64,
-        pages: Pages::Offset,
+        addressing: DeviceAddressing::Offset,
         current_rows: 5,
         all_rows: 9,
         exact_rows: true,
@@ -95,23 +95,6 @@ fn addresses_are_the_layers() {
     // Two layers of 64 slots, two tensors and two heads.
     assert_eq!((cache, scale), (0x5000 + 2 * 64 * 2 * 2 * 16 / 2, 0x6002 + 2 * 64 * 2 * 2 * 2 * 2));
     assert_eq!((rows, problem.load(FEW).unwrap().unwrap().parameters.rows), (5, 9));
-}
-
-/// Three sequences of five tokens after two, each in 100 slots.
-#[test]
-fn sequences_of_static_batching_are_pages_at_a_stride() {
-    let base = problem(Float32, Float32, None, 2, 16);
-    let problem = with(base, |stores| {
-        stores.geometry.batch = 3;
-        stores.pages = Pages::Strided { stride: 100, start_pos: 2 };
-        (stores.current_rows, stores.all_rows) = (15, 21);
-    });
-    let [store, load] =
-        [problem.stores.store(FEW), problem.load(FEW)].map(|launch| launch.unwrap().unwrap().parameters);
-    assert_eq!([store, load].map(|p| (p.is_static, p.page_size, p.sequence_stride)), [(1, 5, 100), (1, 7, 100)]);
-    assert_eq!(store.cache - load.cache, 2 * 4 * base.stores.geometry.cache.token as u64);
-    let dynamic = base.stores.store(FEW).unwrap().unwrap().parameters;
-    assert_eq!((dynamic.is_static, dynamic.sequence_stride), (0, 0));
 }
 
 #[test]

@@ -83,7 +83,7 @@ impl TensorMut<'_> {
 
 /// The address ranges of the tensors of a call that have been checked so far.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Extents(SmallVec<[Extent; 14]>);
+pub(crate) struct AliasCheck(SmallVec<[Extent; 14]>);
 
 #[derive(Debug, Clone, Copy)]
 struct Extent {
@@ -93,7 +93,7 @@ struct Extent {
     written: bool,
 }
 
-impl Extents {
+impl AliasCheck {
     pub(crate) fn read(&mut self, name: &'static str, memory: Memory<'_>) -> Result<(), Error> {
         self.add(name, memory, false)
     }
