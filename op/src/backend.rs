@@ -1,6 +1,11 @@
-//! The choice among the CPU kernels.
+//! What runs a call on the host: the choice among the CPU kernels, and the threads of rayon.
 
+use kvcache_attention::{AttentionCpu, AttentionKernel, AttentionReference};
+#[cfg(feature = "rayon")]
+use kvcache_kernels::Workers;
 use kvcache_kernels::{Cpu, InstructionSet, Kernel, Reference};
+#[cfg(feature = "rayon")]
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// A CPU kernel. All give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,5 +40,58 @@ impl Backend {
             Self::Reference => &Reference,
             Self::Cpu(cpu) => cpu,
         }
+    }
+}
+
+/// An attention kernel. Each sums in an order of its own, which a token's sequence alone decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AttentionBackend {
+    /// The scalar reference, which follows the specification step by step; slow.
+    Reference,
+    /// The fast CPU kernel.
+    Cpu(AttentionCpu),
+}
+
+impl Default for AttentionBackend {
+    /// The fast kernel with the widest instruction set of this machine.
+    fn default() -> Self {
+        Self::Cpu(AttentionCpu::default())
+    }
+}
+
+impl AttentionBackend {
+    /// Every backend that this machine can run: the reference, then the fast kernel with each instruction set.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let cpus = InstructionSet::ALL.into_iter().filter_map(AttentionCpu::with_instructions);
+        std::iter::once(Self::Reference).chain(cpus.map(Self::Cpu))
+    }
+
+    /// The backend's name, as a user writes it.
+    pub fn name(&self) -> &'static str {
+        self.kernel().name()
+    }
+
+    pub(crate) fn kernel(&self) -> &dyn AttentionKernel {
+        match self {
+            Self::Reference => &AttentionReference,
+            Self::Cpu(cpu) => cpu,
+        }
+    }
+}
+
+/// The threads of the rayon pool that the call is made in: the global one, or that of `ThreadPool::install`.
+#[cfg(feature = "rayon")]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rayon;
+
+#[cfg(feature = "rayon")]
+impl Workers for Rayon {
+    fn threads(&self) -> usize {
+        rayon::current_num_threads()
+    }
+
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        (0..tasks).into_par_iter().with_max_len(1).for_each(task);
     }
 }

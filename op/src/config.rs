@@ -1,7 +1,8 @@
-//! Checks the attributes of a node.
+//! Checks the attributes of a node, of any operator.
 
 use kvcache_schema::{
-    AttributeSpec, Attributes, CacheLayout, CacheMode, QuantBit, STATIC_SCALES, StaticAttributes, StaticCacheLayout,
+    AttentionAttributes, AttributeSpec, Attributes, CacheLayout, CacheMode, QuantBit, STATIC_SCALES, StaticAttributes,
+    StaticCacheLayout,
 };
 
 use crate::error::Error;
@@ -87,6 +88,35 @@ impl StaticConfig {
             unreachable!("the range of cache_layout is that of its codes");
         };
         Ok(Self { cache, layout })
+    }
+}
+
+/// Attributes of an attention that have been checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AttentionConfig {
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) is_causal: bool,
+    pub(crate) is_alibi: bool,
+}
+
+impl AttentionConfig {
+    /// Checks every attribute: first its own range, then that key heads divide query heads.
+    pub(crate) fn new(attributes: &AttentionAttributes) -> Result<Self, Error> {
+        ranges(&AttentionAttributes::SPEC, attributes)?;
+        let &AttentionAttributes { num_heads, head_dim, is_causal, is_alibi, num_kv_heads } = attributes;
+        if num_kv_heads != 0 && num_heads % num_kv_heads != 0 {
+            let expected = format!("0 or a divisor of num_heads = {num_heads}");
+            return Err(Error::AttributeOutOfRange { name: "num_kv_heads", got: num_kv_heads, expected });
+        }
+        Ok(Self {
+            num_heads: num_heads as usize,
+            num_kv_heads: if num_kv_heads == 0 { num_heads } else { num_kv_heads } as usize,
+            head_dim: head_dim as usize,
+            is_causal: is_causal == 1,
+            is_alibi: is_alibi == 1,
+        })
     }
 }
 

@@ -19,14 +19,13 @@ mod shape_inference;
 mod static_batching;
 mod tensor;
 mod validate;
-#[cfg(feature = "rayon")]
-mod workers;
 
 pub use attention::{
-    AttentionBackend, AttentionCall, AttentionInputs, AttentionLayers, CacheAttentionInputs, MultiHeadAttention,
-    MultiHeadCacheAttention,
+    AttentionCall, AttentionInputs, AttentionLayers, CacheAttentionInputs, MultiHeadAttention, MultiHeadCacheAttention,
 };
-pub use backend::Backend;
+#[cfg(feature = "rayon")]
+pub use backend::Rayon;
+pub use backend::{AttentionBackend, Backend};
 pub use checked_call::{Call, Layers};
 pub use contain_panics::{contain_panics, panic_message};
 #[cfg(feature = "cuda")]
@@ -45,8 +44,6 @@ pub use operands::{IndexInputs, Inputs, Outputs};
 pub use shape_inference::{Dim, InputDims};
 pub use static_batching::{StaticCall, StaticInputDims, StaticInputs, StaticKeyValueCache};
 pub use tensor::{Element, Shape, TensorMut, TensorRef};
-#[cfg(feature = "rayon")]
-pub use workers::Rayon;
 
 /// The book's chapter for users of this crate, so that its examples run.
 #[cfg(doctest)]

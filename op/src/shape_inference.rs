@@ -2,7 +2,7 @@
 
 use kvcache_schema::{Axis, CacheLayout};
 
-use crate::config::Config;
+use crate::config::{AttentionConfig, Config};
 
 /// The length of an axis, as far as a graph knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -41,6 +41,11 @@ pub(crate) fn infer(config: &Config, inputs: &InputDims<'_>) -> [Dim; 3] {
     };
     let total = inputs.total_kvlen.map_or(Dim::Unknown, Dim::Known);
     [total, repeated(best(1, head_axis(config.layout)), config.cache.num_repeat), best(2, 4)]
+}
+
+/// The shape of `attn_output`, as far as that of `query` is known.
+pub(crate) fn infer_attention(config: &AttentionConfig, query: Option<&[Dim]>) -> [Dim; 3] {
+    [axis(query, 3, 0), Dim::Known(config.num_heads), Dim::Known(config.head_dim)]
 }
 
 /// The length of an axis of a tensor that should have this rank.

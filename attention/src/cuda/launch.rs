@@ -1,7 +1,7 @@
-//! The launches that make a call.
+//! The launches that make a call: which kernels, with which parameters and grids.
 
 use kvcache_kernels::CacheBytes;
-use kvcache_kernels::cuda::{Divisor, Launch, Module, Parameters, Strides, TooLarge};
+use kvcache_kernels::cuda::{Divisor, Error, Launch, Module, Parameters, Queue, Strides, TooLarge};
 use kvcache_schema::ElementType;
 
 use super::parameters::AttentionParameters;
@@ -67,6 +67,33 @@ impl AttentionLaunches {
             mass: (units.masses > 0).then(|| launch(AttentionKernelName::Mass, units.masses)),
         })
     }
+}
+
+/// Launches a call on a stream.
+///
+/// # Errors
+/// [`Error::TooLarge`], [`Error::NotPrepared`], [`Error::Module`]: nothing has been launched. [`Error::Driver`]: the
+/// first launches may have been.
+///
+/// # Safety
+/// The conditions of [`DeviceAttention`], while the stream executes the call (for a captured call: each replay).
+pub unsafe fn run(queue: &Queue<'_>, call: &DeviceAttention) -> Result<(), Error> {
+    let launches = AttentionLaunches::new(call, queue.multiprocessors())?;
+    let store = launches.store.map(|store| queue.ready(store)).transpose()?;
+    let attend = launches.attend.map(|attend| queue.ready(attend)).transpose()?;
+    let combine = launches.combine.map(|combine| queue.ready(combine)).transpose()?;
+    let mass = launches.mass.map(|mass| queue.ready(mass)).transpose()?;
+    if let Some(store) = store {
+        // SAFETY: a launch of `DeviceStores` has the parameter of its kernel, whose addresses are accessible: see
+        // `# Safety`.
+        unsafe { store.launch() }?;
+    }
+    for launch in [attend, combine, mass].into_iter().flatten() {
+        // SAFETY: a launch of `DeviceAttention` has the parameter of its kernel, whose addresses are accessible: see
+        // `# Safety`.
+        unsafe { launch.launch() }?;
+    }
+    Ok(())
 }
 
 fn name(module: &'static Module, kernel: AttentionKernelName) -> &'static str {

@@ -12,11 +12,9 @@
 mod launch;
 mod parameters;
 mod ptx;
-mod queue;
 mod units;
 
-pub use launch::AttentionLaunches;
+pub use launch::{AttentionLaunches, run};
 pub use parameters::AttentionParameters;
 pub use ptx::{AttentionKernelName, MODULES};
-pub use queue::run;
 pub use units::MAX_HEAD_DIM;

@@ -36,7 +36,7 @@ ELEMENTS = HERE.parents[2] / "schema/src/element.rs"
 SHORT_NAMES = dict(re.findall(r'row\("(\w+)", "(\w+)"', ELEMENTS.read_text()))
 
 OLDEST = "75"
-# The version of PTX that the modules need: that of CUDA 12.4, which is the oldest driver's (driver.rs has it).
+# The version of PTX that the modules need: that of CUDA 12.4, which is the oldest driver's (context.rs has it).
 PTX_VERSION = "8.4"
 # Of CUDA 13.0, and of 12.4.
 PTXAS, OLDEST_PTXAS = "cu13/bin/ptxas", "cuda_nvcc/bin/ptxas"

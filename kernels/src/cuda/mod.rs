@@ -4,7 +4,6 @@
 //! device; a machine without a driver gets [`Error::NoDriver`].
 
 mod context;
-mod driver;
 mod error;
 mod launch;
 mod loaded;
@@ -14,11 +13,9 @@ mod ptx;
 mod queue;
 mod rows;
 mod status;
-mod status_word;
 
-pub use context::primary_context;
+pub use context::{available, primary_context};
 pub use cudarc;
-pub use driver::available;
 pub use error::Error;
 pub use launch::{BLOCK, Launch, TooLarge};
 pub use parameters::{Divisor, IndexParameters, Parameters, Strides};
@@ -26,5 +23,4 @@ pub use pinned_memory::PinnedMemory;
 pub use ptx::{CacheKernel, MODULES, Module, module};
 pub use queue::{Queue, Ready, Scratch};
 pub use rows::{DeviceRows, DeviceRowsError, Move, MoveParameters, ROWS, RotateParameters, RowPlace, Turn};
-pub use status::{Finding, Status};
-pub use status_word::StatusWord;
+pub use status::{Finding, Status, StatusWord};

@@ -7,8 +7,7 @@ use std::ptr;
 use cudarc::driver::{CudaStream, result, sys};
 use kvcache_schema::ElementType;
 
-use super::context::Current;
-use super::driver;
+use super::context::{Current, available};
 use super::error::Error;
 use super::launch::{BLOCK, Launch};
 use super::loaded::Loaded;
@@ -34,9 +33,9 @@ impl<'a> Queue<'a> {
     /// A queue for the stream.
     ///
     /// # Errors
-    /// Those of [`available`](driver::available), [`Error::Driver`].
+    /// Those of [`available`], [`Error::Driver`].
     pub fn new(stream: &'a CudaStream) -> Result<Self, Error> {
-        driver::available()?;
+        available()?;
         // Errors that cudarc could not return where they happened, as when waiting for a slice's earlier use failed.
         stream.context().check_err().map_err(Error::driver("an earlier use of the context"))?;
         Self::with_current(stream.cu_stream(), Current::of_context(stream.context())?)
@@ -45,12 +44,12 @@ impl<'a> Queue<'a> {
     /// A queue on a stream of any library. A default stream is that of the current context.
     ///
     /// # Errors
-    /// Those of [`available`](driver::available), [`Error::NoContext`], [`Error::Driver`].
+    /// Those of [`available`], [`Error::NoContext`], [`Error::Driver`].
     ///
     /// # Safety
     /// `stream` is a default stream or one that lives for `'a`.
     pub unsafe fn from_raw(stream: sys::CUstream) -> Result<Self, Error> {
-        driver::available()?;
+        available()?;
         // SAFETY: the driver has been opened by `available`; the stream is a default one or lives: see `# Safety`.
         Self::with_current(stream, unsafe { Current::of_stream(stream) }?)
     }

@@ -9,8 +9,7 @@ use kvcache_schema::multi_head_attention::OUTPUTS;
 use kvcache_schema::multi_head_cache_attention::MASS;
 use ndarray::Array3;
 
-use super::attention_backend::AttentionBackend;
-use crate::backend::Backend;
+use crate::backend::{AttentionBackend, Backend};
 use crate::error::Error;
 use crate::operands::allocate;
 use crate::tensor::{Element, TensorMut};

@@ -1,13 +1,10 @@
 //! The attention operators: `MultiHeadAttention` over packed keys and values, `MultiHeadCacheAttention` over the cache.
 
-mod attention_backend;
 mod attention_call;
-pub(crate) mod attention_config;
 mod multi_head_attention;
 mod multi_head_cache_attention;
 pub(crate) mod queries_and_mask;
 
-pub use attention_backend::AttentionBackend;
 pub use attention_call::AttentionCall;
 pub use multi_head_attention::{AttentionInputs, MultiHeadAttention};
 pub use multi_head_cache_attention::{AttentionLayers, CacheAttentionInputs, MultiHeadCacheAttention};

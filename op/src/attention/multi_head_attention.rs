@@ -3,13 +3,12 @@
 use kvcache_attention::{AttentionIndices, AttentionPointers, AttentionProblem, Keys};
 use kvcache_schema::{AttentionAttributes, ElementType};
 
-use super::attention_backend::AttentionBackend;
 use super::attention_call::AttentionCall;
-use super::attention_config::AttentionConfig;
 use super::queries_and_mask::{self as checks, Attention};
-use crate::backend::Backend;
+use crate::backend::{AttentionBackend, Backend};
+use crate::config::AttentionConfig;
 use crate::error::Error;
-use crate::shape_inference::Dim;
+use crate::shape_inference::{Dim, infer_attention};
 use crate::tensor::TensorRef;
 use crate::validate::{AliasCheck, equal_type, indices, shapes};
 
@@ -97,7 +96,7 @@ impl MultiHeadAttention {
 
     /// The shape of `attn_output`, as far as it is known before a call; `query` is the shape of `query`.
     pub fn infer_shape(&self, query: Option<&[Dim]>) -> [Dim; 3] {
-        self.config.infer_shape(query)
+        infer_attention(&self.config, query)
     }
 
     /// Checks that the types of the inputs that are neither indices nor the mask go together. A graph executor does so
@@ -116,7 +115,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
     pub fn check<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<AttentionCall<'a>, Error> {
-        let CheckedInputs { attention: Attention { geometry, attn_mask }, aliases, .. } =
+        let CheckedInputs { attention: Attention { geometry, attn_mask }, aliases } =
             self.check_inputs(inputs, true)?;
         let [seqstarts, kvstarts] = [&inputs.seqstarts, &inputs.kvstarts].map(indices::values);
         let keys = Keys::Packed {
@@ -187,15 +186,13 @@ impl MultiHeadAttention {
         let attn_mask = inputs.attn_mask.as_ref();
         let rows = [tokens, total_kvlen];
         let attention = Attention::check(config, (t1, batch), rows, decoding_batches, attn_mask, &mut aliases)?;
-        Ok(CheckedInputs { attention, rows, aliases })
+        Ok(CheckedInputs { attention, aliases })
     }
 }
 
 /// What is known of a call of which everything but the output has been checked.
 pub(crate) struct CheckedInputs {
     pub(crate) attention: Attention,
-    /// Rows of `query`, and of `key` and `value`.
-    pub(crate) rows: [usize; 2],
     /// The memory of every tensor checked so far.
     pub(crate) aliases: AliasCheck,
 }

@@ -5,15 +5,13 @@ use kvcache_kernels::Geometry;
 use kvcache_schema::multi_head_cache_attention::T1;
 use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombination};
 
-use super::attention_backend::AttentionBackend;
 use super::attention_call::AttentionCall;
-use super::attention_config::AttentionConfig;
 use super::queries_and_mask::{self as checks, Attention};
-use crate::backend::Backend;
-use crate::config::Config;
+use crate::backend::{AttentionBackend, Backend};
+use crate::config::{AttentionConfig, Config};
 use crate::error::Error;
 use crate::operands::{IndexInputs, Inputs};
-use crate::shape_inference::Dim;
+use crate::shape_inference::{Dim, infer_attention};
 use crate::tensor::{TensorMut, TensorRef};
 use crate::validate::{self, CheckedStores, equal_type, shapes};
 
@@ -112,7 +110,7 @@ impl MultiHeadCacheAttention {
 
     /// The shape of `attn_output`, as far as it is known before a call; `query` is the shape of `query`.
     pub fn infer_shape(&self, query: Option<&[Dim]>) -> [Dim; 3] {
-        self.config.infer_shape(query)
+        infer_attention(&self.config, query)
     }
 
     /// Checks that the types of the inputs that are neither indices nor the mask go together; the last is that of

@@ -3,7 +3,7 @@
 use kvcache_attention::{AttentionGeometry, Mask};
 use kvcache_schema::{ElementType, multi_head_attention};
 
-use super::attention_config::AttentionConfig;
+use crate::config::AttentionConfig;
 use crate::error::Error;
 use crate::tensor::{Shape, TensorRef};
 use crate::validate::{AliasCheck, equal_type, indices, shapes};

@@ -63,7 +63,7 @@ impl MultiHeadAttention {
             attn_mask: attn_mask.as_ref().map(|mask| mask.tensor.clone()),
         };
         let checked = self.check_inputs(&tensors, false)?;
-        let [query_rows, rows] = checked.rows;
+        let [query_rows, rows] = [&tensors.query, &tensors.key].map(|tensor| tensor.shape[0]);
         let keys = DevicePacked {
             rows_at: [key.address(), value.address()],
             rows,

@@ -76,7 +76,10 @@ impl StaticKeyValueCache {
         let output_shape @ [batch, kvlen, ..] = checked.output_shape;
         // No more than there are elements in the tensors, whose sizes fit, unless these are empty.
         let [current_rows, all_rows] = [checked.sequences.seqlen, kvlen].map(|len| batch.saturating_mul(len));
-        let rows = [checked.max_t, current_rows, all_rows];
+        let geometry = &checked.tensors.geometry;
+        // An upper bound of the slots' numbers, which the host has checked.
+        let max_t = geometry.cache_len.checked_div(geometry.cache.token).unwrap_or(0);
+        let rows = [max_t, current_rows, all_rows];
         let guards = StreamGuards::of([
             ("current_key", current_key.guard),
             ("current_value", current_value.guard),

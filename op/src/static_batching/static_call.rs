@@ -26,8 +26,6 @@ pub struct StaticCall<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedStaticCall {
     pub(crate) tensors: CheckedTensors,
-    /// Slots of the cache, or more.
-    pub(crate) max_t: usize,
     pub(crate) sequences: AlikeSequences,
     /// (B, `start_pos` + S, H * `num_repeat`, Dh).
     pub(crate) output_shape: [usize; 4],
@@ -61,7 +59,6 @@ pub(super) fn check(
     let outputs = ExpectedOutputs::of_rows(&tensors.geometry, config.cache.num_repeat, &[dims.batch, kvlen], reason)?;
     Ok(CheckedStaticCall {
         tensors,
-        max_t: dims.max_t,
         sequences: AlikeSequences { seqlen, start_pos, stride },
         output_shape: [dims.batch, kvlen, outputs.heads, dims.head_dim],
         outputs,
@@ -150,7 +147,7 @@ impl<'a> StaticCall<'a> {
     /// # Errors
     /// An [`Error`] that concerns `key` or `value`.
     pub fn with_problem<R>(self, outputs: Outputs<'a>, run: impl FnOnce(&mut Problem<'_>) -> R) -> Result<R, Error> {
-        let CheckedStaticCall { tensors, sequences, output_shape, outputs: expected, .. } = self.checked;
+        let CheckedStaticCall { tensors, sequences, output_shape, outputs: expected } = self.checked;
         let CheckedTensors { mut geometry, pointers, aliases } = tensors;
         if output_shape.contains(&0) {
             geometry.batch = 0; // no tensor has an element that the call touches, and the batch may be any number
