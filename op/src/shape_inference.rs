@@ -53,7 +53,7 @@ pub(crate) fn axis(shape: Option<&[Dim]>, rank: usize, axis: usize) -> Dim {
     shape.filter(|shape| shape.len() == rank).map_or(Dim::Unknown, |shape| shape[axis].clone())
 }
 
-/// Of lengths that should be equal, the one of which most is known.
+/// The most specific of lengths that should be equal.
 pub(crate) fn best_known(dims: impl IntoIterator<Item = Dim>) -> Dim {
     let ignorance = |dim: &Dim| match dim {
         Dim::Known(_) => 0,

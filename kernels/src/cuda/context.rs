@@ -1,4 +1,4 @@
-//! Whether the machine has a CUDA driver that can run the kernels, which is checked before any other call to it; and its
+//! Whether the machine has a CUDA driver that can run the kernels, checked before any other call to it; and its
 //! contexts: the primary one of a device, and making one current for a scope. The context that is current on the
 //! caller's thread is the same after each call here as before.
 

@@ -76,7 +76,7 @@ pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
 pub struct MultiHeadCacheAttention {
     attributes: CacheAttentionAttributes,
     pub(crate) config: AttentionConfig,
-    /// Of the cache. Nothing is loaded, so `num_repeat` is not used.
+    /// The cache's attributes. Nothing is loaded, so `num_repeat` is not used.
     pub(crate) cache: Config,
     backend: AttentionBackend,
     store: Backend,

@@ -21,7 +21,7 @@ pub(crate) fn query(config: &AttentionConfig, t1: ElementType, query: &TensorRef
     Ok(tokens)
 }
 
-/// Checks that `query`, whose type and other axes have been checked, has a row for each token of the call; and its memory.
+/// Checks that `query`, whose type and other axes have been checked, has a row for each token; and its memory.
 pub(crate) fn query_rows(query: &TensorRef<'_>, tokens: usize, aliases: &mut AliasCheck) -> Result<(), Error> {
     let expected = [&[tokens], &query.shape[1..]].concat();
     shapes::equal("query", &query.shape, &expected, "the number of current tokens, seqstarts[B]")?;

@@ -46,7 +46,7 @@ pub struct Staging {
 #[derive(Debug)]
 struct Half {
     memory: PinnedMemory,
-    /// Of the launch that used it last.
+    /// The event behind the launch that used it last.
     done: Option<CudaEvent>,
 }
 

@@ -14,7 +14,7 @@ use crate::validate::{AliasCheck, ExpectedOutputs};
 /// The inputs of `KeyValueCache` that are only read, for a call on a device.
 pub type DeviceInputs<'a> = Inputs<'a, DeviceRef<'a>, OutputRows<'a>>;
 
-/// Its index inputs: three in the device's memory, and three that the host reads.
+/// The index inputs of `KeyValueCache`: three in the device's memory, and three that the host reads.
 pub type DeviceIndexInputs<'a> = IndexInputs<'a, DeviceRef<'a>, OutputRows<'a>>;
 
 /// What the host knows of `kvstarts`.

@@ -67,7 +67,7 @@ pub(super) fn check(
 
 /// The dimensions of a call, on which all inputs agree.
 struct StaticDims {
-    /// Those of the call of `KeyValueCache`.
+    /// The dimensions that `KeyValueCache` sees.
     dims: Dims,
     seqlen: usize,
     /// Positions of each sequence in the cache (MaxS).
@@ -162,7 +162,8 @@ impl<'a> StaticCall<'a> {
     }
 }
 
-/// The index inputs of `KeyValueCache` in offset mode for sequences that are alike. Allocates nothing up to 64 sequences.
+/// The index inputs of `KeyValueCache` in offset mode for sequences that are alike. Allocates nothing for up to 64 of
+/// them.
 struct StaticIndices {
     seqstarts: SmallVec<[i64; 65]>,
     kvstarts: SmallVec<[i64; 65]>,
