@@ -1,47 +1,26 @@
 //! The device gives the reference's bits.
 
 use std::env;
-use std::error::Error;
 
-use kvcache_conformance::Tensor;
-use kvcache_conformance::backends::cache_attributes;
 use kvcache_op::schema::TypeCombination;
-use kvcache_op::{Backend, KeyValueCache, Serial};
+use kvcache_op::{Backend, Serial};
+use kvcache_testing::random::{Plan, RandomCall, calls, plans};
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
-use crate::device::{Buffer, Gpu, call, shift};
-use kvcache_testing::random::{After, Plan, RandomCall, calls, plans};
-
-pub fn reference(call: &RandomCall) -> After {
-    call.run_on(Backend::Reference, &Serial)
-}
-
-fn on_device(gpu: &Gpu, random: &RandomCall, unaligned: bool) -> Result<After, Box<dyn Error>> {
-    let of = |tensor: &Tensor| Buffer::of(gpu, tensor, shift(tensor.element(), unaligned));
-    let mut cache = of(random.cache())?;
-    let mut scale = random.scale.as_ref().map(of).transpose()?;
-    let op = KeyValueCache::new(cache_attributes(&random.attributes))?;
-    let outputs = call(gpu, &op, &random.inputs, (&mut cache, scale.as_mut()), unaligned)?;
-    gpu.nothing_found()?;
-    let scale = scale.map(|scale| scale.download(gpu)).transpose()?;
-    Ok(After { key: outputs.key, value: outputs.value, cache: cache.download(gpu)?, scale })
-}
+use crate::call::{How, Uploaded, difference};
+use crate::device::Gpu;
 
 fn agree(gpu: &Gpu, strategy: impl Strategy<Value = RandomCall>, cases: u32) -> Result<(), Failed> {
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&(strategy, any::<bool>()), |(call, unaligned)| {
-        let got = on_device(gpu, &call, unaligned).map_err(|error| TestCaseError::fail(error.to_string()))?;
-        let expected = reference(&call);
-        let same = [
-            ("key", got.key == expected.key),
-            ("value", got.value == expected.value),
-            ("cache", got.cache == expected.cache),
-            ("scale", got.scale == expected.scale),
-        ];
-        match same.into_iter().find(|(_, same)| !same) {
-            Some((name, _)) => Err(TestCaseError::fail(format!("{name} differs"))),
+        let how = How { unaligned, ..How::default() };
+        let got = Uploaded::new(gpu, &call, how).and_then(|uploaded| uploaded.after(gpu, &call, how));
+        let got = got.and_then(|got| gpu.nothing_found().map(|()| got));
+        let got = got.map_err(|error| TestCaseError::fail(error.to_string()))?;
+        match difference(&got, &call.run_on(Backend::Reference, &Serial)) {
+            Some(name) => Err(TestCaseError::fail(format!("{name} differs"))),
             None => Ok(()),
         }
     });
@@ -52,7 +31,7 @@ fn agree(gpu: &Gpu, strategy: impl Strategy<Value = RandomCall>, cases: u32) -> 
 }
 
 /// More calls on a GPU than where every thread is emulated or watched.
-fn many(gpu: &Gpu, cases: u32) -> Result<u32, Box<dyn Error>> {
+fn many(gpu: &Gpu, cases: u32) -> Result<u32, Failed> {
     let few = gpu.is_emulated()? || env::var_os("KVCACHE_FEW_CASES").is_some();
     Ok(if few { cases.div_ceil(48) } else { cases })
 }

@@ -7,12 +7,11 @@
 
 mod agree;
 mod attention;
+mod call;
 mod device;
 mod golden;
 mod graphs;
-mod host;
 mod oracle;
-mod static_batching;
 mod status;
 mod streams;
 
@@ -26,13 +25,15 @@ use libtest_mimic::{Arguments, Failed, Trial};
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
 const TESTS: [Test; 24] = [
-    ("prepare::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
-    ("golden::every_case", golden::every_case),
-    ("static_batching::every_case", static_batching::every_case),
-    ("static_batching::captured", static_batching::captured),
+    ("streams::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
+    ("golden::key_value_cache", golden::key_value_cache),
+    ("golden::static_batching", golden::static_batching),
+    ("golden::captured_static_batching", golden::captured_static_batching),
+    ("golden::attention", golden::attention),
     ("status::golden_cases_that_the_host_cannot_refuse", status::golden_cases_that_the_host_cannot_refuse),
     ("status::random_bad_indices", status::random_bad_indices),
     ("status::keeps_the_first_finding", status::keeps_the_first_finding),
+    ("status::attention_that_the_host_cannot_refuse", status::attention_that_the_host_cannot_refuse),
     ("agree::small_calls", agree::small_calls),
     ("agree::large_calls", agree::large_calls),
     ("agree::ragged_batches", agree::ragged_batches),
@@ -45,8 +46,6 @@ const TESTS: [Test; 24] = [
     ("streams::slices_of_another_length_are_refused", streams::slices_of_another_length_are_refused),
     ("graphs::replayed_while_sequences_grow", graphs::replayed_while_sequences_grow),
     ("graphs::unprepared_kernels_do_not_break_a_capture", graphs::unprepared_kernels_do_not_break_a_capture),
-    ("attention::every_case", attention::every_case),
-    ("attention::what_the_host_cannot_refuse", attention::what_the_host_cannot_refuse),
     ("attention::long_heads_are_refused", attention::long_heads_are_refused),
     ("attention::long_sequences", attention::long_sequences),
     ("attention::scratch_is_checked", attention::scratch_is_checked),
@@ -62,8 +61,8 @@ fn main() -> ExitCode {
         println!("no GPU, its tests are ignored: {reason}");
     }
     let trial = |(name, test): Test| Trial::test(name, move || test(&Gpu::new()?)).with_ignored_flag(missing.is_some());
-    let host = Trial::test("host::refuses_what_it_can_know_in_the_same_words", || {
-        host::refuses_what_it_can_know_in_the_same_words();
+    let host = Trial::test("golden::the_host_refuses_what_it_can_know_in_the_same_words", || {
+        golden::the_host_refuses_what_it_can_know_in_the_same_words();
         Ok(())
     });
     let conclusion = libtest_mimic::run(&arguments, TESTS.map(trial).into_iter().chain([host]).collect());

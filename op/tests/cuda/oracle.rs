@@ -1,129 +1,115 @@
-//! The oracle of calls on a device with any index inputs, legal or not. Works token by token: each is a call of the
-//! reference kernel with one slot.
+//! The oracle of calls of `KeyValueCache` on a device with any index inputs, legal or not. Works token by token: each is
+//! a call of the reference kernel with one slot.
 
-use kvcache_conformance::backends::{read, write};
-use kvcache_conformance::{Tensor, Tensors};
+use kvcache_conformance::backends::{cache_attributes, read, write};
+use kvcache_conformance::{Call, Tensor};
 use kvcache_op::cuda::{Finding, Status};
-use kvcache_op::{Attributes, Backend, CacheMode, IndexInputs, Inputs, KeyValueCache, Serial};
+use kvcache_op::{Attributes, Backend, CacheLayout, CacheMode, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
+use kvcache_testing::random::After;
 
-use crate::device::{Outputs, untouched};
+use crate::device::{numbers, untouched};
 
-pub struct Oracle<'a> {
-    pub attributes: &'a Attributes,
-    pub inputs: &'a Tensors,
-    pub cache: &'a mut Tensor,
-    pub scale: Option<&'a mut Tensor>,
+/// What the call leaves behind, and every status that the device may report.
+pub fn expected(call: &Call) -> (After, Vec<Status>) {
+    let attributes = cache_attributes(&call.attributes);
+    let (cache, scale) = (call.cache().clone(), call.scale.clone());
+    let rows_of_key = numbers(&call.inputs["kvstarts"]).last().copied().expect("at least the total");
+    let [_, num_heads, head_dim] = call.inputs["current_key"].shape().try_into().expect("rank 3");
+    let shape = [rows_of_key as usize, num_heads * attributes.num_repeat as usize, head_dim];
+    let output = || untouched(call.t1(), &shape);
+    let mut oracle = Oracle { call, attributes, after: After { key: output(), value: output(), cache, scale } };
+    let findings = oracle.run();
+    (oracle.after, findings)
 }
 
-pub fn numbers(tensor: &Tensor) -> Vec<i64> {
-    tensor.bytes().chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().expect("8 bytes"))).collect()
+/// The slot of a token of sequence `b`.
+pub fn slot(attributes: &Attributes, call: &Call, b: usize, token: i128) -> Result<i64, Finding> {
+    let cachestarts = &call.inputs["cachestarts"];
+    let layout = CacheLayout::from_code(attributes.cache_layout).expect("a legal layout");
+    let max_t = layout.dims(call.cache().shape().try_into().expect("rank 5")).max_t as i128;
+    // In offset mode a sequence is one page, as long as an index can be.
+    let (max_p, page_size) = match attributes.cache_mode == CacheMode::Offset.code() {
+        true => (1, i64::MAX),
+        false => (cachestarts.shape()[1], attributes.page_size),
+    };
+    let page = token / i128::from(page_size);
+    if page >= max_p as i128 {
+        return Err(Finding::TooManyPages);
+    }
+    let start = i128::from(numbers(cachestarts)[b * max_p + page as usize]);
+    let slot = start + token % i128::from(page_size);
+    // A page that starts outside is wrong even where a token of it would be inside.
+    if start < 0 || start >= max_t || slot >= max_t { Err(Finding::Slot) } else { Ok(slot as i64) }
+}
+
+struct Oracle<'a> {
+    call: &'a Call,
+    attributes: Attributes,
+    after: After,
 }
 
 impl Oracle<'_> {
-    /// The outputs, and every status that the device may report.
-    pub fn run(mut self) -> (Outputs, Vec<Status>) {
-        let inputs = self.inputs;
-        let (seqstarts, start_pos) = (numbers(&inputs["seqstarts"]), numbers(&inputs["start_pos"]));
-        let output_rows = numbers(&inputs["kvstarts"]).last().copied().expect("at least the total");
-        let [rows, num_heads, head_dim] = inputs["current_key"].shape().try_into().expect("rank 3");
-        let shape = [output_rows as usize, num_heads * self.attributes.num_repeat as usize, head_dim];
-        let t1 = inputs["current_key"].element();
-        let mut outputs = Outputs { key: untouched(t1, &shape), value: untouched(t1, &shape) };
-
-        let batch = start_pos.len();
-        let mut findings = Vec::new();
+    fn run(&mut self) -> Vec<Status> {
+        let [seqstarts, start_pos] = ["seqstarts", "start_pos"].map(|name| numbers(&self.call.inputs[name]));
+        let rows = [&self.call.inputs["current_key"], &self.after.key].map(|tensor| tensor.shape()[0] as i128);
+        let row_elements: usize = self.call.inputs["current_key"].shape()[1..].iter().product();
         // What has no rows, or rows without elements, is not launched.
-        let is_launched = |rows: i64| rows > 0 && num_heads * head_dim > 0;
-        if !is_launched(rows as i64) && !is_launched(output_rows) {
-            return (outputs, findings);
+        let is_launched = |rows: i128| rows > 0 && row_elements > 0;
+        if !rows.into_iter().any(is_launched) {
+            return Vec::new();
         }
+        let batch = start_pos.len();
         let status = |finding, batch: usize, token: i128| {
             let token = token.min(i128::from(u32::MAX)) as u32;
             Status { finding, batch: batch as u32, token }
         };
-        for b in 0..batch {
+        let wrong_length = |b: usize| {
             let (start, end) = (seqstarts[b], seqstarts[b + 1]);
-            if start < 0 || end < start || (b == 0 && start != 0) {
-                findings.push(status(Finding::Seqstarts, b, 0));
-            } else if start_pos[b] < 0 {
-                findings.push(status(Finding::StartPos, b, 0));
+            match start < 0 || end < start || (b == 0 && start != 0) {
+                true => Some(status(Finding::Seqstarts, b, 0)),
+                false => (start_pos[b] < 0).then(|| status(Finding::StartPos, b, 0)),
             }
-        }
+        };
+        let mut findings: Vec<_> = (0..batch).filter_map(wrong_length).collect();
         if !findings.is_empty() || batch == 0 {
-            return (outputs, findings);
+            return findings;
         }
-        let seqlen = |b: usize| seqstarts[b + 1] - seqstarts[b];
-        let totals = [
-            (0..batch).map(|b| i128::from(seqlen(b))).sum::<i128>(),
-            (0..batch).map(|b| i128::from(start_pos[b]) + i128::from(seqlen(b))).sum(),
-        ];
-        for (phase, (total, rows)) in totals.into_iter().zip([rows as i64, output_rows]).enumerate() {
-            if !is_launched(rows) {
-                continue;
-            }
-            if total > i128::from(rows) {
+        let seqlen = |b: usize| i128::from(seqstarts[b + 1] - seqstarts[b]);
+        // The store begins behind the past tokens.
+        let tokens = |is_load: bool, b: usize| {
+            let past = i128::from(start_pos[b]);
+            (if is_load { 0 } else { past })..past + seqlen(b)
+        };
+        for (is_load, rows) in [false, true].into_iter().zip(rows).filter(|&(_, rows)| is_launched(rows)) {
+            let total: i128 = (0..batch).map(|b| tokens(is_load, b)).map(|tokens| tokens.end - tokens.start).sum();
+            if total > rows {
                 findings.push(status(Finding::TooManyTokens, batch, 0));
                 continue;
             }
-            if total < i128::from(rows) {
+            if total < rows {
                 findings.push(status(Finding::TooFewTokens, batch, 0));
             }
-            let mut row = 0;
-            for (b, &start_pos) in start_pos.iter().enumerate() {
-                // The store begins behind the past tokens.
-                let past = i128::from(start_pos);
-                let tokens = past * (1 - phase as i128)..past + i128::from(seqlen(b));
-                for token in tokens {
-                    match (self.slot(b, token), phase) {
-                        (Err(finding), _) => findings.push(status(finding, b, token)),
-                        (Ok(slot), 0) => self.store(row, slot),
-                        (Ok(slot), _) => self.load(row, slot, &mut outputs),
-                    }
-                    row += 1;
+            let all = (0..batch).flat_map(|b| tokens(is_load, b).map(move |token| (b, token)));
+            for (row, (b, token)) in all.enumerate() {
+                match slot(&self.attributes, self.call, b, token) {
+                    Err(finding) => findings.push(status(finding, b, token)),
+                    Ok(slot) if is_load => self.load(row, slot),
+                    Ok(slot) => self.store(row, slot),
                 }
             }
         }
-        (outputs, findings)
-    }
-
-    fn slot(&self, b: usize, token: i128) -> Result<i64, Finding> {
-        let cachestarts = numbers(&self.inputs["cachestarts"]);
-        let max_t = self.max_t();
-        // In offset mode a sequence is one page, as long as an index can be.
-        let (max_p, page_size) = match self.attributes.cache_mode == CacheMode::Offset.code() {
-            true => (1, i64::MAX),
-            false => (self.inputs["cachestarts"].shape()[1], self.attributes.page_size),
-        };
-        let page = token / i128::from(page_size);
-        if page >= max_p as i128 {
-            return Err(Finding::TooManyPages);
-        }
-        let (start, skip) = (cachestarts[b * max_p + page as usize], token % i128::from(page_size));
-        let slot = i128::from(start) + skip;
-        // A page that starts outside is wrong even where a token of it would be inside.
-        if start < 0 || i128::from(start) >= max_t || slot >= max_t { Err(Finding::Slot) } else { Ok(slot as i64) }
-    }
-
-    fn max_t(&self) -> i128 {
-        let layout = kvcache_op::CacheLayout::from_code(self.attributes.cache_layout).expect("a legal layout");
-        layout.dims(self.cache.shape().try_into().expect("rank 5")).max_t as i128
+        findings
     }
 
     fn store(&mut self, row: usize, slot: i64) {
-        let inputs = self.inputs;
-        let current = [row_of(&inputs["current_key"], row), row_of(&inputs["current_value"], row)];
+        let current = ["current_key", "current_value"].map(|name| rows_of(&self.call.inputs[name], row..row + 1));
         self.one_token(current, [0, 1], 0, slot);
     }
 
-    fn load(&mut self, row: usize, slot: i64, outputs: &mut Outputs) {
-        let empty = |tensor: &Tensor| {
-            let mut shape = tensor.shape().to_vec();
-            shape[0] = 0;
-            Tensor::zeros(tensor.element(), shape).expect("no bytes")
-        };
-        let current = [empty(&self.inputs["current_key"]), empty(&self.inputs["current_value"])];
+    fn load(&mut self, row: usize, slot: i64) {
+        let current = ["current_key", "current_value"].map(|name| rows_of(&self.call.inputs[name], 0..0));
         let loaded = self.one_token(current, [0, 0], 1, slot);
-        for (to, from) in [&mut outputs.key, &mut outputs.value].into_iter().zip(loaded) {
+        for (to, from) in [&mut self.after.key, &mut self.after.value].into_iter().zip(loaded) {
             let len = from.bytes().len();
             to.bytes_mut()[row * len..][..len].copy_from_slice(from.bytes());
         }
@@ -146,18 +132,19 @@ impl Oracle<'_> {
                 max_kvlen: (&1).into(),
             },
         };
-        let call = op.check(&inputs, write(self.cache), self.scale.as_deref_mut().map(write)).expect("a legal token");
+        let After { cache, scale, .. } = &mut self.after;
+        let call = op.check(&inputs, write(cache), scale.as_mut().map(write)).expect("a legal token");
         let output = || Tensor::zeros(current[0].element(), call.output_shape().to_vec()).expect("it fits in memory");
         let mut outputs = [output(), output()];
         let [key, value] = outputs.each_mut().map(write);
-        call.run(kvcache_op::Outputs { key, value }, &Serial).expect("outputs of its shape");
+        call.run(Outputs { key, value }, &Serial).expect("outputs of its shape");
         outputs
     }
 }
 
-fn row_of(tensor: &Tensor, row: usize) -> Tensor {
+fn rows_of(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
     let mut shape = tensor.shape().to_vec();
-    shape[0] = 1;
-    let len = tensor.bytes().len() / tensor.shape()[0];
-    Tensor::new(tensor.element(), shape, &tensor.bytes()[row * len..][..len]).expect("a row's bytes")
+    let len = tensor.bytes().len().checked_div(shape[0]).unwrap_or(0);
+    shape[0] = rows.len();
+    Tensor::new(tensor.element(), shape, &tensor.bytes()[rows.start * len..rows.end * len]).expect("the rows' bytes")
 }

@@ -1,49 +1,29 @@
 //! The status word: what the kernels find wrong, and what they do all the same.
 
 use kvcache_conformance::backends::cache_attributes;
-use kvcache_conformance::{Suite, Tensor, Tensors};
+use kvcache_conformance::{Call, Suite};
 use kvcache_op::cuda::{Finding, Status};
-use kvcache_op::{Attributes, KeyValueCache};
+use kvcache_testing::random::calls;
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
-use crate::device::{Buffer, Gpu, Outputs, call};
-use crate::golden::cases;
-use crate::host::left_to_device;
-use crate::oracle::{Oracle, numbers};
-use kvcache_testing::random::calls;
+use crate::call::{How, Uploaded, difference};
+use crate::device::{Gpu, UNTOUCHED, numbers, of_numbers};
+use crate::golden::{cases, left_to_device};
+use crate::oracle::{expected, slot};
 
 /// Makes a call on the device and compares it with the oracle: outputs, state, and the status.
-fn agrees_with_oracle(
-    gpu: &Gpu,
-    attributes: &Attributes,
-    inputs: &Tensors,
-    state: (&Tensor, Option<&Tensor>),
-) -> Result<Option<Status>, Failed> {
-    let op = KeyValueCache::new(attributes.clone())?;
-    let mut cache = Buffer::of(gpu, state.0, 0)?;
-    let mut scale = state.1.map(|scale| Buffer::of(gpu, scale, 0)).transpose()?;
-    let Outputs { key, value } = call(gpu, &op, inputs, (&mut cache, scale.as_mut()), false)?;
-    let status = gpu.status.take();
-
-    let (mut expected_cache, mut expected_scale) = (state.0.clone(), state.1.cloned());
-    let oracle = Oracle { attributes, inputs, cache: &mut expected_cache, scale: expected_scale.as_mut() };
-    let (outputs, findings) = oracle.run();
-    match status {
-        None if findings.is_empty() => {}
-        Some(status) if findings.contains(&status) => {}
-        _ => return Err(format!("the device found {status:?}, expected one of {findings:?}").into()),
+fn agrees_with_oracle(gpu: &Gpu, call: &Call) -> Result<Option<Status>, String> {
+    let how = How::default();
+    let after = Uploaded::new(gpu, call, how).and_then(|uploaded| uploaded.after(gpu, call, how));
+    let (after, status) = (after.map_err(|error| error.to_string())?, gpu.status.take());
+    let (expected, findings) = expected(call);
+    if !status.map_or(findings.is_empty(), |status| findings.contains(&status)) {
+        return Err(format!("the device found {status:?}, expected one of {findings:?}"));
     }
-    let scale = scale.map(|scale| scale.download(gpu)).transpose()?;
-    let same = [
-        ("cache", cache.download(gpu)? == expected_cache),
-        ("scale", scale == expected_scale),
-        ("key", key == outputs.key),
-        ("value", value == outputs.value),
-    ];
-    match same.into_iter().find(|(_, same)| !same) {
-        Some((name, _)) => Err(format!("{name} differs from the oracle's; the device found {status:?}").into()),
+    match difference(&after, &expected) {
+        Some(name) => Err(format!("{name} differs from the oracle's; the device found {status:?}")),
         None => Ok(status),
     }
 }
@@ -51,47 +31,37 @@ fn agrees_with_oracle(
 pub fn golden_cases_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed> {
     let (mut found, mut unseen) = (0, Vec::new());
     for case in cases(Suite::KeyValueCache)? {
-        let (attributes, cache, scale) = (&cache_attributes(&case.attributes), case.cache(), &case.scale);
-        for step in &case.steps {
+        for step in 0..case.steps.len() {
             let Some(kind) = left_to_device(&case, step) else { continue };
-            if kind == "write_conflict" || race(attributes, &step.inputs) {
+            let call = case.call(step);
+            let too_large = numbers(&call.inputs["kvstarts"]).last().is_some_and(|&rows| rows > 1 << 20);
+            if kind == "write_conflict" || race(&call) {
                 unseen.push(format!("{} (two tokens race for a slot)", case.name));
-                continue;
-            }
-            if numbers(&step.inputs["kvstarts"]).last().is_some_and(|&rows| rows > 1 << 20) {
+            } else if too_large {
                 unseen.push(format!("{} (its outputs cannot be allocated)", case.name));
-                continue;
-            }
-            let status = agrees_with_oracle(gpu, attributes, &step.inputs, (cache, scale.as_ref()))
-                .map_err(|error| format!("{}: {}", case.name, error.message().unwrap_or_default()))?;
-            match status {
-                Some(_) => found += 1,
-                None => unseen.push(format!("{} ({kind})", case.name)),
+            } else {
+                match agrees_with_oracle(gpu, &call).map_err(|error| format!("{}: {error}", case.name))? {
+                    Some(_) => found += 1,
+                    None => unseen.push(format!("{} ({kind})", case.name)),
+                }
             }
         }
     }
     println!("{found} found; not found, as documented: {}", unseen.join(", "));
-    if found < 10 {
-        return Err(format!("only {found} cases are found by the device").into());
-    }
-    Ok(())
+    if found < 10 { Err(format!("only {found} cases are found by the device").into()) } else { Ok(()) }
 }
 
 pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
     let bad = prop_oneof![Just(-1i64), Just(i64::MIN), Just(i64::MAX), Just(1 << 40), -3..100i64];
     // Of every third change or so, the input is not `cachestarts`.
-    let change = (0..6usize, any::<prop::sample::Index>(), bad);
+    let inputs = ["seqstarts", "start_pos", "cachestarts", "cachestarts", "cachestarts", "cachestarts"];
+    let change = (prop::sample::select(inputs.to_vec()), any::<prop::sample::Index>(), bad);
     let broken = (calls(6, 12), prop::collection::vec(change, 1..4));
     let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
     let seen = std::cell::Cell::new(0);
-    let outcome = runner.run(&broken, |(call, changes)| {
-        let (attributes, mut inputs) = (cache_attributes(&call.attributes), call.inputs.clone());
+    let outcome = runner.run(&broken, |(mut call, changes)| {
         for (input, index, value) in changes {
-            let tensor = match input {
-                0 => inputs.get_mut("seqstarts").unwrap(),
-                1 => inputs.get_mut("start_pos").unwrap(),
-                _ => inputs.get_mut("cachestarts").unwrap(),
-            };
+            let tensor = call.inputs.get_mut(input).expect("an index input");
             let mut values = numbers(tensor);
             if !values.is_empty() {
                 let at = index.index(values.len());
@@ -99,16 +69,11 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
                 *tensor = of_numbers(&values, tensor.shape());
             }
         }
-        if race(&attributes, &inputs) {
-            return Ok(());
+        if !race(&call) {
+            let status = agrees_with_oracle(gpu, &call).map_err(TestCaseError::fail)?;
+            seen.set(seen.get() + usize::from(status.is_some()));
         }
-        match agrees_with_oracle(gpu, &attributes, &inputs, (call.cache(), call.scale.as_ref())) {
-            Ok(status) => {
-                seen.set(seen.get() + usize::from(status.is_some()));
-                Ok(())
-            }
-            Err(error) => Err(TestCaseError::fail(error.message().unwrap_or_default().to_owned())),
-        }
+        Ok(())
     });
     println!("{} calls with a finding", seen.get());
     match outcome {
@@ -119,55 +84,71 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
     }
 }
 
-/// Whether two current tokens have one slot.
-fn race(attributes: &Attributes, inputs: &Tensors) -> bool {
-    let [seqstarts, start_pos, starts] =
-        [&inputs["seqstarts"], &inputs["start_pos"], &inputs["cachestarts"]].map(numbers);
+/// Whether two current tokens have one slot, which the device does not find.
+fn race(call: &Call) -> bool {
+    let [seqstarts, start_pos] = ["seqstarts", "start_pos"].map(|name| numbers(&call.inputs[name]));
     let falls = seqstarts.windows(2).any(|pair| pair[1] < pair[0]);
     let total = seqstarts.last().copied().unwrap_or_default();
-    if seqstarts[0] != 0 || falls || total > inputs["current_key"].shape()[0] as i64 {
+    if seqstarts[0] != 0 || falls || total > call.inputs["current_key"].shape()[0] as i64 {
         return false; // nothing is stored
     }
-    let columns = if attributes.cache_mode == 0 { 1 } else { inputs["cachestarts"].shape()[1] };
-    let page_size = if attributes.cache_mode == 0 { i64::MAX } else { attributes.page_size };
+    let attributes = cache_attributes(&call.attributes);
     let mut slots = Vec::new();
-    for (b, &start) in start_pos.iter().enumerate() {
-        for token in (0..seqstarts[b + 1] - seqstarts[b]).filter_map(|t| start.checked_add(t)) {
-            let page = (token / page_size) as usize;
-            if token >= 0 && page < columns {
-                slots.push(i128::from(starts[b * columns + page]) + i128::from(token % page_size));
-            }
-        }
+    for (b, &start) in start_pos.iter().enumerate().filter(|(_, start)| **start >= 0) {
+        let tokens = i128::from(start)..i128::from(start) + i128::from(seqstarts[b + 1] - seqstarts[b]);
+        slots.extend(tokens.filter_map(|token| slot(&attributes, call, b, token).ok()));
     }
     slots.sort_unstable();
     slots.windows(2).any(|pair| pair[0] == pair[1])
 }
 
-pub fn of_numbers(numbers: &[i64], shape: &[usize]) -> Tensor {
-    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Tensor::new(kvcache_op::ElementType::Int64, shape.to_vec(), &bytes).expect("the bytes of its shape")
-}
-
 pub fn keeps_the_first_finding(gpu: &Gpu) -> Result<(), Failed> {
     let cases = cases(Suite::KeyValueCache)?;
     let case = cases.iter().find(|case| case.name.starts_with("refuse-page-range"));
-    let case = case.ok_or("there is no golden case of a page out of range")?;
-    let op = KeyValueCache::new(cache_attributes(&case.attributes))?;
-    let mut cache = Buffer::of(gpu, case.cache(), 0)?;
-    let mut scale = case.scale.as_ref().map(|scale| Buffer::of(gpu, scale, 0)).transpose()?;
-    let mut inputs = case.steps[0].inputs.clone();
-    call(gpu, &op, &inputs, (&mut cache, scale.as_mut()), false)?;
+    let mut call = case.ok_or("there is no golden case of a page out of range")?.call(0);
+    let run = |call: &Call| Uploaded::new(gpu, call, How::default())?.run(gpu, call, How::default());
+    run(&call)?;
     let first = gpu.status.get().ok_or("nothing was found")?;
     assert_eq!(first.finding, Finding::Slot);
     // Something else, later.
-    let start_pos = &inputs["start_pos"];
-    inputs.insert("start_pos", of_numbers(&vec![-1; numbers(start_pos).len()], start_pos.shape()));
-    call(gpu, &op, &inputs, (&mut cache, scale.as_mut()), false)?;
+    let start_pos = &call.inputs["start_pos"];
+    let negative = of_numbers(&vec![-1; numbers(start_pos).len()], start_pos.shape());
+    call.inputs.insert("start_pos", negative);
+    run(&call)?;
     assert_eq!(gpu.status.get(), Some(first), "the first finding stays");
     assert_eq!(gpu.status.take(), Some(first));
     assert_eq!(gpu.status.get(), None);
-    call(gpu, &op, &inputs, (&mut cache, scale.as_mut()), false)?;
+    run(&call)?;
     let second = gpu.status.take().ok_or("nothing was found after the word was cleared")?;
     assert_eq!(second.finding, Finding::StartPos);
+    Ok(())
+}
+
+type Change = (&'static str, fn(&mut Vec<i64>));
+
+/// Attention finds wrong lengths and slots, too. With a wrong length nothing is written; a key with a wrong slot takes
+/// no part.
+pub fn attention_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed> {
+    let checks: [(&str, Change, Finding, bool); 5] = [
+        ("packed-causal1-decoding0", ("seqstarts", |starts| starts[0] = 1), Finding::Seqstarts, false),
+        ("packed-causal1-decoding0", ("kvstarts", |starts| starts[1] = -1), Finding::Kvstarts, false),
+        ("layout0-paged-f32-f32", ("start_pos", |start_pos| start_pos[0] = -1), Finding::StartPos, false),
+        ("layout0-paged-f32-f32", ("cachestarts", |starts| starts[0] = 1 << 40), Finding::Slot, true),
+        ("layout0-offset-f16-f16", ("cachestarts", |starts| starts[0] = -7), Finding::Slot, true),
+    ];
+    let cases = cases(Suite::Attention)?;
+    for (name, (input, change), finding, writes) in checks {
+        let case = cases.iter().find(|case| case.name == name).ok_or(format!("there is no golden case {name}"))?;
+        let mut call = case.call(0);
+        let tensor = call.inputs.get_mut(input).ok_or("there is no such input")?;
+        let mut values = numbers(tensor);
+        change(&mut values);
+        *tensor = of_numbers(&values, tensor.shape());
+        let outputs = Uploaded::new(gpu, &call, How::default())?.run(gpu, &call, How::default())?;
+        let status = gpu.status.take().ok_or(format!("{name}: nothing was found"))?;
+        assert_eq!(status.finding, finding, "{name}");
+        let untouched = outputs[0].bytes().iter().all(|&byte| byte == UNTOUCHED);
+        assert_eq!(untouched, !writes, "{name}");
+    }
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use kvcache_conformance::Tensor;
+use kvcache_conformance::{Call, Operator, Tensor};
 use kvcache_op::cuda::cudarc::driver::sys::CUresult;
-use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result};
+use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use kvcache_op::cuda::{
     DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status, StatusWord,
 };
@@ -12,7 +12,8 @@ use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache};
 use libtest_mimic::Failed;
 
-use crate::device::Gpu;
+use crate::call::{Checked, How, Uploaded, written};
+use crate::device::{self, Buffer, Gpu, of_numbers};
 
 /// One sequence of 2 new tokens after 3, in a cache (MaxT 8, L 1, 2, H 2, Dh 4).
 const CURRENT: [usize; 3] = [2, 2, 4];
@@ -47,17 +48,45 @@ pub fn every_module_is_taken_by_the_driver(gpu: &Gpu) -> Result<(), Failed> {
     Ok(())
 }
 
+/// The call of [`Slices`], with tensors of the host.
+fn small_call() -> Call {
+    let floats = |shape: &[usize], numbers: &[f32]| {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Tensor::new(ElementType::Float32, shape.to_vec(), &bytes).expect("the bytes of its shape")
+    };
+    let index = |numbers: &[i64]| of_numbers(numbers, &[numbers.len()]);
+    Call {
+        operator: Operator::KeyValueCache,
+        attributes: Operator::KeyValueCache.attributes(),
+        inputs: [
+            ("current_key", floats(&CURRENT, &numbers())),
+            ("current_value", floats(&CURRENT, &numbers())),
+            ("seqstarts", index(&[0, 2])),
+            ("kvstarts", index(&[0, 5])),
+            ("cachestarts", index(&[1])),
+            ("start_pos", index(&[3])),
+            ("max_seqlen", index(&[2])),
+            ("max_kvlen", index(&[5])),
+        ]
+        .into(),
+        cache: Some(floats(&CACHE, &vec![0.0; len(&CACHE)])),
+        scale: None,
+    }
+}
+
+fn assert_expected(output: &Tensor) {
+    let floats: Vec<_> = output.bytes().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    assert_eq!(floats, expected());
+}
+
 /// Contexts come and go: the primary one when its last user releases it, others with their makers.
 pub fn contexts_come_and_go(_: &Gpu) -> Result<(), Failed> {
     for _ in 0..3 {
         for context in [kvcache_op::cuda::primary_context(0)?, CudaContext::new_non_primary(0, 0)?] {
-            let gpu = Gpu::in_context(context).map_err(|error| error.to_string())?;
-            let mut slices = Slices::new(&gpu.stream)?;
-            let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
-            call.launch(outputs, &gpu.status, &gpu.stream)?;
-            gpu.stream.synchronize()?;
-            assert_eq!(gpu.status.take(), None);
-            assert_eq!(gpu.stream.clone_dtoh(&slices.outputs[0])?, expected());
+            let (gpu, call) = (Gpu::in_context(context)?, small_call());
+            let outputs = Uploaded::new(&gpu, &call, How::default())?.run(&gpu, &call, How::default())?;
+            gpu.nothing_found()?;
+            outputs.iter().for_each(assert_expected);
         }
     }
     Ok(())
@@ -91,51 +120,31 @@ pub fn the_current_context_stays(gpu: &Gpu) -> Result<(), Failed> {
 }
 
 pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
-    let stream = &gpu.stream;
-    let slices = Slices::new(stream)?;
-    let status = stream.alloc_zeros::<u64>(1)?;
-    stream.synchronize()?;
-    let [key, value] = &slices.outputs;
-    let [current_at, cache_at, key_at, value_at] =
-        [&slices.current, &slices.cache, key, value].map(|slice| slice.device_ptr(stream).0);
-    let [seqstarts_at, cachestarts_at, start_pos_at] =
-        slices.indices.each_ref().map(|slice| slice.device_ptr(stream).0);
-    let status_at = status.device_ptr(stream).0;
+    let call = small_call();
+    let uploaded = Uploaded::new(gpu, &call, How::default())?;
+    let outputs = [(); 2].map(|()| Buffer::untouched(gpu, ElementType::Float32, &OUTPUT, 0));
+    let outputs = outputs.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let status = Buffer::of(gpu, &of_numbers(&[0], &[1]), 0)?;
+    gpu.stream.synchronize()?;
+    let Checked::Stores(checked) = uploaded.check(gpu, &call, None)? else { unreachable!("it stores") };
+    let (outputs_at, status_at) = (written(gpu, &outputs), status.address(gpu));
 
     gpu.context.bind_to_thread()?;
     let foreign = result::stream::create(result::stream::StreamKind::NonBlocking)?;
     // Nothing of the thread's context is taken for granted: the stream knows its own.
     // SAFETY: no context is a legal current context.
     unsafe { result::ctx::set_current(std::ptr::null_mut()) }?;
-    // SAFETY: all addresses are those of slices that live until the stream has been synchronized, and nothing else uses
-    // them.
-    let launched = unsafe {
-        let read = |element, shape: &[usize], at| DeviceRef::from_raw_parts(element, shape, at);
-        let inputs = DeviceInputs {
-            current_key: read(ElementType::Float32, &CURRENT, current_at),
-            current_value: read(ElementType::Float32, &CURRENT, current_at),
-            indices: IndexInputs {
-                seqstarts: read(ElementType::Int64, &[2], seqstarts_at),
-                cachestarts: read(ElementType::Int64, &[1], cachestarts_at),
-                start_pos: read(ElementType::Int64, &[1], start_pos_at),
-                kvstarts: OutputRows::Kvstarts((&[0, 5]).into()),
-                max_seqlen: (&2).into(),
-                max_kvlen: (&5).into(),
-            },
-        };
-        let write = |shape: &[usize], at| DeviceMut::from_raw_parts(ElementType::Float32, shape, at);
-        let call = op()?.check_device(inputs, write(&CACHE, cache_at), None)?;
-        let outputs = DeviceOutputs { key: write(&OUTPUT, key_at), value: write(&OUTPUT, value_at) };
-        call.launch_raw(outputs, status_at, foreign)
-    };
+    // SAFETY: the buffers live until the stream has been synchronized, and nothing else uses them.
+    let launched = unsafe { checked.launch_raw(outputs_at, status_at, foreign) };
     assert_eq!(result::ctx::get_current()?, None, "the thread's context is as it was");
     gpu.context.bind_to_thread()?;
     // SAFETY: the stream lives.
     unsafe { result::stream::synchronize(foreign) }?;
     launched?;
-    assert_eq!(stream.clone_dtoh(key)?, expected());
-    assert_eq!(stream.clone_dtoh(value)?, expected());
-    assert_eq!(Status::from_word(stream.clone_dtoh(&status)?[0]), None);
+    for output in &outputs {
+        assert_expected(&output.download(gpu)?);
+    }
+    assert_eq!(Status::from_word(device::numbers(&status.download(gpu)?)[0] as u64), None);
     // SAFETY: nothing uses the stream any more.
     unsafe { result::stream::destroy(foreign) }?;
     Ok(())
@@ -166,26 +175,32 @@ impl Slices {
         stream: &'a CudaStream,
         of_seqstarts: &'a CudaStream,
     ) -> Result<(DeviceCall<'a>, DeviceOutputs<'a>), Failed> {
-        let [seqstarts, cachestarts, start_pos] = &self.indices;
-        let inputs = DeviceInputs {
-            current_key: DeviceRef::new(CURRENT, &self.current, stream),
-            current_value: DeviceRef::new(CURRENT, &self.current, stream),
-            indices: IndexInputs {
-                seqstarts: DeviceRef::new([2], seqstarts, of_seqstarts),
-                cachestarts: DeviceRef::new([1], cachestarts, stream),
-                start_pos: DeviceRef::new([1], start_pos, stream),
-                kvstarts: OutputRows::Kvstarts((&[0, 5]).into()),
-                max_seqlen: (&2).into(),
-                max_kvlen: (&5).into(),
-            },
-        };
-        let call = op()?.check_device(inputs, DeviceMut::new(CACHE, &mut self.cache, stream), None)?;
+        let Self { current, indices, cache, outputs } = self;
+        let current = [(); 2].map(|()| DeviceRef::new(CURRENT, &*current, stream));
+        let call = checked(current, indices, cache, stream, of_seqstarts)?;
         assert_eq!(call.output_shape(), OUTPUT);
-        let [key, value] = &mut self.outputs;
-        let outputs =
-            DeviceOutputs { key: DeviceMut::new(OUTPUT, key, stream), value: DeviceMut::new(OUTPUT, value, stream) };
-        Ok((call, outputs))
+        let [key, value] = outputs.each_mut().map(|output| DeviceMut::new(OUTPUT, output, stream));
+        Ok((call, DeviceOutputs { key, value }))
     }
+}
+
+fn checked<'a>(
+    [current_key, current_value]: [DeviceRef<'a>; 2],
+    [seqstarts, cachestarts, start_pos]: &'a [CudaSlice<i64>; 3],
+    cache: &'a mut CudaSlice<f32>,
+    stream: &'a CudaStream,
+    of_seqstarts: &'a CudaStream,
+) -> Result<DeviceCall<'a>, kvcache_op::Error> {
+    let indices = IndexInputs {
+        seqstarts: DeviceRef::new([2], seqstarts, of_seqstarts),
+        cachestarts: DeviceRef::new([1], cachestarts, stream),
+        start_pos: DeviceRef::new([1], start_pos, stream),
+        kvstarts: OutputRows::Kvstarts((&[0, 5]).into()),
+        max_seqlen: (&2).into(),
+        max_kvlen: (&5).into(),
+    };
+    let inputs = DeviceInputs { current_key, current_value, indices };
+    KeyValueCache::new(Attributes::default())?.check_device(inputs, DeviceMut::new(CACHE, cache, stream), None)
 }
 
 pub fn calls_on_several_streams(gpu: &Gpu) -> Result<(), Failed> {
@@ -244,24 +259,10 @@ pub fn failed_waits_are_reported(gpu: &Gpu) -> Result<(), Failed> {
 
 pub fn slices_of_another_length_are_refused(gpu: &Gpu) -> Result<(), Failed> {
     let stream = &*gpu.stream;
-    let bytes = gpu.stream.alloc_zeros::<u8>(100)?;
-    let tensor = Tensor::zeros(ElementType::Int64, vec![2]).expect("small");
-    let index = gpu.stream.clone_htod(tensor.bytes())?;
-    let one = index.slice(0..8);
-    let mut cache = gpu.stream.alloc_zeros::<f32>(len(&CACHE))?;
-    let inputs = DeviceInputs {
-        current_key: DeviceRef::from_bytes(ElementType::Float32, CURRENT, &bytes, stream),
-        current_value: DeviceRef::from_bytes(ElementType::Float32, CURRENT, &bytes, stream),
-        indices: IndexInputs {
-            seqstarts: DeviceRef::from_bytes(ElementType::Int64, [2], &index, stream),
-            cachestarts: DeviceRef::from_bytes(ElementType::Int64, [1], &one, stream),
-            start_pos: DeviceRef::from_bytes(ElementType::Int64, [1], &one, stream),
-            kvstarts: OutputRows::AtMost(5),
-            max_seqlen: (&2).into(),
-            max_kvlen: (&5).into(),
-        },
-    };
-    let error = op()?.check_device(inputs, DeviceMut::new(CACHE, &mut cache, stream), None).unwrap_err();
+    let (mut slices, bytes) = (Slices::new(&gpu.stream)?, gpu.stream.alloc_zeros::<u8>(100)?);
+    let current = || DeviceRef::from_bytes(ElementType::Float32, CURRENT, &bytes, stream);
+    let error =
+        checked([current(), current()], &slices.indices, &mut slices.cache, stream, stream).map(drop).unwrap_err();
     assert_eq!(error.kind(), "slice_length");
     assert_eq!(error.to_string(), "current_key is a slice of 100 bytes, expected 64 for shape [2, 2, 4]");
     Ok(())

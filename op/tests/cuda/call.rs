@@ -1,0 +1,252 @@
+//! A call of any operator on the GPU, with tensors of the host.
+
+use std::collections::BTreeMap;
+
+use kvcache_conformance::backends::{attention_attributes, cache_attributes, read, static_attributes};
+use kvcache_conformance::{Call, Operator, Tensor};
+use kvcache_op::cuda::cudarc::driver::CudaGraph;
+use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use kvcache_op::cuda::{
+    self, DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceCall, DeviceInputs, DeviceMut,
+    DeviceOutputs, DeviceRef, OutputRows, StaticDeviceCall, StaticDeviceInputs,
+};
+use kvcache_op::{
+    ElementType, Error, IndexInputs, KeyValueCache, MultiHeadAttention, MultiHeadCacheAttention, StaticKeyValueCache,
+    TensorRef,
+};
+use kvcache_testing::random::After;
+
+use crate::device::{Buffer, Gpu, Result};
+
+/// A call that the host has checked.
+pub enum Checked<'a> {
+    Stores(DeviceCall<'a>),
+    Static(StaticDeviceCall<'a>),
+    Attention(DeviceAttentionCall<'a>),
+}
+
+/// The host's check of a call whose tensors lie where `at` says by their names; `rows` in place of `kvstarts`.
+///
+/// # Safety
+/// Nothing is launched, or the addresses are those of tensors that live until the stream is done with the call.
+pub unsafe fn check<'a>(
+    call: &'a Call,
+    rows: Option<usize>,
+    at: &dyn Fn(&str) -> u64,
+) -> std::result::Result<Checked<'a>, Error> {
+    // SAFETY: the caller names the addresses of tensors of these types and shapes: see `# Safety`.
+    let at_address =
+        |name: &str, tensor: &Tensor| unsafe { DeviceRef::from_raw_parts(tensor.element(), tensor.shape(), at(name)) };
+    let given = |name: &str| call.inputs.get(name).map(|tensor| at_address(name, tensor));
+    let input = |name: &str| given(name).expect("the operator has the input");
+    let host = |name: &str| -> TensorRef<'a> { read(&call.inputs[name]) };
+    // SAFETY: as above.
+    let state = |name: &str, tensor: &Option<Tensor>| {
+        tensor.as_ref().map(|tensor| unsafe { DeviceMut::from_raw_parts(tensor.element(), tensor.shape(), at(name)) })
+    };
+    let (cache, scale) = (state("cache", &call.cache), state("scale", &call.scale));
+    let cache = || cache.expect("the operator has a cache");
+    let stored = || DeviceInputs {
+        current_key: input("current_key"),
+        current_value: input("current_value"),
+        indices: IndexInputs {
+            seqstarts: input("seqstarts"),
+            cachestarts: input("cachestarts"),
+            start_pos: input("start_pos"),
+            kvstarts: rows.map_or_else(|| OutputRows::Kvstarts(host("kvstarts")), OutputRows::AtMost),
+            max_seqlen: host("max_seqlen"),
+            max_kvlen: host("max_kvlen"),
+        },
+    };
+    match call.operator {
+        Operator::KeyValueCache => {
+            let op = KeyValueCache::new(cache_attributes(&call.attributes))?;
+            op.check_device(stored(), cache(), scale).map(Checked::Stores)
+        }
+        Operator::StaticKeyValueCache => {
+            let inputs = StaticDeviceInputs {
+                current_key: input("current_key"),
+                current_value: input("current_value"),
+                start_pos: host("start_pos"),
+            };
+            let op = StaticKeyValueCache::new(static_attributes(&call.attributes))?;
+            op.check_device(inputs, cache(), scale).map(Checked::Static)
+        }
+        Operator::MultiHeadAttention => {
+            let inputs = DeviceAttentionInputs {
+                query: input("query"),
+                key: input("key"),
+                value: input("value"),
+                seqstarts: input("seqstarts"),
+                kvstarts: input("kvstarts"),
+                decoding_batches: host("decoding_batches"),
+                max_seqlen: host("max_seqlen"),
+                max_kvlen: host("max_kvlen"),
+                attn_mask: given("attn_mask"),
+                exact_rows: true,
+            };
+            let op = MultiHeadAttention::new(attention_attributes(&call.attributes).attention)?;
+            op.check_device(inputs).map(Checked::Attention)
+        }
+        Operator::MultiHeadCacheAttention => {
+            let inputs = DeviceCacheAttentionInputs {
+                query: input("query"),
+                stored: stored(),
+                decoding_batches: host("decoding_batches"),
+                attn_mask: given("attn_mask"),
+            };
+            let op = MultiHeadCacheAttention::new(attention_attributes(&call.attributes))?;
+            op.check_device(inputs, cache(), scale).map(Checked::Attention)
+        }
+    }
+}
+
+/// How a call is made.
+#[derive(Clone, Copy, Default)]
+pub struct How {
+    /// Whether tensors are aligned for their types and no more.
+    pub unaligned: bool,
+    /// Whether attention gives its mass, too.
+    pub has_mass: bool,
+    /// Whether the call is captured into a graph, which is launched.
+    pub captured: bool,
+}
+
+impl How {
+    pub fn upload(self, gpu: &Gpu, tensor: &Tensor) -> Result<Buffer> {
+        Buffer::of(gpu, tensor, self.shift(tensor.element()))
+    }
+
+    fn output(self, gpu: &Gpu, element: ElementType, shape: &[usize]) -> Result<Buffer> {
+        Buffer::untouched(gpu, element, shape, self.shift(element))
+    }
+
+    fn shift(self, element: ElementType) -> usize {
+        if self.unaligned { element.align() } else { 0 }
+    }
+}
+
+/// The tensors of a call in the GPU's memory.
+pub struct Uploaded {
+    pub inputs: BTreeMap<&'static str, Buffer>,
+    pub cache: Option<Buffer>,
+    pub scale: Option<Buffer>,
+}
+
+impl Uploaded {
+    pub fn new(gpu: &Gpu, call: &Call, how: How) -> Result<Self> {
+        let state = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| how.upload(gpu, tensor)).transpose();
+        let (cache, scale) = (state(&call.cache)?, state(&call.scale)?);
+        let mut uploaded = Self { inputs: BTreeMap::new(), cache, scale };
+        uploaded.next(gpu, call, how)?;
+        Ok(uploaded)
+    }
+
+    /// The inputs of the next call; cache and scale stay.
+    pub fn next(&mut self, gpu: &Gpu, call: &Call, how: How) -> Result<()> {
+        let upload = |(&name, tensor)| Ok((name, how.upload(gpu, tensor)?));
+        self.inputs = call.inputs.iter().map(upload).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    fn at(&self, gpu: &Gpu, name: &str) -> u64 {
+        let buffer = match name {
+            "cache" => self.cache.as_ref(),
+            "scale" => self.scale.as_ref(),
+            _ => self.inputs.get(name),
+        };
+        buffer.map_or(0, |buffer| buffer.address(gpu))
+    }
+
+    pub fn state(&self, gpu: &Gpu) -> Result<[Option<Tensor>; 2]> {
+        let download = |buffer: &Option<Buffer>| buffer.as_ref().map(|buffer| buffer.download(gpu)).transpose();
+        Ok([download(&self.cache)?, download(&self.scale)?])
+    }
+
+    /// The host's check of the call.
+    pub fn check<'a>(&self, gpu: &Gpu, call: &'a Call, rows: Option<usize>) -> Result<Checked<'a>> {
+        // SAFETY: the tensors are uploaded, of these types and shapes; all tests synchronize before they drop them.
+        Ok(unsafe { check(call, rows, &|name| self.at(gpu, name)) }.map_err(cuda::Error::from)?)
+    }
+
+    /// Makes the call; gives its outputs, which are done when this returns. What the device found is left in the status
+    /// word.
+    pub fn run(&self, gpu: &Gpu, call: &Call, how: How) -> Result<Vec<Tensor>> {
+        let outputs = self.launch(gpu, call, how)?;
+        gpu.stream.synchronize()?;
+        outputs.iter().map(|output| output.download(gpu)).collect()
+    }
+
+    /// What the call of `KeyValueCache` leaves behind.
+    pub fn after(&self, gpu: &Gpu, call: &Call, how: How) -> Result<After> {
+        let [key, value] = self.run(gpu, call, how)?.try_into().map_err(|_| "a call has two outputs")?;
+        let [cache, scale] = self.state(gpu)?;
+        Ok(After { key, value, cache: cache.ok_or("there is a cache")?, scale })
+    }
+
+    fn launch(&self, gpu: &Gpu, call: &Call, how: How) -> Result<Vec<Buffer>> {
+        let t1 = call.t1();
+        match self.check(gpu, call, None)? {
+            Checked::Stores(checked) => {
+                let outputs = [(); 2].map(|()| how.output(gpu, t1, &checked.output_shape()));
+                let outputs = outputs.into_iter().collect::<Result<Vec<_>>>()?;
+                launched(gpu, how, || Ok(checked.launch(written(gpu, &outputs), &gpu.status, &gpu.stream)?))?;
+                Ok(outputs)
+            }
+            Checked::Static(checked) => {
+                let outputs = [(); 2].map(|()| how.output(gpu, t1, &checked.output_shape()));
+                let outputs = outputs.into_iter().collect::<Result<Vec<_>>>()?;
+                if how.captured {
+                    let op = StaticKeyValueCache::new(static_attributes(&call.attributes))?;
+                    let element = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::element);
+                    op.prepare_device(t1, element(&call.cache).unwrap_or(t1), element(&call.scale), &gpu.stream)?;
+                }
+                launched(gpu, how, || Ok(checked.launch(written(gpu, &outputs), &gpu.status, &gpu.stream)?))?;
+                Ok(outputs)
+            }
+            Checked::Attention(checked) => {
+                let output = how.output(gpu, t1, &checked.output_shape())?;
+                let mass = how.output(gpu, ElementType::Float32, &checked.mass_shape())?;
+                let checked = if how.has_mass { checked.with_mass(write(gpu, &mass))? } else { checked };
+                let scratch = Buffer::untouched(gpu, ElementType::Int8, &[checked.scratch_bytes()?], 0)?;
+                checked.launch(write(gpu, &output), Some(write(gpu, &scratch)), &gpu.status, &gpu.stream)?;
+                Ok([Some(output), how.has_mass.then_some(mass)].into_iter().flatten().collect())
+            }
+        }
+    }
+}
+
+/// A buffer for a call to write. The tests keep it until the stream is done with the call.
+pub fn write(gpu: &Gpu, buffer: &Buffer) -> DeviceMut<'static> {
+    // SAFETY: memory of this type and shape; the stream alone uses it until it is synchronized.
+    unsafe { DeviceMut::from_raw_parts(buffer.element(), buffer.shape(), buffer.address(gpu)) }
+}
+
+pub fn written(gpu: &Gpu, outputs: &[Buffer]) -> DeviceOutputs<'static> {
+    DeviceOutputs { key: write(gpu, &outputs[0]), value: write(gpu, &outputs[1]) }
+}
+
+/// Launches at once, or by a graph.
+fn launched(gpu: &Gpu, how: How, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+    if how.captured { Ok(captured(gpu, launch)?.launch()?) } else { launch() }
+}
+
+/// A graph of what `launch` puts into the stream.
+pub fn captured(gpu: &Gpu, launch: impl FnOnce() -> Result<()>) -> Result<CudaGraph> {
+    gpu.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    let launched = launch();
+    let graph = gpu.stream.end_capture(CUgraphInstantiate_flags(0));
+    launched?;
+    Ok(graph?.ok_or("there is no graph")?)
+}
+
+/// The first tensor of a call that is not as expected.
+pub fn difference(got: &After, expected: &After) -> Option<&'static str> {
+    let same = [
+        ("key", got.key == expected.key),
+        ("value", got.value == expected.value),
+        ("cache", got.cache == expected.cache),
+        ("scale", got.scale == expected.scale),
+    ];
+    same.into_iter().find(|(_, same)| !same).map(|(name, _)| name)
+}
