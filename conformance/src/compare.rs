@@ -47,7 +47,7 @@ impl Difference {
     /// What is wrong, without numbers: what several cases may have in common.
     pub fn flaw(&self) -> String {
         let detail = |name: &str| self.details.get(name).and_then(Json::as_str).unwrap_or_default();
-        let after = if self.details.get("refused") == Some(&true.into()) { " of a refused call" } else { "" };
+        let after = if self.details.get("refused") == Some(&true.into()) { OF_REFUSED } else { "" };
         match self.kind {
             "elements" => format!("{}{after} differs", detail("tensor")),
             "form" => format!("{}{after} is of another type or shape", detail("tensor")),
@@ -152,24 +152,10 @@ impl Case {
                 (pair.name, indices.map_or(elements, |indices| indices.len()), elements)
             })
             .collect();
-        let name = pair.name;
-        let after = if refused { " of a refused call" } else { "" };
         let (Some(got), Some(expected), Some(indices)) = (pair.got, pair.expected, indices) else {
-            let form = |tensor: Option<&Tensor>, element: Option<ElementType>| {
-                Some((element.or(tensor.map(Tensor::element))?, tensor?.shape().to_vec()))
-            };
-            let (got, expected) = (form(pair.got, None), form(pair.expected, pair.element));
-            let text = |form: &Option<(ElementType, Vec<usize>)>| {
-                form.as_ref().map_or("absent".to_owned(), |(element, shape)| format!("{element}{shape:?}"))
-            };
-            let json_of = |form: &Option<(ElementType, Vec<usize>)>| {
-                form.as_ref().map(|(element, shape)| json!({"type": element.name(), "shape": shape}))
-            };
-            let details =
-                json!({"tensor": name, "got": json_of(&got), "expected": json_of(&expected), "refused": refused});
-            let text = format!("{name}{after} is {}, expected {}", text(&got), text(&expected));
-            return Some(Difference::new(call, "form", text, details));
+            return Some(pair.difference_of_form(call, refused));
         };
+        let (name, after) = (pair.name, if refused { OF_REFUSED } else { "" });
         let index = *indices.first()?;
         let coordinates = coordinates(expected.shape(), index);
         let location = locate(self, call, name, expected, index);
@@ -221,6 +207,9 @@ impl Case {
     }
 }
 
+/// What is said of the state after a refusal.
+const OF_REFUSED: &str = " of a refused call";
+
 /// The state after a call, beside the expected one.
 fn state<'a>(result: &'a CallResult, [cache, scale]: [Option<&'a Tensor>; 2], any_nan: bool) -> Vec<Pair<'a>> {
     let pair = |name, got: &'a Option<Tensor>, expected| Pair::exact(name, got.as_ref(), expected, any_nan);
@@ -243,6 +232,24 @@ struct Pair<'a> {
 impl<'a> Pair<'a> {
     fn exact(name: &'static str, got: Option<&'a Tensor>, expected: Option<&'a Tensor>, any_nan: bool) -> Self {
         Self { name, got, expected, tolerance: None, element: expected.map(Tensor::element), any_nan }
+    }
+
+    /// That it is of another type or shape, is missing, or should not be there.
+    fn difference_of_form(&self, call: usize, refused: bool) -> Difference {
+        let got = self.got.map(|tensor| (tensor.element(), tensor.shape()));
+        let expected = self.element.zip(self.expected.map(Tensor::shape));
+        let text = |form: Option<(ElementType, &[usize])>| {
+            form.map_or("absent".to_owned(), |(element, shape)| format!("{element}{shape:?}"))
+        };
+        let json_of = |form: Option<(ElementType, &[usize])>| {
+            form.map(|(element, shape)| json!({"type": element.name(), "shape": shape}))
+        };
+        let after = if refused { OF_REFUSED } else { "" };
+        let details = json!({
+            "tensor": self.name, "got": json_of(got), "expected": json_of(expected), "refused": refused,
+        });
+        let text = format!("{}{after} is {}, expected {}", self.name, text(got), text(expected));
+        Difference::new(call, "form", text, details)
     }
 
     /// The indices of the elements that differ; none if its type or shape does, or whether it is there.

@@ -1,9 +1,9 @@
 //! The rules that cases prove: the entries of the schemas, each with its place on the operator's page.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use serde::Deserialize;
+use serde_yaml::Value;
 
 use crate::case::Operator;
 
@@ -39,106 +39,57 @@ pub fn rule(operator: Operator, id: &str) -> Option<&'static Rule> {
     rules(operator).iter().find(|rule| rule.id == id)
 }
 
-static RULES: LazyLock<HashMap<Operator, Vec<Rule>>> = LazyLock::new(|| {
-    let mut schemas = HashMap::new();
+static RULES: LazyLock<BTreeMap<Operator, Vec<Rule>>> = LazyLock::new(|| {
+    let mut rules = BTreeMap::new();
     for operator in Operator::ALL {
-        let mut schema: SchemaFile = serde_yaml::from_str(operator.schema()).expect("a schema has rules");
-        schema.take_over(&schemas);
-        schemas.insert(operator.name().to_owned(), schema);
+        let schema: Value = serde_yaml::from_str(operator.schema()).expect("a schema is YAML");
+        rules.insert(operator, of_schema(operator, &schema, &rules));
     }
-    Operator::ALL.into_iter().map(|operator| (operator, schemas[operator.name()].rules(operator))).collect()
+    rules
 });
 
-#[derive(Deserialize)]
-struct SchemaFile {
-    #[serde(default)]
-    cache_modes: TableFile,
-    #[serde(default)]
-    cache_layouts: TableFile,
-    rules: Vec<RuleFile>,
-}
-
-/// An entry of `rules`; with `as_in`, that of another operator.
-#[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RuleFile {
-    id: String,
-    as_in: Option<String>,
-    #[serde(rename = "section")]
-    _section: Option<String>,
-    title: Option<String>,
-    text: Option<String>,
-    not_proven_by_cases: Option<String>,
-}
-
-/// A table whose rows are rules.
-#[derive(Clone, Deserialize)]
-#[serde(untagged)]
-enum TableFile {
-    AsIn { as_in: String },
-    Rows(Vec<RowFile>),
-}
-
-#[derive(Clone, Deserialize)]
-struct RowFile {
-    code: i64,
-    name: String,
-    meaning: Option<String>,
-    axes: Option<Vec<serde_yaml::Value>>,
-}
-
-impl Default for TableFile {
-    fn default() -> Self {
-        Self::Rows(Vec::new())
-    }
-}
-
-impl SchemaFile {
-    /// Replaces every `as_in` by what the schema of that name says.
-    fn take_over(&mut self, earlier: &HashMap<String, Self>) {
-        let of = |name: &str| earlier.get(name).expect("as_in names an earlier operator");
-        for rule in &mut self.rules {
-            if let Some(name) = &rule.as_in {
-                let origin = of(name).rules.iter().find(|origin| origin.id == rule.id);
-                *rule = origin.expect("as_in names an operator that has the rule").clone();
-            }
-        }
-        if let TableFile::AsIn { as_in } = &self.cache_modes {
-            self.cache_modes = of(as_in).cache_modes.clone();
-        }
-        if let TableFile::AsIn { as_in } = &self.cache_layouts {
-            self.cache_layouts = of(as_in).cache_layouts.clone();
-        }
-    }
-
-    fn rules(&self, operator: Operator) -> Vec<Rule> {
-        let tables = [("cache-mode", &self.cache_modes), ("cache-layout", &self.cache_layouts)];
-        let rows = tables.into_iter().flat_map(|(table, file)| {
-            let TableFile::Rows(rows) = file else { unreachable!("every as_in is replaced") };
-            rows.iter().map(move |row| Rule {
-                id: format!("{table}.{}", row.code),
-                title: format!("{} {}, {}", table.replace('-', "_"), row.code, row.name),
-                text: row.meaning.clone().unwrap_or_else(|| axes(row)),
+/// The rules of a schema: the rows of its tables, then its entries. With `as_in`, those of an earlier operator.
+fn of_schema(operator: Operator, schema: &Value, earlier: &BTreeMap<Operator, Vec<Rule>>) -> Vec<Rule> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let as_in = |value: &Value, is_it: &dyn Fn(&Rule) -> bool| -> Option<Vec<Rule>> {
+        let name = value["as_in"].as_str()?;
+        let (_, rules) =
+            earlier.iter().find(|(other, _)| other.name() == name).expect("as_in names an earlier operator");
+        Some(rules.iter().filter(|rule| is_it(rule)).map(|rule| Rule { operator, ..rule.clone() }).collect())
+    };
+    let mut rules = Vec::new();
+    for (table, rows) in [("cache-mode", &schema["cache_modes"]), ("cache-layout", &schema["cache_layouts"])] {
+        let row = |row: &Value| {
+            let (code, name) = (row["code"].as_u64().expect("a code"), row["name"].as_str().expect("a name"));
+            Rule {
+                id: format!("{table}.{code}"),
+                title: format!("{} {code}, {name}", table.replace('-', "_")),
+                text: text(&row["meaning"]).unwrap_or_else(|| axes(&row["axes"])),
                 operator,
                 not_proven_by_cases: None,
-            })
-        });
-        let entries = self.rules.iter().map(|rule| Rule {
-            id: rule.id.clone(),
-            title: rule.title.clone().expect("a rule has a title"),
-            text: rule.text.clone().expect("a rule has a text"),
-            operator,
-            not_proven_by_cases: rule.not_proven_by_cases.clone(),
-        });
-        rows.chain(entries).collect()
+            }
+        };
+        let own = || rows.as_sequence().into_iter().flatten().map(row).collect();
+        rules.extend(as_in(rows, &|rule| rule.id.starts_with(&format!("{table}."))).unwrap_or_else(own));
     }
+    for entry in schema["rules"].as_sequence().expect("a schema has rules") {
+        let id = entry["id"].as_str().expect("a rule has an id");
+        let own = || {
+            vec![Rule {
+                id: id.to_owned(),
+                title: text(&entry["title"]).expect("a rule has a title"),
+                text: text(&entry["text"]).expect("a rule has a text"),
+                operator,
+                not_proven_by_cases: text(&entry["not_proven_by_cases"]),
+            }]
+        };
+        rules.extend(as_in(entry, &|rule| rule.id == id).unwrap_or_else(own));
+    }
+    rules
 }
 
-fn axes(row: &RowFile) -> String {
-    let axis = |axis: &serde_yaml::Value| match axis {
-        serde_yaml::Value::Number(length) => length.to_string(),
-        name => name.as_str().unwrap_or_default().to_owned(),
-    };
-    let axes: Vec<_> = row.axes.iter().flatten().map(axis).collect();
+fn axes(axes: &Value) -> String {
+    let axis = |axis: &Value| axis.as_u64().map_or_else(|| axis.as_str().unwrap_or_default().into(), |n| n.to_string());
+    let axes: Vec<_> = axes.as_sequence().into_iter().flatten().map(axis).collect();
     format!("`cache` has the axes ({}, Dh).", axes.join(", "))
 }
