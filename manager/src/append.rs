@@ -1,4 +1,4 @@
-//! What a step appends.
+//! The rows that a step appends.
 
 use crate::error::Error;
 use crate::positions::MAX_POSITION;

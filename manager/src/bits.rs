@@ -6,14 +6,14 @@ use crate::error::Error;
 
 const WORD: usize = u64::BITS as usize;
 
-/// So many zeros, for arrays as long as a cache has pages or slots. `vec!` gets zeroed memory from the system, so what is never used costs nothing; but it aborts where
-/// there is no memory, so the memory is reserved once before.
+/// So many zeros, for arrays as long as a cache has pages or slots. `vec!` gets zeroed memory from the system, so what
+/// is never used costs nothing; but it aborts where there is no memory, so the memory is reserved once before.
 pub(crate) fn zeros<T: bytemuck::Zeroable + Clone>(len: usize) -> Result<Vec<T>, Error> {
     Vec::<T>::new().try_reserve_exact(len).map_err(|_| Error::OutOfMemory { len, size: size_of::<T>() })?;
     Ok(vec![T::zeroed(); len])
 }
 
-/// Which of a number of cells are busy. Memory that was never written is not touched.
+/// The busy cells among a number of cells. Memory that was never written is not touched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bits {
     /// A bit per cell, 1 if busy. The bits of the last word from `len` on are 0.

@@ -8,7 +8,7 @@ use sha2::block_api::compress256;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::Xxh3;
 
-/// What a block begins with: its format and version.
+/// The first bytes of a block: its format and version.
 const MAGIC: [u8; 8] = *b"kvblock1";
 /// Magic, kind, key, number of rows, bytes of a row; all integers little-endian.
 const HEADER: usize = 64;
@@ -87,7 +87,7 @@ impl FromStr for BlockKey {
     }
 }
 
-/// What a block holds, for stores that treat the two differently.
+/// The kind of a block's rows, for stores that treat the two differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockKind {
     /// A page of known tokens, which any sequence of the same tokens can begin with.
@@ -188,7 +188,7 @@ impl Block {
         Ok(Self { header: *header, rows: bytes.slice(HEADER..end) })
     }
 
-    /// What it holds.
+    /// The kind of its rows.
     pub fn kind(&self) -> BlockKind {
         if number(&self.header[8..16]) == 0 { BlockKind::Prefix } else { BlockKind::Private }
     }

@@ -17,7 +17,7 @@ use crate::store::{BlockStore, StoreError};
 /// The most bytes of blocks that were read which are kept for blocks that are written.
 const MOST_KEPT: usize = 64 << 20;
 
-/// What a manager has written to its store and read from it.
+/// The blocks that a manager has written to its store and read from it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStats {
@@ -67,7 +67,7 @@ pub(crate) struct Blocks {
     pub(crate) stats: StoreStats,
 }
 
-/// What the names of all blocks of managers of such a cache begin with.
+/// The seed of the names of all blocks of managers of such a cache.
 pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
     // The number is that of the rule which names the pages behind.
     let text = serde_json::json!(["kvcache-block 3", cache::metadata(spec), spec.page_size()]);

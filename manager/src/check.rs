@@ -92,7 +92,7 @@ fn check_pages(state: &State) -> Result<(), Error> {
     Ok(())
 }
 
-/// Of rows that several sequences have, keys are rotated for one position; cells have one position.
+/// The key of a row that several sequences have is rotated for one position; a cell has one position.
 fn check_positions(state: &State, spec: &CacheSpec) -> Result<(), Error> {
     let mut shared = HashMap::new();
     for sequence in state.sequences.values().filter(|sequence| !sequence.lost) {

@@ -10,7 +10,7 @@ use crate::infllm::error::InfLlmError;
 use crate::seq_id::SeqId;
 use crate::session::error::SessionError;
 
-/// What a memory says when it cannot do what it is asked.
+/// The error of a memory that cannot do what it is asked.
 pub type MemoryError = Box<dyn std::error::Error + Send + Sync>;
 
 /// An operation that was refused. Nothing has changed, neither the manager's state nor a live row; but after
@@ -161,7 +161,7 @@ pub enum Error {
     #[error(transparent)]
     Session(#[from] SessionError),
 
-    /// What InfLLM refuses.
+    /// A refusal of InfLLM.
     #[error(transparent)]
     InfLlm(#[from] InfLlmError),
 

@@ -1,4 +1,4 @@
-//! What attention needs to know of the keys that a step's outputs have: their positions, and which query sees which.
+//! Key positions and masks: the positions of the keys in a step's outputs, and which query sees which key.
 
 use std::iter::once;
 
@@ -11,7 +11,7 @@ use crate::plan::Entry;
 use crate::sequence::Sequence;
 use crate::spec::Mode;
 
-/// What the rows of a mask over cells are a multiple of.
+/// The number that the rows of a mask over cells are a multiple of.
 const MASK_ROWS: usize = 32;
 
 impl Manager {

@@ -17,7 +17,7 @@ use crate::state::{Open, State};
 use crate::store::BlockStore;
 use crate::tensors::Tensors;
 
-/// What a new sequence is given.
+/// The properties of a new sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Create<'a> {
     /// In the mode `runs`, the cells that its run has at first, if its first append does not need more.
@@ -92,7 +92,7 @@ impl Manager {
         Ok(manager)
     }
 
-    /// What it manages.
+    /// The specification of the cache that it manages.
     pub fn spec(&self) -> &CacheSpec {
         &self.spec
     }
@@ -271,7 +271,7 @@ impl Manager {
         }
     }
 
-    /// Has the memory make the copies that are queued, then rotate the keys that are pending. A step does so by itself.
+    /// Runs queued copies, then rotates pending keys. A step does so by itself.
     ///
     /// # Errors
     /// [`Error::StepOpen`]; [`Error::Memory`]: the sequences whose rows may be damaged are [lost](Error::Lost) then.

@@ -38,7 +38,7 @@ impl MaskElement for f16 {
     }
 }
 
-/// What a query sees of its own sequence's keys.
+/// The keys of its own sequence that a query sees.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Visibility {
     /// Smaller than this is the distance of a visible key, unless it is a sink.

@@ -1,8 +1,9 @@
-//! What masks show and what they look like.
+//! The contents and the size of masks.
 
 use crate::mask::Visibility;
 
-/// What a mask hides beside other sequences and later positions, the values of what it shows, and its least size.
+/// The positions that a mask hides beside other sequences and later ones, the values of visible keys, and the least
+/// size.
 ///
 /// A key is visible to a query of the same sequence whose position is not smaller. Visible keys are 0, or a bias by
 /// [`alibi`](Self::alibi); all else is -inf, rows and columns of padding included. Ignore the rows of padding: the

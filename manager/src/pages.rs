@@ -183,7 +183,7 @@ impl Pages {
         }
     }
 
-    /// Whether a page was freed and not taken again.
+    /// A page was freed and not taken again.
     pub(crate) fn any_freed(&self) -> bool {
         match &self.pool {
             Pool::Stack { freed, .. } => !freed.is_empty(),

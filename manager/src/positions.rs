@@ -144,7 +144,7 @@ impl Positions {
         self.replace(rows, mapped);
     }
 
-    /// What is wrong with the runs of `len` rows.
+    /// The invariant that the runs of `len` rows break, if they break one.
     pub(crate) fn broken(&self, len: usize) -> Option<&'static str> {
         let positions = |run: Consecutive| run.position..=run.position + run.len as i64 - 1;
         if self.len != len {

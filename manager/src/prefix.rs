@@ -11,7 +11,7 @@ use crate::bits::zeros;
 use crate::block::BlockKey;
 use crate::error::Error;
 
-/// What names all tokens up to the end of a page.
+/// The name of all tokens up to the end of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PrefixKey {
     /// In this process. It is never 0.

@@ -1,4 +1,4 @@
-//! What a manager says of its sequences.
+//! Queries of a manager's sequences.
 
 use crate::error::Error;
 use crate::manager::Manager;
@@ -37,7 +37,7 @@ impl Manager {
         Ok(self.state.sequence(seq)?.positions.iter())
     }
 
-    /// How far the keys of a sequence's rows have still to be rotated: position less the one that they are rotated for.
+    /// The pending rotation of each row's key: its position less the position that it is rotated for.
     ///
     /// # Errors
     /// [`Error::UnknownSeq`].

@@ -1,4 +1,4 @@
-//! How callers name sequences.
+//! The ids of sequences.
 
 use std::fmt;
 

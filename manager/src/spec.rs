@@ -1,4 +1,5 @@
-//! What a manager manages: dimensions, types, layout and mode of a cache, validated once, and the figures that follow.
+//! The specification of a cache and its management: dimensions, types, layout and mode of a cache, validated once, and
+//! the figures that follow.
 
 use kvcache_kernels::{CacheRows, Rope};
 use kvcache_schema::{Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, STATIC_SCALES};
@@ -64,7 +65,7 @@ pub(crate) struct Quant {
     pub(crate) scale_type: ElementType,
 }
 
-/// What a cache is asked to be.
+/// The settings of a specification, before its figures follow.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) geometry: Geometry,
@@ -98,7 +99,7 @@ pub(crate) fn page_size(mode: Mode) -> usize {
     }
 }
 
-/// What was set, by name.
+/// Getters of settings: a name, a type and a path each.
 macro_rules! settings {
     ($($(#[$doc:meta])* $name:ident: $of:ty = $($field:ident).+;)*) => {
         impl CacheSpec {
@@ -125,17 +126,17 @@ settings! {
     max_pages: Option<usize> = settings.max_pages;
     /// What the stored keys are.
     key_form: KeyForm = settings.key_form;
-    /// How many of the last positions attention sees, if it does not see all.
+    /// The number of last positions that attention sees, if it does not see all.
     window: Option<usize> = settings.window.len;
     /// The first rows of a sequence, which a window leaves.
     sink: usize = settings.window.sink;
-    /// How many more positions than its own a window keeps.
+    /// The number of positions that a window keeps beside its own.
     slack: usize = settings.window.slack;
-    /// What the number of cells that a step sees is rounded up to.
+    /// The multiple that the number of cells that a step sees is rounded up to.
     pad: usize = settings.pad;
     /// The part of free slots past which a commit queues a defragmentation.
     defrag_threshold: Option<f64> = settings.defrag_threshold;
-    /// How many updates may rotate the rows of a sequence.
+    /// The number of updates that may rotate the rows of a sequence.
     shift_limit: Option<u32> = shift_limit;
 }
 

@@ -17,7 +17,7 @@ use crate::seq_id::SeqId;
 use crate::sequence::{MemoryLocation, Sequence};
 use crate::spec::{CacheSpec, Mode};
 
-/// What a memory is at in an update.
+/// The phase of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Copies behind so many that are made.
@@ -25,7 +25,7 @@ pub(crate) enum Phase {
     Rotations,
 }
 
-/// How far an open step is.
+/// The stage of an open step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Open {
     Planned,
@@ -56,13 +56,13 @@ pub(crate) struct State {
     /// Rows that are to be stored as blocks before the copies behind them are made.
     pub(crate) offloads: Vec<PendingOffload>,
     pub(crate) dropped: Vec<BlockKey>,
-    /// What the names of all blocks begin with, if the manager has a store.
+    /// The seed of the names of all blocks, if the manager has a store.
     pub(crate) seed: Option<BlockKey>,
-    /// Whether an edit has left keys to rotate since an update has found none: spares steps the search for them.
+    /// An edit may have left keys to rotate since an update has found none: spares steps the search for them.
     pub(crate) may_rotate: bool,
     /// The keys that the next update rotates.
     pub(crate) rotations: Vec<Rotation>,
-    /// What a memory is at, or was when it failed.
+    /// The phase that a memory is in, or was in when it failed.
     pub(crate) phase: Option<Phase>,
 }
 
@@ -203,7 +203,7 @@ impl State {
         cells::n_kv(self.used_slots(spec).end, spec.num_pages() * spec.page_size(), spec.pad())
     }
 
-    /// How many slots are used, and the one behind the last of them.
+    /// The number of used slots, and the slot behind the last of them.
     pub(crate) fn used_slots(&self, spec: &CacheSpec) -> Used {
         match self.pages.busy() {
             Some(busy) => Used { count: busy.count(), end: busy.end() },

@@ -1,4 +1,4 @@
-//! How full a cache is.
+//! The use of a cache.
 
 use crate::manager::Manager;
 
@@ -15,7 +15,7 @@ pub struct Stats {
     /// Slots of pages that no sequence has, kept for prompts that begin with the same tokens. They are free, too, once
     /// the free pages are taken.
     pub cached: usize,
-    /// Those of the used ones that several sequences have.
+    /// Used slots that several sequences have.
     pub shared: usize,
     /// The longest run of neighboring free slots.
     pub largest_free_run: usize,
@@ -27,14 +27,14 @@ pub struct Stats {
     pub n_kv: usize,
     /// Sequences.
     pub sequences: usize,
-    /// Those of them that are swapped out.
+    /// Sequences that are swapped out.
     pub swapped: usize,
     /// Rows that were found in the prefix index, or in the store, instead of computed, since the manager was made.
     pub prefix_hits: usize,
 }
 
 impl Manager {
-    /// How full the cache is. Takes time proportional to its pages, or cells.
+    /// The use of the cache. Takes time proportional to its pages, or cells.
     pub fn stats(&self) -> Stats {
         let (state, page_size) = (&self.state, self.spec().page_size());
         let num_pages = state.pages.len();

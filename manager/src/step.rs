@@ -52,7 +52,7 @@ impl Manager {
 }
 
 impl<'m> Planned<'m> {
-    /// Has the memory make the copies that the step needs before it writes: those of shared pages.
+    /// Runs the copies that the step needs before it writes: shared pages are copied.
     ///
     /// # Errors
     /// [`Error::Memory`]; the step is then rolled back, but that cached pages that a copy was to write are free.

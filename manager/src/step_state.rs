@@ -1,4 +1,11 @@
-//! What is open between a plan and its end: a step, or sequences that are loaded.
+//! A step, or sequences that are loaded, from the plan to the end:
+//!
+//! ```text
+//! plan       every change is in the journal; a refusal rolls it back
+//! apply      drain the queue, load blocks from the store, copy shared pages; a failure rolls the plan back
+//! commit     the journal is forgotten, the window removes rows, a defragmentation may be queued
+//! rollback   the journal is undone; cached pages that may have been written leave the prefix index
+//! ```
 
 use std::collections::HashSet;
 
@@ -36,7 +43,7 @@ impl Manager {
         }
     }
 
-    /// Whether a step is open.
+    /// A step is open.
     pub(crate) fn is_applied(&self) -> bool {
         self.open == Some(Open::Applied)
     }
@@ -71,9 +78,9 @@ impl Manager {
         })
     }
 
-    /// Has the memory make what is queued, before it writes for what is open. After an error that is rolled back.
+    /// Runs what is queued, before the memory writes for the open step, which an error rolls back.
     pub(crate) fn drain(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        // What an update rotates was live before the plan; pages that its copies were to write when they failed leave
+        // Rows that an update rotates were live before the plan; pages that its copies were to write when they failed leave
         // the prefix index when it is settled.
         if let Err(error) = self.state.update(&self.spec, memory, self.blocks.as_mut()) {
             self.rollback(|_| false);

@@ -45,10 +45,10 @@ impl From<std::io::Error> for StoreError {
     }
 }
 
-/// What a store holds, as far as it knows.
+/// The contents of a store, as far as it knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: Option<u64>,
     /// Their bytes.
     pub nbytes: Option<u64>,
@@ -97,7 +97,7 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     /// not wait.
     fn prefetch(&self, _keys: &[BlockKey]) {}
 
-    /// What it holds. Does not wait.
+    /// The store's contents. Does not wait.
     fn usage(&self) -> Usage {
         Usage::default()
     }

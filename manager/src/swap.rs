@@ -116,8 +116,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Has the next step or [`update`](Self::update) store all full pages of known tokens, so that other managers find prompts that
-    /// begin with their tokens. Without it a page is stored when it is evicted.
+    /// Has the next step or [`update`](Self::update) store all full pages of known tokens, so that other managers find
+    /// prompts that begin with their tokens. Without it a page is stored when it is evicted.
     ///
     /// # Errors
     /// [`Error::NoTiers`], [`Error::StepOpen`].
@@ -136,7 +136,7 @@ impl Manager {
         Ok(())
     }
 
-    /// What was written to the store and read from it; nothing without one.
+    /// The blocks that were written to the store and read from it; nothing without one.
     pub fn store_stats(&self) -> Option<&blocks::StoreStats> {
         self.blocks.as_ref().map(|blocks| &blocks.stats)
     }

@@ -21,7 +21,8 @@ pub(crate) struct Tensors {
     rows: Vec<Row>,
 }
 
-/// What a row of `cachestarts` has: the first pages of a sequence's table, as long as the table is of this version.
+/// The contents of a row of `cachestarts`: the first pages of a sequence's table, as long as the table is of this
+/// version.
 #[derive(Debug, Clone, Copy, Default)]
 struct Row {
     seq: SeqId,

@@ -15,7 +15,7 @@ use crate::journal::Journal;
 use crate::spec::{CacheSpec, Mode};
 use crate::state::State;
 
-/// What an edit reads and changes. All changes are in the journal, but for copies that are queued.
+/// The state that an edit reads and changes. All changes are in the journal, but for copies that are queued.
 pub(crate) struct Editor<'a> {
     pub(crate) spec: &'a CacheSpec,
     pub(crate) state: &'a mut State,

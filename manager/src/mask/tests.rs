@@ -1,5 +1,5 @@
-//! Masks of lengths and positions at their ends. Which keys are visible is compared in the scripts of `tests`, element by
-//! element.
+//! Masks of lengths and positions at their ends. Which keys are visible is compared in the scripts of `tests`, element
+//! by element.
 
 use std::iter::{Once, once};
 

@@ -1,4 +1,4 @@
-//! What a session says of the cache that its rows are of, and what the cache that loads it must have in common with it.
+//! The metadata of the cache that a session's rows are of, which the cache that loads them must have in common with it.
 //! Slots, layout and mode may differ.
 
 use std::collections::BTreeMap;

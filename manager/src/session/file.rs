@@ -8,9 +8,9 @@
 //! ```
 //!
 //! [`write`] streams the tensors to a file beside its place, which is synced and then renamed. [`Reader::open`] compares
-//! every length with the file's, hashes the file and compares the digest; the tensors are then read, and hashed again, in
-//! their order, and [`Reader::finish`] compares the digest of what was read: a file that has changed since is noticed. A
-//! mapped file would be read once, but a process dies of a signal where another one shortens a mapped file.
+//! every length with the file's, hashes the file and compares the digest; the tensors are then read, and hashed again,
+//! in their order, and [`Reader::finish`] compares the digest of what was read: a file that has changed since is
+//! noticed. A mapped file would be read once, but a process dies of a signal where another one shortens a mapped file.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;

@@ -27,7 +27,8 @@ impl Manager {
     /// size and number of slots may be others. What is queued is done first, as by [`update`](Self::update).
     ///
     /// Rows are shared as they were, as far as the mode can: pages with the same rows, or cells. Full pages of known
-    /// tokens are in the prefix index, and a prompt begins with pages that the prefix index has of it, but for its last token.
+    /// tokens are in the prefix index, and a prompt begins with pages that the prefix index has of it, but for its last
+    /// token.
     ///
     /// All of the file is checked before a slot is written: it is read twice.
     ///
@@ -90,7 +91,7 @@ impl Manager {
 
 /// Writes rows of a file to the slots that want them.
 struct Writer<'a> {
-    /// Those whose rows are still to come.
+    /// The slots whose rows are still to come.
     targets: &'a [Target],
     row_len: usize,
     slots: Vec<usize>,

@@ -1,4 +1,5 @@
-//! Golden rows of the manager's specification, by their ids, through the public interface: those that no model computes.
+//! Golden rows of the manager's specification, by their ids, through the public interface: those that no model
+//! computes.
 
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
 use kvcache_manager::{

@@ -1,5 +1,5 @@
-//! Stores where the model of scripts cannot tell: rows of the same tokens that differ in their bytes, other managers, and
-//! what is left in the store. The scripts' store has every fault.
+//! Stores where the model of scripts cannot tell: rows of the same tokens that differ in their bytes, other managers,
+//! and what is left in the store. The scripts' store has every fault.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What must be equal in the manager and in the model after every operation, and what a refusal or a memory that fails
+//! The comparison of the manager with the model after every operation, and what a refusal or a memory that fails
 //! leaves behind.
 
 use std::collections::{BTreeMap, HashSet};

@@ -251,13 +251,13 @@ impl Model {
         sequence.rows.extend(rows);
     }
 
-    /// What is left of a sequence that was saved: all but which rows its window took.
+    /// The part of a sequence that a session keeps: all but which rows its window took.
     pub fn saved(sequence: &Sequence) -> Sequence {
         let gone_unknown = sequence.gone_unknown || sequence.gone.is_some();
         Sequence { gone_unknown, ..sequence.clone() }
     }
 
-    /// What a commit takes from a sequence that was appended to.
+    /// Removes the rows that a commit takes from a sequence that was appended to.
     pub fn slide(&mut self, seq: usize) {
         let Some(Window { width, sink, slack }) = self.rules.window else {
             return;

@@ -1,4 +1,4 @@
-//! What the model computes from a step: the operator's outputs, and the mask.
+//! A step's outputs of the operator and its masks, compared with the model's.
 
 use std::rc::Rc;
 

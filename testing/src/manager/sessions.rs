@@ -1,5 +1,5 @@
-//! Sequences that are saved, and loaded into the same cache or into another one; and sequences that leave the cache for a
-//! store and come back.
+//! Sequences that are saved, and loaded into the same cache or into another one; and sequences that leave the cache for
+//! a store and come back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use kvcache_conformance::random::Unstructured;
 use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
 
-/// Blocks in memory. A faulty store fails, loses, cuts and alters blocks, gives those of other keys, and says that it has
-/// what it has not.
+/// Blocks in memory. A faulty store fails, loses, cuts and alters blocks, gives those of other keys, and says that it
+/// has what it has not.
 #[derive(Debug)]
 pub struct Store {
     pub is_faulty: bool,
