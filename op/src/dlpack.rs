@@ -6,32 +6,9 @@ pub use dlpark::DlpackFlags;
 pub use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensorVersioned, DLTensor};
 use kvcache_schema::ElementType;
 
+pub use crate::error::DlpackError;
 use crate::error::Error;
 use crate::tensor::{Defect, Shape, TensorMut, TensorRef};
-
-/// A tensor of another framework that none of the operator's can be made of.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
-#[non_exhaustive]
-#[expect(missing_docs, reason = "the texts say what the fields are")]
-pub enum DlpackError {
-    /// A tensor of another framework that is not in memory of the host.
-    #[error("{input} is on device {device}, expected memory of the CPU")]
-    #[strum(serialize = "device")]
-    DeviceMemory { input: &'static str, device: String },
-
-    /// A tensor of another framework with elements of a type that no input has.
-    #[error(
-        "{input} has elements of DLPack's type code {code} with {bits} bits and {lanes} lanes, expected float32, \
-         float16, int8, int4 or int64"
-    )]
-    #[strum(serialize = "element_type")]
-    UnknownElementType { input: &'static str, code: u8, bits: u8, lanes: u16 },
-
-    /// A description of a tensor that describes none.
-    #[error("{input} is not a tensor: {reason}")]
-    #[strum(serialize = "invalid_dltensor")]
-    InvalidDlTensor { input: &'static str, reason: String },
-}
 
 /// No tensor of the operators has more dimensions than 6; a `DLTensor` with more than this is not one.
 const MAX_RANK: usize = 64;

@@ -169,11 +169,36 @@ pub enum Error {
     /// A tensor of another framework that none of the operator's can be made of.
     #[cfg(feature = "dlpack")]
     #[error(transparent)]
-    Dlpack(#[from] crate::dlpack::DlpackError),
+    Dlpack(#[from] DlpackError),
 
     /// A tensor that is written and overlaps another one.
     #[error("{input} shares memory with {other}, expected no overlap because it is written")]
     OperandsOverlap { input: &'static str, other: &'static str },
+}
+
+/// A tensor of another framework that none of the operator's can be made of.
+#[cfg(feature = "dlpack")]
+#[derive(Debug, Clone, PartialEq, Eq, Error, IntoStaticStr)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
+pub enum DlpackError {
+    /// A tensor of another framework that is not in memory of the host.
+    #[error("{input} is on device {device}, expected memory of the CPU")]
+    #[strum(serialize = "device")]
+    DeviceMemory { input: &'static str, device: String },
+
+    /// A tensor of another framework with elements of a type that no input has.
+    #[error(
+        "{input} has elements of DLPack's type code {code} with {bits} bits and {lanes} lanes, expected float32, \
+         float16, int8, int4 or int64"
+    )]
+    #[strum(serialize = "element_type")]
+    UnknownElementType { input: &'static str, code: u8, bits: u8, lanes: u16 },
+
+    /// A description of a tensor that describes none.
+    #[error("{input} is not a tensor: {reason}")]
+    #[strum(serialize = "invalid_dltensor")]
+    InvalidDlTensor { input: &'static str, reason: String },
 }
 
 impl Error {
