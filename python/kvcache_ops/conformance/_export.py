@@ -143,7 +143,7 @@ def _model(case: _native.ConformanceCase, calls: list[_Call]) -> bytes:
             shapes[name] = [a if a == b else None for a, b in zip(common, shape)]
     types = {name: element for name, (element, _, _) in first.inputs.items()}
     domain = first.operator.domains[0]
-    more = dict(domain=domain, outputs=outputs, shapes=shapes, about=case.about)
+    more: dict[str, Any] = dict(domain=domain, outputs=outputs, shapes=shapes, about=case.about)
     model = node_model(first.operator, case.attributes, types, **more)
     serialized: bytes = model.SerializeToString()
     return serialized
