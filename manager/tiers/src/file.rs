@@ -165,20 +165,23 @@ impl FileTier {
     fn read(&self, key: &BlockKey, used: SystemTime) -> Result<Option<Block>, StoreError> {
         let path = self.path(key);
         // What is no file, as a pipe, might never be opened.
-        let Some(metadata) = existing(fs::metadata(&path))?.filter(fs::Metadata::is_file) else {
+        if !existing(fs::metadata(&path))?.is_some_and(|metadata| metadata.is_file()) {
             self.state().held.remove(key);
             return Ok(None);
-        };
+        }
         let Some(mut file) = existing(File::open(&path))? else { return Ok(None) };
+        // Of the file that was opened: another process may have replaced it.
+        let len = file.metadata()?.len();
         let mut block = Vec::new();
         Read::by_ref(&mut file).take(Block::HEADER as u64).read_to_end(&mut block)?;
         // Before there is memory for it: a file may have any length.
-        if Block::len_of(&block) != Some(metadata.len()) {
+        if Block::len_of(&block) != Some(len) || self.state().held.check(len).is_err() {
             return Err(BlockError::Length.into());
         }
-        block.reserve_exact(usize::try_from(metadata.len()).unwrap_or(0).saturating_sub(block.len()));
-        file.read_to_end(&mut block)?;
-        self.touch(key, &file, used, metadata.len());
+        let rest = len - block.len() as u64;
+        block.try_reserve_exact(usize::try_from(rest).unwrap_or(usize::MAX)).map_err(io::Error::from)?;
+        Read::by_ref(&mut file).take(rest).read_to_end(&mut block)?;
+        self.touch(key, &file, used, len);
         Ok(Some(Block::verify(key, Bytes::from(block))?))
     }
 

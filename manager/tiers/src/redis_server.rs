@@ -8,6 +8,8 @@ use bytes::Bytes;
 use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, up_to_missing};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, cmd};
 
+use crate::tiers::CHUNK;
+
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Blocks in a Redis server, or in one that speaks its protocol, as Valkey. A block is a string named `kvcache:` and
@@ -121,13 +123,19 @@ impl BlockStore for RedisTier {
     }
 
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
-        if keys.is_empty() {
-            return (Vec::new(), None);
+        let mut blocks = Vec::new();
+        for keys in keys.chunks(CHUNK) {
+            let names: Vec<_> = keys.iter().map(name).collect();
+            let (found, error) = match self.call::<Vec<Option<Bytes>>>(cmd("MGET").arg(names)) {
+                Ok(found) => up_to_missing(keys.iter().zip(found).map(|(key, bytes)| verified(key, bytes))),
+                Err(error) => (Vec::new(), Some(error)),
+            };
+            let is_whole = found.len() == keys.len();
+            blocks.extend(found);
+            if !is_whole {
+                return (blocks, error);
+            }
         }
-        let names: Vec<_> = keys.iter().map(name).collect();
-        match self.call::<Vec<Option<Bytes>>>(cmd("MGET").arg(names)) {
-            Ok(found) => up_to_missing(keys.iter().zip(found).map(|(key, bytes)| verified(key, bytes))),
-            Err(error) => (Vec::new(), Some(error)),
-        }
+        (blocks, None)
     }
 }

@@ -41,7 +41,8 @@ impl Tier {
     }
 
     /// The most bytes of blocks that wait to be written, each with 256 bytes more. Further ones are dropped and
-    /// counted; private ones, of which there is no other copy, wait for room first, for the deadline at most.
+    /// counted. A put waits for room for private ones, of which there is no other copy, but for the deadline at most, and
+    /// not while the tier is left alone.
     pub fn max_queued(mut self, nbytes: u64) -> Self {
         self.max_queued = nbytes;
         self
@@ -68,7 +69,7 @@ impl RemoteTier {
         let Tier { name, store, deadline, max_queued } = tier;
         let stats = Stats::new(&name);
         let reads = Worker::spawn(format!("{name} reads"))?;
-        let writes = Writes::spawn(format!("{name} writes"), store.clone(), stats.clone(), max_queued, deadline)?;
+        let writes = Writes::spawn(format!("{name} writes"), store.clone(), stats.clone(), max_queued)?;
         Ok(Self { store, deadline, reads, writes, stats, health: Mutex::default() })
     }
 
@@ -119,7 +120,7 @@ impl RemoteTier {
         // A bad block is no failure of the store: it answers.
         let is_bad = matches!(error, Some(StoreError::Bad(_)));
         if let (true, Some(&key)) = (is_bad, keys.get(blocks.len())) {
-            self.writes.push(key, Queued::Delete);
+            self.writes.push(key, Queued::Delete, None);
         }
         let (breaker, rate) = &mut *self.health();
         breaker.record((error.is_none() || is_bad) && elapsed <= self.deadline, Instant::now());

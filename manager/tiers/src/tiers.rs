@@ -14,7 +14,7 @@ use crate::stats::{Stats, TierStats};
 use crate::writes::Queued;
 
 /// So many blocks of a chain are asked for at once.
-const CHUNK: usize = 16;
+pub(crate) const CHUNK: usize = 16;
 /// For so long dropped tiers wait for queued writes.
 const FINISH: Duration = Duration::from_secs(5);
 
@@ -94,22 +94,23 @@ impl Shared {
         f64::from_bits(self.compute_rate.load(Ordering::Relaxed))
     }
 
-    /// Keeps a block in the host tier. Private ones that this evicts go on to the next tier.
-    fn keep(&self, key: BlockKey, block: Block) -> Result<(), StoreError> {
+    /// Keeps a block in the host tier. Private ones that this evicts go on to the next tier, and wait for room there
+    /// until `end`, if there is one.
+    fn keep(&self, key: BlockKey, block: Block, end: Option<Instant>) -> Result<(), StoreError> {
         for (key, block) in self.host.insert(key, block)? {
             if block.kind() == BlockKind::Private {
-                self.pass_on(key, block);
+                self.pass_on(key, block, end);
             }
         }
         Ok(())
     }
 
     /// Queues a block for the tier behind the host tier.
-    fn pass_on(&self, key: BlockKey, block: Block) -> bool {
-        self.far.first().is_some_and(|far| far.writes.push(key, Queued::Put(block)))
+    fn pass_on(&self, key: BlockKey, block: Block, end: Option<Instant>) -> bool {
+        self.far.first().is_some_and(|far| far.writes.push(key, Queued::Put(block), end))
     }
 
-    /// The first blocks of a chain from a far tier, a chunk at most, while its deadline lasts.
+    /// The first blocks of a chain, of a chunk at most, from a far tier, while its deadline lasts.
     fn ask(self: &Arc<Self>, far: &Arc<RemoteTier>, keys: &[BlockKey], asked: &mut Asked) -> Answer {
         let blocks = far.queued_chain(keys);
         if !blocks.is_empty() || keys.first().is_some_and(|key| far.is_deleted(key)) {
@@ -127,7 +128,7 @@ impl Shared {
             return answer;
         }
         let began = Instant::now();
-        let keys: Vec<_> = keys.iter().take(CHUNK).take_while(|key| !far.is_deleted(key)).copied().collect();
+        let keys: Vec<_> = keys.iter().take_while(|key| !far.is_deleted(key)).copied().collect();
         let next = keys.clone();
         let (shared, of_job) = (self.clone(), far.clone());
         let answer = far.ask(began + asked.left, move || shared.read(&of_job, &keys));
@@ -155,12 +156,12 @@ impl Shared {
         (blocks, error)
     }
 
-    /// Reads from a far tier and keeps what it gives.
+    /// Reads from a far tier and keeps what it gives. On the thread of reads, which waits for no room.
     fn fetch(&self, far: &RemoteTier, keys: &[BlockKey]) -> Answer {
         let (blocks, error) = far.fetch(keys);
         for (key, block) in keys.iter().zip(&blocks) {
             // One that the host tier has no room for is given all the same.
-            let _ = self.keep(*key, block.clone());
+            let _ = self.keep(*key, block.clone(), None);
         }
         (blocks, error)
     }
@@ -181,7 +182,7 @@ impl Shared {
     /// Gives the keys that were not there.
     fn prefetch_now(&self, far: &RemoteTier, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
         keys.retain(|key| match far.writes.queued(key) {
-            Some(Queued::Put(block)) => self.keep(*key, block).is_err(),
+            Some(Queued::Put(block)) => self.keep(*key, block, None).is_err(),
             Some(Queued::Delete) => false,
             None => !self.host.has(key),
         });
@@ -217,7 +218,8 @@ impl BlockStore for Tiers {
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
-        let kept = self.0.keep(*key, block.clone());
+        let end = self.0.far.first().map(|far| Instant::now() + far.deadline);
+        let kept = self.0.keep(*key, block.clone(), end);
         if kept.is_ok() {
             let mut stats = self.0.host_stats.lock();
             stats.puts += 1;
@@ -225,9 +227,10 @@ impl BlockStore for Tiers {
         }
         let queued = match block.kind() {
             BlockKind::Prefix => {
-                self.0.far.iter().filter(|far| far.writes.push(*key, Queued::Put(block.clone()))).count() > 0
+                let put = || Queued::Put(block.clone());
+                self.0.far.iter().filter(|far| far.writes.push(*key, put(), None)).count() > 0
             }
-            BlockKind::Private => kept.is_err() && self.0.pass_on(*key, block),
+            BlockKind::Private => kept.is_err() && self.0.pass_on(*key, block, end),
         };
         if queued { Ok(()) } else { kept }
     }
@@ -254,7 +257,7 @@ impl BlockStore for Tiers {
 
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
         self.0.host.delete(key)?;
-        let queued = self.0.far.iter().filter(|far| far.writes.push(*key, Queued::Delete)).count();
+        let queued = self.0.far.iter().filter(|far| far.writes.push(*key, Queued::Delete, None)).count();
         if queued == self.0.far.len() { Ok(()) } else { Err(StoreError::Busy) }
     }
 
@@ -264,19 +267,24 @@ impl BlockStore for Tiers {
         let mut asked: Vec<_> = self.0.far.iter().map(|far| Asked { left: far.deadline, absent: None }).collect();
         let mut blocks: Vec<Block> = Vec::new();
         let mut error = None;
+        // Whether the host tier's miss of the blocks that come now is counted.
+        let mut is_counted = false;
         while blocks.len() < keys.len() {
             let rest = &keys[blocks.len()..];
             let (near, _) = self.0.host.get_chain(rest);
+            is_counted &= near.is_empty();
             let mut stats = self.0.host_stats.lock();
             stats.gave(&near);
-            if near.len() < rest.len() {
+            if near.len() < rest.len() && !is_counted {
                 stats.miss("absent");
+                is_counted = true;
             }
             drop(stats);
             if !near.is_empty() {
                 blocks.extend(near);
                 continue;
             }
+            let rest = &rest[..rest.len().min(CHUNK)];
             let until = rest.iter().position(|key| self.0.host.has(key)).unwrap_or(rest.len());
             // A block may have come to the host tier since.
             let rest = &rest[..until.max(1)];

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore};
+use kvcache_manager::{Block, BlockKey, BlockStore};
 
 use crate::breaker::Breaker;
 use crate::held::Held;
@@ -22,8 +22,6 @@ pub(crate) struct Writes(Arc<Shared>);
 struct Shared {
     store: Arc<dyn BlockStore>,
     stats: Stats,
-    /// For so long the only copy of a block waits for room.
-    patience: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -32,6 +30,8 @@ struct Shared {
 struct State {
     /// The oldest is that which is being done; it stays until it is.
     queue: Held<Write>,
+    /// The writes that are being queued, by key and id, until a newer one of the key is queued.
+    waiting: Vec<(BlockKey, u64)>,
     next_id: u64,
     breaker: Breaker,
     /// A store that fails is not waited for any more.
@@ -120,48 +120,48 @@ impl Shared {
 
 impl Writes {
     /// Starts the thread. Writes that are queued have `max_queued` bytes at most.
-    pub(crate) fn spawn(
-        name: String,
-        store: Arc<dyn BlockStore>,
-        stats: Stats,
-        max_queued: u64,
-        patience: Duration,
-    ) -> io::Result<Self> {
-        let (breaker, queue) = (Breaker::default(), Held::new(max_queued));
-        let state = Mutex::new(State { queue, next_id: 0, breaker, finishing: false, closed: false });
-        let shared = Arc::new(Shared { store, stats, patience, state, changed: Condvar::new() });
+    pub(crate) fn spawn(name: String, store: Arc<dyn BlockStore>, stats: Stats, max_queued: u64) -> io::Result<Self> {
+        let (breaker, queue, waiting) = (Breaker::default(), Held::new(max_queued), Vec::new());
+        let state = Mutex::new(State { queue, waiting, next_id: 0, breaker, finishing: false, closed: false });
+        let shared = Arc::new(Shared { store, stats, state, changed: Condvar::new() });
         let of_thread = shared.clone();
         thread::Builder::new().name(name).spawn(move || of_thread.run())?;
         Ok(Self(shared))
     }
 
-    /// Queues a write, in the place of what is queued for this key. Whether there was room: for a block that is nowhere
-    /// else, a private one, it waits.
-    pub(crate) fn push(&self, key: BlockKey, what: Queued) -> bool {
-        let is_only_copy = matches!(&what, Queued::Put(block) if block.kind() == BlockKind::Private);
-        let end = Instant::now() + if is_only_copy { self.0.patience } else { Duration::ZERO };
+    /// Queues a write, in the place of what is queued for this key. Whether there was room: it waits for that until
+    /// `end`, if there is one, but not while the store is left alone.
+    pub(crate) fn push(&self, key: BlockKey, what: Queued, end: Option<Instant>) -> bool {
         let mut state = self.0.state();
-        loop {
-            let queued = state.queue.peek(&key).map(|write| &write.what);
-            if queued.is_some_and(|queued| std::mem::discriminant(queued) == std::mem::discriminant(&what)) {
-                return true;
-            }
-            let replaced = queued.map_or(0, Queued::len);
-            if !state.closed && state.queue.nbytes() - replaced + what.len() <= state.queue.capacity {
-                break;
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if state.closed || left.is_zero() || what.len() > state.queue.capacity {
-                self.0.stats.lock().writes_dropped += 1;
-                return false;
-            }
-            state = self.0.wait(state, left);
-        }
         let (id, len) = (state.next_id, what.len());
         state.next_id += 1;
-        state.queue.insert(key, Write { id, what }, len);
-        self.0.changed.notify_all();
-        true
+        state.waiting.push((key, id));
+        let is_queued = loop {
+            if !state.waiting.contains(&(key, id)) {
+                // A newer one of this key was queued meanwhile.
+                return true;
+            }
+            let queued = state.queue.peek(&key).map(|write| &write.what);
+            if queued.is_some_and(|queued| std::mem::discriminant(queued) == std::mem::discriminant(&what)) {
+                break true;
+            }
+            let replaced = queued.map_or(0, Queued::len);
+            if !state.closed && state.queue.nbytes() - replaced + len <= state.queue.capacity {
+                state.queue.insert(key, Write { id, what }, len);
+                self.0.changed.notify_all();
+                break true;
+            }
+            let now = Instant::now();
+            let left = end.map_or(Duration::ZERO, |end| end.saturating_duration_since(now));
+            let is_paused = state.breaker.pause(now).is_some();
+            if state.closed || left.is_zero() || is_paused || len > state.queue.capacity {
+                self.0.stats.lock().writes_dropped += 1;
+                break false;
+            }
+            state = self.0.wait(state, left);
+        };
+        state.waiting.retain(|&(of, other)| if is_queued { of != key || other > id } else { other != id });
+        is_queued
     }
 
     pub(crate) fn queued(&self, key: &BlockKey) -> Option<Queued> {
@@ -190,5 +190,42 @@ impl Writes {
     /// Drops what is queued. The thread ends with the write that it does.
     pub(crate) fn close(&self) {
         self.0.close(&mut self.0.state());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvcache_manager::BlockKind;
+
+    use super::*;
+    use crate::host::HostTier;
+
+    /// A queue for one block and one delete, without a thread.
+    #[test]
+    fn a_put_that_waits_gives_way_to_a_newer_delete_and_to_a_pause() {
+        let [a, b] = [1, 2].map(|i| BlockKey::from_bytes([i; 32]));
+        let put = |key| Queued::Put(Block::new(BlockKind::Private, &key, vec![0; 16].into(), 16).unwrap());
+        let queue = Held::new(put(a).len() + Queued::Delete.len());
+        let (waiting, breaker) = (Vec::new(), Breaker::default());
+        let state = Mutex::new(State { queue, waiting, next_id: 0, breaker, finishing: false, closed: false });
+        let (store, stats) = (Arc::new(HostTier::new(0)), Stats::new("far"));
+        let writes = Writes(Arc::new(Shared { store, stats, state, changed: Condvar::new() }));
+        let end = Some(Instant::now() + Duration::from_secs(60));
+        assert!(writes.push(a, put(a), end));
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| writes.push(b, put(b), end));
+            while writes.0.state().waiting.is_empty() {
+                thread::yield_now();
+            }
+            assert!(writes.push(b, Queued::Delete, None));
+            // Even where it is done before the put sees it.
+            writes.0.state().queue.remove(&b);
+            assert!(waits.join().unwrap());
+        });
+        assert!(writes.queued(&a).is_some() && writes.queued(&b).is_none());
+        assert!(writes.push(b, Queued::Delete, None));
+        (0..3).for_each(|_| writes.0.state().breaker.record(false, Instant::now()));
+        assert!(!writes.push(b, put(b), end));
+        assert!(Some(Instant::now()) < end);
     }
 }

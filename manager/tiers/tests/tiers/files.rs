@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError};
 use kvcache_tiers::FileTier;
 
-use crate::{key, prefix, wait_for};
+use crate::{key, prefix, stored, wait_for};
 
 const FOLDER: &str = "KVCACHE_TIERS_FOLDER";
 /// The bytes of a block's rows: so many that a kill meets a write.
@@ -44,7 +44,7 @@ fn put_a_block_on_a_full_disk() {
 #[test]
 #[ignore = "what others run in a process of its own"]
 fn read_only() {
-    let tier = FileTier::open(std::env::var_os(FOLDER).unwrap(), prefix(0).nbytes()).unwrap();
+    let tier = FileTier::open(std::env::var_os(FOLDER).unwrap(), prefix(1).nbytes()).unwrap();
     assert!(tier.put(&key(2), prefix(0)).is_err());
     assert!(tier.put(&key(3), prefix(0)).is_err());
     for i in [0, 1] {
@@ -189,6 +189,14 @@ fn what_is_no_block_harms_nothing() {
     let tier = open();
     (0..3).for_each(|i| tier.put(&key(5 * i), prefix(5 * i)).unwrap());
     fs::File::options().write(true).open(path(0)).unwrap().set_len(8 << 40).unwrap();
+    assert!(matches!(tier.get(&key(0)), Err(StoreError::Bad(BlockError::Length))));
+    // Nor is there memory for more than the tier may hold.
+    let mut header = stored(&prefix(0))[..Block::HEADER].to_vec();
+    header[48..56].copy_from_slice(&(1u64 << 40).to_le_bytes());
+    header[56..].copy_from_slice(&8u64.to_le_bytes());
+    fs::write(path(0), &header).unwrap();
+    let len = Block::len_of(&header).unwrap();
+    fs::File::options().write(true).open(path(0)).unwrap().set_len(len).unwrap();
     assert!(matches!(tier.get(&key(0)), Err(StoreError::Bad(BlockError::Length))));
     tier.delete(&key(0)).unwrap();
     let pipe = |path: &Path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success());

@@ -73,6 +73,8 @@ fn a_chain_is_gathered_from_all_tiers_and_loses_its_tail_first() {
     let (blocks, error) = tiers.get_chain(&keys(0..50));
     assert!(error.is_none());
     assert_eq!(blocks, (0..41).map(prefix).collect::<Vec<_>>());
+    // Behind 1 and behind 40, whatever number of calls brings what comes there.
+    assert_eq!(stats(&tiers, 0).misses["absent"], 2);
     // All are in the host tier now. What is put evicts the last first.
     assert_eq!(stats(&tiers, 0).blocks, Some(41));
     tiers.put(&key(45), prefix(45)).unwrap();
@@ -141,6 +143,23 @@ fn private_blocks_wait_for_room_in_the_queue() {
     hasty.put(&key(105), private(21)).unwrap();
     assert!(hasty.put(&key(110), private(22)).is_err());
     assert_eq!(stats(&hasty, 1).writes_dropped, 1);
+    store.gate.open();
+}
+
+/// What a read brings evicts private blocks, which have no room in the queue: the read does not wait for that.
+#[test]
+fn reads_wait_for_no_room_in_the_queue() {
+    let store = Faulty::holding(0..10, &[Fault::Hang, Fault::None]);
+    let tier = Tier::new("far", store.clone()).max_queued(256 + 96).deadline(NEVER);
+    let tiers = Tiers::new(HostTier::new(2 * 96), [tier]).unwrap();
+    [100, 105, 110].iter().for_each(|&i| tiers.put(&key(i), block_of(BlockKind::Private, i)).unwrap());
+    wait_for(|| store.calls() == 1);
+    let tiers = ends(move || {
+        let (blocks, error) = tiers.get_chain(&[key(0), key(5)]);
+        assert!(error.is_none() && blocks == [prefix(0), prefix(5)]);
+        tiers
+    });
+    assert_eq!(stats(&tiers, 1).writes_dropped, 2);
     store.gate.open();
 }
 
