@@ -94,8 +94,9 @@ impl InfLlm {
     /// # Errors
     /// [`Error::UnknownSeq`], [`Error::Lost`], and those of [`create`](Self::create).
     pub fn fork(&mut self, src: SeqId, seq: Option<SeqId>) -> Result<SeqId, Error> {
-        let sequence = self.intact(src)?.clone();
+        self.intact(src)?;
         self.check_new(seq)?;
+        let sequence = self.intact(src)?.clone();
         let (rows, resident) = (self.manager.fork(sequence.rows)?, self.manager.fork(sequence.resident)?);
         Ok(self.insert(seq, Sequence { rows, resident, ..sequence }))
     }

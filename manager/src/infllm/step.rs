@@ -234,13 +234,13 @@ impl InfLlmStep<'_> {
     /// # Errors
     /// [`InfLlmError::NotObserved`], [`InfLlmError::Store`], [`Error::Memory`]. The step is rolled back then.
     pub fn commit(self, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        let Some(open) = self.0.open.take() else { return Ok(()) };
-        let committed = self.0.commit(&open, memory);
-        if committed.is_err() {
-            // What is dropped while it is open is rolled back.
-            self.0.open = Some(open);
+        // Dropped before the step, which is then rolled back, as where a memory or the store panics.
+        let mut ending = Ending { open: self.0.open.take(), infllm: &mut *self.0 };
+        if let Some(open) = &ending.open {
+            ending.infllm.commit(open, memory)?;
         }
-        committed
+        ending.open = None;
+        Ok(())
     }
 
     /// Ends the step: its sequences have the tokens and blocks that they had.
@@ -249,6 +249,18 @@ impl InfLlmStep<'_> {
     /// Leaves the step open, for [`InfLlm::open_step`].
     pub fn detach(self) {
         std::mem::forget(self);
+    }
+}
+
+/// A step that is being committed; it is open again when this is dropped before.
+struct Ending<'m> {
+    open: Option<OpenStep>,
+    infllm: &'m mut InfLlm,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.infllm.open = self.open.take();
     }
 }
 

@@ -139,16 +139,27 @@ pub(super) fn read<R: Read + Seek>(
         return Err(SessionError::NoSequence { index, sequences: lens.len() });
     }
 
+    // What is not asked for is checked, and not kept.
+    let is_wanted = |i| index.is_none_or(|index| index == i);
     for (i, &(rows, _)) in lens.iter().enumerate() {
-        sequences[i].rows = file.numbers(rows, u64::from_le_bytes)?;
-        check_rows(i, &sequences[i].rows, num_rows as u64)?;
+        let indexes = file.numbers(rows, u64::from_le_bytes)?;
+        check_rows(i, &indexes, num_rows as u64)?;
+        if is_wanted(i) {
+            sequences[i].rows = indexes;
+        }
     }
-    for (sequence, &(_, tokens)) in sequences.iter_mut().zip(&lens) {
-        sequence.tokens = file.numbers(tokens, u32::from_le_bytes)?;
+    for (i, &(_, tokens)) in lens.iter().enumerate() {
+        let tokens = file.numbers(tokens, u32::from_le_bytes)?;
+        if is_wanted(i) {
+            sequences[i].tokens = tokens;
+        }
     }
     for (i, &(rows, _)) in lens.iter().enumerate() {
-        sequences[i].positions = file.numbers(rows, i32::from_le_bytes)?;
-        check_positions(i, &sequences[i].positions)?;
+        let positions = file.numbers(rows, i32::from_le_bytes)?;
+        check_positions(i, &positions)?;
+        if is_wanted(i) {
+            sequences[i].positions = positions;
+        }
     }
     if let Some(index) = index {
         sequences = vec![sequences.swap_remove(index)];

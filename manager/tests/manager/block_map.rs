@@ -11,7 +11,7 @@ use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError};
 pub struct BlockMap {
     pub blocks: Mutex<HashMap<BlockKey, Bytes>>,
     gets: AtomicUsize,
-    /// Calls of `put` that succeed before all fail, less one; 0: none fails.
+    /// Calls of `put` that succeed before all fail, less one; 0: none fails; `usize::MAX`: the next one panics.
     pub puts_left: AtomicUsize,
 }
 
@@ -40,6 +40,7 @@ impl BlockStore for BlockMap {
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
         match self.puts_left.load(Ordering::Relaxed) {
             0 => {}
+            usize::MAX => panic!("injected"),
             1 => return Err(StoreError::Failed("injected".into())),
             left => self.puts_left.store(left - 1, Ordering::Relaxed),
         }

@@ -155,6 +155,16 @@ fn failures_change_nothing() -> Result<(), Error> {
     cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), ..Faults::default() };
     assert_eq!(cache.append(seq, &(9..18).map(row).collect::<Vec<_>>()).unwrap_err().kind(), "memory");
     assert_eq!((cache.infllm.seq_len(seq)?, cache.store.len()), (9, 0));
+    // The store panics.
+    cache.store.puts_left.store(usize::MAX, Ordering::Relaxed);
+    let commit = || cache.append(seq, &(9..18).map(row).collect::<Vec<_>>());
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(commit)).unwrap_err();
+    cache.store.puts_left.store(0, Ordering::Relaxed);
+    assert_eq!((cache.infllm.seq_len(seq)?, cache.store.len()), (9, 0));
+    cache.infllm.check()?;
+    let step = cache.infllm.begin_step(&[(seq, 1)], &mut cache.memory)?;
+    assert_eq!(step.positions(), [9]);
+    drop(step);
     // The memory panics as it copies the page that a fork shares.
     let fork = cache.infllm.fork(seq, None)?;
     cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), panics: true };
