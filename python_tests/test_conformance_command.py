@@ -15,7 +15,9 @@ import pytest
 import yaml
 from kvcache_ops import conformance
 from kvcache_ops._command import main
+from kvcache_ops.conformance._call import NotRun
 from kvcache_ops.conformance._library import Library
+from kvcache_ops.conformance._program import Program
 from kvcache_ops.conformance._run import run_suites
 from safetensors.numpy import load_file, save_file
 
@@ -67,6 +69,12 @@ def test_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["--program", "'"], "cannot be split into words"),
         (["--program", "true", "--suite", "attention", "--random", "5"], "no_random"),
         (["--export-onnx", str(tmp_path / "tests"), "--filter", "no such case"], "no_case"),
+        (["--export-onnx", str(tmp_path / "tests"), "--only", "T1=float32"], "--only is about cases that are run"),
+        (["--list", "--random", "-1"], "random: random is -1"),
+        (["--list", "--suite", "static", "--cases", "x" * 300], "cases"),
+        (["--program", "x" * 300], "there is no program"),
+        (["mine:Right.call", "--suite", "static", "--suite", "key-value-cache"], "one suite at a time"),
+        (["mine:Right.call", *FEW, "--output", str(tmp_path / "absent" / "file")], "No such file or directory"),
     ]:
         assert main(["conformance", *arguments]) == 2
         got = capsys.readouterr()
@@ -182,6 +190,39 @@ def test_a_program_that_serves_is_started_again(tmp_path: Path) -> None:
     assert status == 1 and texts == {None, crash, hang, answer}
     # One that has nothing to do waits, and ends with its input.
     assert (tmp_path / "ends").read_text() == "end\n"
+
+
+def test_a_program_declines_and_leaves_nothing(tmp_path: Path) -> None:
+    """What it says that it does not do is unsupported. A child that it has left, and that writes on, is ended."""
+    save_file({}, tmp_path / "declined", {"0.unsupported": "no pages"})
+    script = f"""
+    (while mkdir -p "$2.left"; do :; done) &
+    case "$(cat "$1/case.yaml")" in *'cache_mode: 1'*) cp '{tmp_path}/declined' "$2";; *) {RIGHT};; esac
+    """
+    status, report = report_on(script, tmp_path)
+    reasons = {case.get("reason") for case in report["cases"] if case["verdict"] == "unsupported"}
+    assert status == 0 and reasons == {"no pages"} and report["summary"]["failed"] == 0
+
+
+def test_a_disk_that_is_full_fails_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no difference of the program, but no end of the run either."""
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        status, report = report_on(RIGHT, tmp_path)
+    texts = {(case["verdict"], case["difference"]["text"]) for case in report["cases"]}
+    assert status == 1 and texts == {("failed", "[Errno 28] No space left on device")}
+
+
+def test_a_program_that_begins_after_an_interruption_is_ended() -> None:
+    """At once."""
+    program = Program("sleep 60", limit=60)
+    program.interrupted = True
+    with pytest.raises(NotRun, match="SIGKILL"):
+        program._run("1", "2")
 
 
 def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:

@@ -73,6 +73,11 @@ impl Case {
             let text = format!("got {got} calls, expected {expected}");
             return Some(Difference::new(None, "calls", text, json!({"got": got, "expected": expected})));
         }
+        self.difference_of_first(results)
+    }
+
+    /// The first difference of the first calls, as many as there are results.
+    pub(crate) fn difference_of_first(&self, results: &[CallResult]) -> Option<Difference> {
         let mut before = [self.cache.as_ref(), self.scale.as_ref()];
         results.iter().enumerate().find_map(|(call, result)| {
             let difference = self.difference_of_call(call, before, result);

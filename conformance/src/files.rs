@@ -91,7 +91,9 @@ fn tensors(case: &Case) -> Result<Vec<u8>, SafeTensorError> {
 }
 
 /// The results of a case's calls in the safetensors file that a program has written: for each call i `i.cache` and
-/// `i.scale`, if there are any, and its outputs or, in the metadata, `i.error`, the message of a refusal.
+/// `i.scale`, if there are any, and its outputs or, in the metadata, `i.error`, the message of a refusal. A program that
+/// does not do what call i needs has in place of all of that, for it and the calls behind it, `i.unsupported` in the
+/// metadata: why.
 ///
 /// # Errors
 /// If it is no such file.
@@ -117,14 +119,22 @@ pub fn read_results(case: &Case, file: &[u8]) -> Result<Vec<CallResult>, String>
     };
     let state =
         |i, name: &str, like: &Option<Tensor>| like.as_ref().map(|like| tensor(i, name, Some(like))).transpose();
-    let result = |i: usize| {
+    let result = |i: usize| -> Result<_, String> {
         let outcome = match metadata.get(&format!("{i}.error")) {
             Some(message) => Outcome::refused(message.clone()),
             None => Outcome::Done(case.outputs.iter().map(|name| tensor(i, name, None)).collect::<Result<_, _>>()?),
         };
         Ok(CallResult { outcome, cache: state(i, "cache", &case.cache)?, scale: state(i, "scale", &case.scale)? })
     };
-    (0..case.steps.len()).map(result).collect()
+    let mut results = Vec::new();
+    for i in 0..case.steps.len() {
+        if let Some(reason) = metadata.get(&format!("{i}.unsupported")) {
+            results.push(CallResult::unsupported(reason.clone()));
+            break;
+        }
+        results.push(result(i)?);
+    }
+    Ok(results)
 }
 
 /// The shape of the bytes of int4 elements, two in each; none if a byte has elements of two rows.

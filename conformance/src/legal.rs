@@ -41,7 +41,8 @@ pub fn legal(call: &Call) -> Result<(), Kinds> {
         other => panic!("random calls are of KeyValueCache, not {}", other.name()),
     };
     legal.map_err(|mut kinds| {
-        kinds.dedup();
+        let mut seen = HashSet::new();
+        kinds.retain(|kind| seen.insert(*kind));
         kinds
     })
 }

@@ -72,6 +72,8 @@ pub(crate) enum Cause {
     Attribute(String),
     #[error("no element type is called {0}")]
     Type(String),
+    #[error("{operator} with the types {given:?}: T1 is one of every case, T2 and T3 are of a cache")]
+    Types { operator: &'static str, given: Vec<String> },
     #[error("{page} has no rule {id}")]
     Rule { id: String, page: &'static str },
     #[error("no operator is called {operator:?} in the domain {domain:?}")]
@@ -80,6 +82,8 @@ pub(crate) enum Cause {
     Outputs(Vec<String>),
     #[error("tensor {name} is {dtype:?} of shape {shape:?}, which no case can hold")]
     Tensor { name: String, dtype: Dtype, shape: Vec<usize> },
+    #[error("{0} is not of float32 and its output's shape")]
+    Tolerance(String),
 }
 
 impl Cause {
@@ -171,6 +175,10 @@ fn case(name: String, yaml: &[u8], tensors: &[u8]) -> Result<Case, Cause> {
     if let Some(name) = file.types.values().find(|name| ElementType::from_name(name).is_none()) {
         return Err(Cause::Type(name.clone()));
     }
+    let (has_cache, has) = (operator != Operator::MultiHeadAttention, |name| file.types.contains_key(name));
+    if !has("T1") || has("T2") != has_cache || has("T3") && !has_cache {
+        return Err(Cause::Types { operator: operator.name(), given: file.types.into_keys().collect() });
+    }
     let mut attributes = operator.attributes();
     for (name, &value) in &file.attributes {
         *attributes.get_mut(name.as_str()).ok_or_else(|| Cause::Attribute(name.clone()))? = value;
@@ -201,7 +209,11 @@ fn case(name: String, yaml: &[u8], tensors: &[u8]) -> Result<Case, Cause> {
                     name => is_given(&format!("{i}.{name}")),
                 };
                 let names = outputs.iter().chain(AFTER.iter().filter(is_required));
-                Expected::Success(names.map(named).collect::<Result<_, _>>()?)
+                let after = names.map(named).collect::<Result<_, _>>()?;
+                match misshapen_tolerance(&after) {
+                    Some(name) => return Err(Cause::Tolerance(format!("{i}.{name}"))),
+                    None => Expected::Success(after),
+                }
             }
         };
         Ok(Step { inputs, expected })
@@ -220,6 +232,25 @@ fn case(name: String, yaml: &[u8], tensors: &[u8]) -> Result<Case, Cause> {
         scale,
         steps,
     })
+}
+
+/// Outputs with tolerances, and these, as files call them.
+const TOLERANCES: [(&str, &str); 4] = [
+    ("attn_output", "tolerance"),
+    ("attention_mass", "mass_tolerance"),
+    ("unrounded.attn_output", "unrounded.tolerance"),
+    ("unrounded.attention_mass", "unrounded.mass_tolerance"),
+];
+
+/// The name of a tolerance, if there is one, which does not say a number for each element of its output.
+fn misshapen_tolerance(after: &Tensors) -> Option<&'static str> {
+    let is_misshapen = |(output, tolerance): &(&str, &str)| match (after.get(output), after.get(tolerance)) {
+        (output, Some(tolerance)) => {
+            tolerance.element() != ElementType::Float32 || output.map(Tensor::shape) != Some(tolerance.shape())
+        }
+        (_, None) => false,
+    };
+    TOLERANCES.into_iter().find(is_misshapen).map(|(_, tolerance)| tolerance)
 }
 
 /// The type of a file's tensor; none of int4, of which a file has the bytes.

@@ -96,12 +96,13 @@ fn verdict(implementation: &(impl Implementation + ?Sized), case: &Case) -> Verd
             return failed(Difference::could_not_run(format!("the implementation panicked: {text}")));
         }
     };
-    let unsupported = results.iter().find_map(|result| match &result.outcome {
-        Outcome::Unsupported(reason) => Some(reason.clone()),
+    let unsupported = results.iter().take(case.steps.len()).enumerate().find_map(|(i, result)| match &result.outcome {
+        Outcome::Unsupported(reason) => Some((i, reason.clone())),
         _ => None,
     });
     match unsupported {
-        Some(reason) => Verdict::Unsupported(reason),
+        // What was done before counts.
+        Some((i, reason)) => case.difference_of_first(&results[..i]).map_or(Verdict::Unsupported(reason), failed),
         None => case.difference(&results).map_or(Verdict::Passed, failed),
     }
 }

@@ -115,7 +115,7 @@ impl Report {
             let passed = || passed.iter().filter(|entry| entry.tells || !failed.iter().any(|entry| entry.tells));
             let tells = |(name, value): &(&&str, &String)| {
                 let has = |entry: &&Entry| entry.properties.get(**name) == Some(*value);
-                failed.iter().all(|entry| has(entry)) && !passed().any(|entry| has(entry))
+                failed.iter().all(has) && !passed().any(has)
             };
             let telling = failed[0].properties.iter().filter(tells).take(MOST_CONDITIONS);
             let only_where = telling.map(|(name, value)| format!("{name} is {value}")).collect();

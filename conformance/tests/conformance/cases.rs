@@ -2,15 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
 
 use kvcache_conformance::random;
 use kvcache_conformance::{
-    Case, Expected, KINDS, Operator, Outcome, Suite, files, legal, read_cases, read_results, rules,
+    CallResult, Case, Expected, KINDS, Operator, Outcome, Suite, files, legal, read_cases, read_results, rules,
 };
 use kvcache_schema::ElementType;
-use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
 use crate::answers::{CASES, answers, of_suite};
@@ -54,26 +53,46 @@ fn legal_agrees_with_the_golden_cases() {
     assert!(KINDS.iter().all(|&kind| refused.contains(kind)), "{refused:?}");
 }
 
-/// The message with which a folder is refused that holds a copy of the first case, edited by `edit`.
-fn refusal(edit: impl FnOnce(&str) -> String) -> String {
-    let cases = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../golden/cases"));
-    let original = cases.join("decode-mode0-f32-f32");
+/// The message with which a folder is refused that holds a copy of a case, edited by `edit`.
+fn refusal(case: &Case, edit: impl FnOnce(&str) -> String) -> String {
+    let [yaml, tensors] = files(case).unwrap();
+    let yaml = String::from_utf8(yaml).unwrap();
+    let edited = edit(&yaml);
+    assert_ne!(yaml, edited);
+    refusal_of(&edited, &tensors)
+}
+
+/// The message with which a folder is refused that holds these files.
+fn refusal_of(yaml: &str, tensors: &[u8]) -> String {
     let copy = TempDir::new().unwrap();
     let folder = copy.path().join("copied");
     fs::create_dir(&folder).unwrap();
-    fs::copy(original.join("tensors.safetensors"), folder.join("tensors.safetensors")).unwrap();
-    let yaml = fs::read_to_string(original.join("case.yaml")).unwrap();
-    let edited = edit(&yaml);
-    assert_ne!(yaml, edited);
-    fs::write(folder.join("case.yaml"), &edited).unwrap();
+    fs::write(folder.join("case.yaml"), yaml).unwrap();
+    fs::write(folder.join("tensors.safetensors"), tensors).unwrap();
     read_cases(copy.path()).unwrap_err().to_string()
+}
+
+/// Each element of an output has its tolerance.
+#[test]
+fn a_tolerance_of_another_shape_or_type_is_refused() {
+    let case = of_suite(Suite::Attention).find(|case| case.is_legal()).unwrap();
+    let [yaml, tensors] = files(case).unwrap();
+    let tensors = SafeTensors::deserialize(&tensors).unwrap();
+    for (dtype, shape) in [(Dtype::F32, vec![1]), (Dtype::F16, tensors.tensor("0.tolerance").unwrap().shape().to_vec())]
+    {
+        let bytes = vec![0; shape.iter().product::<usize>() * if dtype == Dtype::F32 { 4 } else { 2 }];
+        let changed = TensorView::new(dtype, shape, &bytes).unwrap();
+        let views = tensors.iter().filter(|(name, _)| *name != "0.tolerance").chain([("0.tolerance", changed)]);
+        let message = refusal_of(str::from_utf8(&yaml).unwrap(), &safetensors::serialize(views, None).unwrap());
+        assert!(message.contains("0.tolerance is not of float32 and its output's shape"), "{message}");
+    }
 }
 
 #[test]
 fn a_folder_that_is_no_case_says_where_and_why() {
     let steps = |yaml: &str| yaml.find("steps:").expect("a case has steps");
     type Edit<'a> = &'a dyn Fn(&str) -> String;
-    let edits: [(Edit<'_>, &str); 8] = [
+    let edits: [(Edit<'_>, &str); 10] = [
         (&|yaml| format!("{}steps: []\n", &yaml[..steps(yaml)]), "no steps"),
         (&|yaml| yaml[..steps(yaml)].to_owned(), "missing field `steps`"),
         (&|yaml| format!("misspelt: 1\n{yaml}"), "misspelt"),
@@ -82,10 +101,18 @@ fn a_folder_that_is_no_case_says_where_and_why() {
         (&|yaml| format!("domain: opmy\n{yaml}"), "in the domain Some(\"opmy\")"),
         (&|yaml| yaml.replace("attributes: {", "attributes: {pagesize: 1, "), "no attribute is called pagesize"),
         (&|yaml| yaml.replace("T1: float", "T1: double"), "no element type is called double"),
+        (&|yaml| yaml.replace("T1: float32, ", ""), "KeyValueCache with the types [\"T2\"]"),
+        (&|yaml| yaml.replace(", T2: float32", ""), "KeyValueCache with the types [\"T1\"]"),
     ];
+    let case = CASES.iter().find(|case| case.name == "decode-mode0-f32-f32").unwrap();
     for (edit, expected) in edits {
-        let message = refusal(edit);
+        let message = refusal(case, edit);
         assert!(message.contains("copied") && message.contains(expected), "{expected}: {message}");
+    }
+    let uncached = CASES.iter().find(|case| case.operator == Operator::MultiHeadAttention).unwrap();
+    for name in ["T2", "T3"] {
+        let message = refusal(uncached, |yaml| yaml.replace("types: {", &format!("types: {{{name}: float16, ")));
+        assert!(message.contains("MultiHeadAttention with the types"), "{message}");
     }
     let empty = TempDir::new().unwrap();
     assert!(read_cases(empty.path()).unwrap_err().to_string().contains("no case"));
@@ -138,6 +165,9 @@ fn cases_that_are_written_are_read_as_they_were() {
         cases.sort_by(|one, other| one.name.cmp(&other.name));
         let read = read_cases(folder.path()).unwrap();
         assert_eq!(read.len(), cases.len());
+        // A NaN that a conversion makes is one of the machine.
+        let converts = |case: &&Case| case.any_nan && case.attributes["quant_bit"] == 0;
+        assert!(suite != Suite::KeyValueCache || cases.iter().any(|case| converts(&case)));
         for (read, case) in read.iter().zip(&cases) {
             let named = |case: &Case| format!("{} {} {:?} {}", case.name, case.about, case.attributes, case.any_nan);
             assert_eq!(named(read), named(case));
@@ -168,4 +198,9 @@ fn a_program_s_file_is_read() {
     let file = safetensors::serialize([("0.cache", cache)], Some(metadata)).unwrap();
     let results = read_results(refused, &file).unwrap();
     assert_eq!((&results[0].outcome, &results[0].cache), (&Outcome::refused("no"), &refused.cache));
+    // So is what the program does not do.
+    let metadata = [("0.unsupported".to_owned(), "no".to_owned())].into_iter().collect();
+    let file = safetensors::serialize(Vec::<(&str, TensorView<'_>)>::new(), Some(metadata)).unwrap();
+    let declining = of_suite(Suite::KeyValueCache).find(|case| case.steps.len() > 1).unwrap();
+    assert_eq!(read_results(declining, &file).unwrap(), [CallResult::unsupported("no")]);
 }

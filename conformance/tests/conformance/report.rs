@@ -2,7 +2,7 @@
 
 use kvcache_conformance::{CallResult, Case, Counts, Only, Report, Runner, Suite, Verdict, run_cases};
 
-use crate::answers::{Answers, of_suite};
+use crate::answers::{Answers, CASES, of_suite};
 
 fn dynamic() -> Vec<Case> {
     of_suite(Suite::KeyValueCache).cloned().collect()
@@ -113,4 +113,20 @@ fn the_table_by_rule_counts_the_cases_of_each_rule() {
     assert!(line.starts_with("X cache_layout 3, HeadMajor "), "{line}");
     let last = text.lines().last().unwrap();
     assert!(last.starts_with("rules that no case here proves: ") && last.contains("KeyValueCache/cache-layout.0"));
+}
+
+#[test]
+fn what_was_done_before_an_unsupported_call_counts() {
+    let case = CASES.iter().find(|case| case.is_legal() && case.steps.len() > 1).unwrap();
+    for is_wrong in [false, true] {
+        let declining = Answers(|_: &Case, results: &mut Vec<CallResult>| {
+            results[1] = CallResult::unsupported("no second call");
+            if is_wrong {
+                results[0].cache = None;
+            }
+            Ok(())
+        });
+        let report = run_cases(&declining, std::slice::from_ref(case));
+        assert_eq!((report.unsupported(), report.failed()), (usize::from(!is_wrong), usize::from(is_wrong)));
+    }
 }

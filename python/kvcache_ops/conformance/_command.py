@@ -16,7 +16,7 @@ from kvcache_ops.conformance._export import export_onnx
 from kvcache_ops.conformance._library import PROVIDERS, Library
 from kvcache_ops.conformance._program import Program
 from kvcache_ops.conformance._report import Report
-from kvcache_ops.conformance._run import SUITES, run, run_suites
+from kvcache_ops.conformance._run import SUITES, check_numbers, run, run_suites
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--suite",
         choices=SUITES,
         action="append",
-        help=f"{SUITES[0]} of a callable if not given, else all; can be given several times",
+        help=f"{SUITES[0]} of a callable if not given, else all; can be given several times, but for a callable",
     )
     parser.add_argument(
         "--only",
@@ -64,17 +64,26 @@ def run_command(given: Namespace) -> int:
     """Runs the suites; 0 if the implementation conforms, 1 if not, 2 if the arguments or a file are at fault."""
     try:
         if given.export_onnx is not None or given.list:
+            if given.only:
+                raise KvCacheError("--only is about cases that are run, expected --filter", "only")
+            check_numbers(given.random, given.seed)
             of_cases = {"filter": given.filter, "cases": given.cases, "random": given.random, "seed": given.seed}
             write = _list if given.list else partial(export_onnx, given.export_onnx)
             print(write(_suites(given), **of_cases))
             return 0
         report = _report(given)
-    except (ImportError, TypeError) as error:
+        _write(report, given)
+    except (ImportError, OSError, TypeError) as error:
         print(error, file=sys.stderr)
         return 2
     except KvCacheError as error:
         print(f"{error.kind}: {error}", file=sys.stderr)
         return 2
+    return 0 if report.conforms else 1
+
+
+def _write(report: Report, given: Namespace) -> None:
+    """Shows the report, or writes it into a file and shows its last line."""
     texts = {
         "text": lambda: f"{report.implementation}\n{report.text(rules=True)}",
         "json": report.json,
@@ -86,7 +95,6 @@ def run_command(given: Namespace) -> int:
     else:
         Path(given.output).write_text(f"{text}\n", encoding="utf-8")
         print(report.text().splitlines()[-1])
-    return 0 if report.conforms else 1
 
 
 def _report(given: Namespace) -> Report:
@@ -101,7 +109,9 @@ def _report(given: Namespace) -> Report:
             program.close()
     if given.ort_library is None:
         implementation = _imported(given.implementation)
-        suite: Any = (given.suite or SUITES[:1])[-1]
+        suite, *more = dict.fromkeys(given.suite or SUITES[:1])
+        if more:
+            raise KvCacheError(f"a callable runs one suite at a time, expected --suite {suite} alone", "suites")
         return run(implementation, suite=suite, int4=given.int4, name=given.implementation, **options)
     library = Library(
         given.ort_library,

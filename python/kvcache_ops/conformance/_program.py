@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,6 +53,7 @@ class Program:
         self.words, self.serve, self.limit = _split(command), serve, limit
         self.idle: list[_Process] = []
         self.running: set[_Process] = set()
+        self.interrupted = False
         given = [name for name in (CASE, OUTPUT) if any(name in word for word in self.words)]
         if serve and given:
             why = "but a program that serves reads the paths from its standard input"
@@ -65,7 +67,7 @@ class Program:
     def __call__(self, case: _native.ConformanceCase) -> list[Reply]:
         """What became of the calls of a case; one reply if it has none."""
         try:
-            with tempfile.TemporaryDirectory() as home:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
                 folder, output = Path(home, "case"), Path(home, "result.safetensors")
                 folder.mkdir()
                 for name, data in zip(("case.yaml", "tensors.safetensors"), case.files()):
@@ -73,10 +75,11 @@ class Program:
                 run = self._serve if self.serve else self._run
                 run(str(folder), str(output))
                 return case.read_results(_content(output))
-        except (NotRun, ValueError) as error:
+        except (NotRun, OSError, ValueError) as error:
             return [("failed", None, str(error), [], None, None)]
         except BaseException:
             # The run is interrupted: programs that run on other threads' behalf would hold its end up.
+            self.interrupted = True
             for process in list(self.running):
                 process.kill()
             raise
@@ -89,7 +92,7 @@ class Program:
     def _run(self, case: str, output: str) -> None:
         paths = {CASE: case, OUTPUT: output}
         process = _Process([re.sub(r"\{case\}|\{output\}", lambda name: paths[name[0]], word) for word in self.words])
-        self.running.add(process)
+        self._add(process)
         try:
             process.wait(self.limit)
         finally:
@@ -98,7 +101,7 @@ class Program:
 
     def _serve(self, case: str, output: str) -> None:
         process = self._living() or _Process(self.words[:-2], serves=True)
-        self.running.add(process)
+        self._add(process)
         try:
             answer = process.ask(f"{case}\t{output}\n", self.limit)
         except BaseException:
@@ -109,6 +112,12 @@ class Program:
         self.idle.append(process)
         if answer != DONE:
             raise NotRun(f"the program answered {answer!r}, expected {DONE!r}")
+
+    def _add(self, process: _Process) -> None:
+        """Counts a process among those that run, which an interruption ends: so does one that came before."""
+        self.running.add(process)
+        if self.interrupted:
+            process.kill()
 
     def _living(self) -> _Process | None:
         """A process that has nothing to do. One that has ended since its last case did so by no case's fault."""
@@ -186,13 +195,13 @@ class _Process:
         self.kill()
 
     def kill(self) -> None:
-        """Ends it, and all that it has started, if it has not ended."""
-        if self.popen.poll() is None:
-            if sys.platform == "win32":
-                self.popen.kill()
-            else:
+        """Ends it, if it has not ended, and all that it has started and left."""
+        if sys.platform == "win32":
+            self.popen.kill()
+        else:
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
-            self.popen.wait()
+        self.popen.wait()
 
     def _late(self, limit: float) -> str:
         return f"the program was ended after {limit:g} seconds{self._said()}"
@@ -220,7 +229,7 @@ def _content(output: Path) -> bytes:
 
 def _split(command: str) -> list[str]:
     """The words of a command whose program is there; the path of a file is a command that is not split."""
-    if Path(command).is_file():
+    if os.path.isfile(command):
         return [command]
     try:
         words = shlex.split(command)
@@ -228,6 +237,6 @@ def _split(command: str) -> list[str]:
         raise KvCacheError(f"{command!r} cannot be split into words: {error}", "program") from None
     if not words:
         raise KvCacheError("the command is empty", "program")
-    if shutil.which(words[0]) is None and not Path(words[0]).is_file():
+    if shutil.which(words[0]) is None and not os.path.isfile(words[0]):
         raise KvCacheError(f"there is no program {words[0]!r}", "program")
     return words

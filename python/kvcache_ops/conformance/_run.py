@@ -114,11 +114,16 @@ def run_suites(
     if name is None:
         name = getattr(implementation, "__qualname__", None) or type(implementation).__qualname__
     folder = None if cases is None else os.fspath(cases)
-    for number, value, most in (("random", random, 10**6), ("seed", seed, 2**63 - 1)):
-        if not 0 <= value <= most:
-            raise KvCacheError(f"{number} is {value}, expected 0 to {most}", number)
+    check_numbers(random, seed)
     conditions = [(key, [str(value) for value in values]) for key, values in (only or {}).items()]
     on_demand = (random, seed)
     return Report(
         *_native.run_suites(runs, str(name), list(suites), conditions, folder, filter, messages, on_demand, jobs)
     )
+
+
+def check_numbers(random: int, seed: int) -> None:
+    """Raises KvCacheError if there are no such random cases."""
+    for number, value, most in (("random", random, 10**6), ("seed", seed, 2**63 - 1)):
+        if not 0 <= value <= most:
+            raise KvCacheError(f"{number} is {value}, expected 0 to {most}", number)
