@@ -89,5 +89,6 @@ TIERS := --features kvcache-tiers/object_store,kvcache-tiers/redis
 .PHONY: test-tiers
 test-tiers: .venv-tiers/ready
 	KVCACHE_MOTO_SERVER="$(CURDIR)/.venv-tiers/bin/moto_server" \
-		KVCACHE_REDIS_SERVER="$(CURDIR)/.venv-tiers/bin/redis-server" cargo test $(WORKSPACE) $(TIERS) --test tiers servers::
+		KVCACHE_REDIS_SERVER="$(CURDIR)/.venv-tiers/bin/redis-server" \
+		cargo test $(WORKSPACE) $(TIERS) --test tiers servers::
 	cargo clippy --locked --no-deps -p kvcache-tiers --all-features --all-targets -- -D warnings

@@ -164,7 +164,11 @@ def test_bad_tiers_are_refused(tmp_path: Path) -> None:
         HostTier(-1)
     manager, memory = make()
     s = sequence(manager, memory, 3)
-    for call in (manager.swap_out, lambda s: manager.swap_in(s, memory), lambda s: manager.prefetch([s])):
+    manager.seq_add(s, 0, 3, 5)
+    calls: list[Callable[[int], Any]] = [manager.swap_out, lambda s: manager.swap_in(s, memory)]
+    for call in (*calls, lambda s: manager.prefetch([s]), lambda s: manager.prefetch([s], memory)):
         with refused("no_tiers"):
             call(s)
+    # Before the keys are rotated.
+    assert manager.pending(s).tolist() == [5, 5, 5]
     assert manager.tiers() == []

@@ -285,7 +285,7 @@ class InfLlm:
         local: SupportsIndex,
         block: SupportsIndex,
         topk: SupportsIndex,
-        repr_topk: SupportsIndex = 4,
+        repr_topk: SupportsIndex | None = None,
         max_cached: SupportsIndex | None = None,
         alpha: float = 1.0,
         score: Literal["representatives", "page_bounds", "none"] = "representatives",

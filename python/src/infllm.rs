@@ -34,9 +34,9 @@ use crate::tiers::tiers_of;
 /// init, local: the first and the last tokens, which attention always sees. block: the tokens of a block. These three
 /// are multiples of the page size. topk: the blocks that attention sees.
 /// score: what queries are compared with, as mean over heads: "representatives", the mean key of the `repr_topk` tokens
-/// that got the most attention while they were local; "page_bounds", the largest product that a key within the block's
-/// bounds can have (Quest); "none" keeps no blocks (topk is 0 then). alpha: how much of a block's score is new; the
-/// rest is its score before.
+/// that got the most attention while they were local (4 if None, or all of a shorter block); "page_bounds", the largest
+/// product that a key within the block's bounds can have (Quest); "none" keeps no blocks (topk is 0 then). alpha: how
+/// much of a block's score is new; the rest is its score before.
 /// max_cached: the blocks of a sequence that stay in the cache, at most; topk if None. eviction: of those that are not
 /// wanted the least recently wanted goes ("lru"), or the one with the least attention mass, which is multiplied by
 /// `decay` in every step ("decayed").
@@ -77,7 +77,7 @@ impl InfLlm {
             positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false, num_repeat=NumRepeat(1),
             key_form="roped", rope=None, max_pages=None, shift_limit=ShiftLimit(None), tiers=None
         ),
-        text_signature = "(spec, *, init, local, block, topk, repr_topk=4, max_cached=None, alpha=1.0, \
+        text_signature = "(spec, *, init, local, block, topk, repr_topk=None, max_cached=None, alpha=1.0, \
             score='representatives', positions='true_distance', n_ctx=None, eviction='lru', decay=0.1, \
             per_layer=False, num_repeat=1, key_form='roped', rope=None, max_pages=None, shift_limit='default', \
             tiers=None)"
@@ -270,8 +270,8 @@ impl InfLlm {
     /// Adds the sequence of a file, saved with the same configuration of blocks, in the same types; its id: `s`, or a
     /// new one. A selection of another topk is forgotten.
     ///
-    /// Raises ManagerError: known_seq, memory, step_open, and what is wrong with the file: io, digest, metadata, ...;
-    /// CapacityError: out_of_pages.
+    /// Raises ManagerError: known_seq, too_many_pages, memory, store, step_open, and what is wrong with the file: io,
+    /// digest, metadata, ...; CapacityError: out_of_pages.
     #[pyo3(signature = (path, memory, s=None))]
     fn load_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Option<Id>) -> PyResult<u64> {
         self.shared.with_memory(py, memory, |infllm, memory| {

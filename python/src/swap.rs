@@ -43,6 +43,7 @@ impl Manager {
         let Some(memory) = memory else {
             return self.with(py, |manager| py.detach(|| manager.prefetch(&seqs)));
         };
+        self.all_tiers()?;
         self.shared.with_memory(py, memory, |manager, memory| {
             let is_open = manager.open_step().map(kvcache_manager::Step::detach).is_some();
             memory.detached(|memory| {

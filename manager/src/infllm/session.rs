@@ -192,8 +192,8 @@ impl InfLlm {
     /// another `topk` is forgotten.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::KnownSeq`], [`Error::Session`], [`Error::OutOfPages`], [`Error::Memory`],
-    /// [`InfLlmError::Store`](crate::InfLlmError::Store). No sequence has changed then.
+    /// [`Error::StepOpen`], [`Error::KnownSeq`], [`Error::Session`], [`Error::OutOfPages`], [`Error::TooManyPages`],
+    /// [`Error::Memory`], [`InfLlmError::Store`](crate::InfLlmError::Store). No sequence has changed then.
     pub fn load_seq(
         &mut self,
         path: impl AsRef<Path>,

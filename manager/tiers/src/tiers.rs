@@ -46,20 +46,20 @@ struct Asked {
 struct Shared {
     host: HostTier,
     host_stats: Stats,
-    far: Vec<Arc<RemoteTier>>,
+    remote: Vec<Arc<RemoteTier>>,
     /// The bits of a float: bytes of rows that computing gives in a second; 0 if nobody has said so.
     compute_rate: AtomicU64,
 }
 
 impl Tiers {
-    /// Tiers, the nearest of `far` first. Each of these gets two threads.
+    /// Tiers, the nearest of `remote` first. Each of these gets two threads.
     ///
     /// # Errors
     /// What the system says if it starts no thread.
-    pub fn new(host: HostTier, far: impl IntoIterator<Item = Tier>) -> io::Result<Self> {
-        let far = far.into_iter().map(|tier| RemoteTier::spawn(tier).map(Arc::new)).collect::<io::Result<_>>()?;
+    pub fn new(host: HostTier, remote: impl IntoIterator<Item = Tier>) -> io::Result<Self> {
+        let remote = remote.into_iter().map(|tier| RemoteTier::spawn(tier).map(Arc::new)).collect::<io::Result<_>>()?;
         let compute_rate = AtomicU64::new(0f64.to_bits());
-        Ok(Self(Arc::new(Shared { host, host_stats: Stats::new("host"), far, compute_rate })))
+        Ok(Self(Arc::new(Shared { host, host_stats: Stats::new("host"), remote, compute_rate })))
     }
 
     /// Says how many bytes of rows computing gives in a second. From then on a tier whose measured rate is lower is not
@@ -71,21 +71,21 @@ impl Tiers {
     /// Waits until all queued writes are done, for at most `timeout`. Whether they are.
     pub fn flush(&self, timeout: Duration) -> bool {
         let end = Instant::now() + timeout.min(LONGEST);
-        self.0.far.iter().all(|far| far.writes.flush(end))
+        self.0.remote.iter().all(|remote| remote.writes.flush(end))
     }
 
     /// The statistics of each tier, the nearest first; the host tier's name is `host`.
     pub fn stats(&self) -> Vec<TierStats> {
         let host = self.0.host_stats.with(self.0.host.usage());
-        [host].into_iter().chain(self.0.far.iter().map(|far| far.stats())).collect()
+        [host].into_iter().chain(self.0.remote.iter().map(|remote| remote.stats())).collect()
     }
 }
 
 impl Drop for Tiers {
     fn drop(&mut self) {
-        self.0.far.iter().for_each(|far| far.writes.finish());
+        self.0.remote.iter().for_each(|remote| remote.writes.finish());
         self.flush(FINISH);
-        self.0.far.iter().for_each(|far| far.close());
+        self.0.remote.iter().for_each(|remote| remote.close());
     }
 }
 
@@ -107,34 +107,34 @@ impl Shared {
 
     /// Queues a block for the tier behind the host tier.
     fn pass_on(&self, key: BlockKey, block: Block, end: Option<Instant>) -> bool {
-        self.far.first().is_some_and(|far| far.writes.push(key, Queued::Put(block), end))
+        self.remote.first().is_some_and(|remote| remote.writes.push(key, Queued::Put(block), end))
     }
 
-    /// The first blocks of a chain, of a chunk at most, from a far tier, while its deadline lasts.
-    fn ask(self: &Arc<Self>, far: &Arc<RemoteTier>, keys: &[BlockKey], asked: &mut Asked) -> Answer {
-        let blocks = far.queued_chain(keys);
-        if !blocks.is_empty() || keys.first().is_some_and(|key| far.is_deleted(key)) {
+    /// The first blocks of a chain, of a chunk at most, from a remote tier, while its deadline lasts.
+    fn ask(self: &Arc<Self>, remote: &Arc<RemoteTier>, keys: &[BlockKey], asked: &mut Asked) -> Answer {
+        let blocks = remote.queued_chain(keys);
+        if !blocks.is_empty() || keys.first().is_some_and(|key| remote.is_deleted(key)) {
             return (blocks, None);
         }
         if asked.left.is_zero() {
-            return (Vec::new(), Some(StoreError::Late(far.deadline)));
+            return (Vec::new(), Some(StoreError::Late(remote.deadline)));
         }
         // Before it is asked: what the host tier evicts meanwhile comes to it.
-        let puts = far.stats.lock().puts;
+        let puts = remote.stats.lock().puts;
         if asked.absent.is_some_and(|(key, before)| keys.first() == Some(&key) && before == puts) {
             return (Vec::new(), None);
         }
-        if let Some(answer) = far.avoided(self.compute_rate()) {
+        if let Some(answer) = remote.avoided(self.compute_rate()) {
             return answer;
         }
         let began = Instant::now();
-        let keys: Vec<_> = keys.iter().take_while(|key| !far.is_deleted(key)).copied().collect();
+        let keys: Vec<_> = keys.iter().take_while(|key| !remote.is_deleted(key)).copied().collect();
         let next = keys.clone();
-        let (shared, of_job) = (self.clone(), far.clone());
-        let answer = far.ask(began + asked.left, move || shared.read(&of_job, &keys));
+        let (shared, of_job) = (self.clone(), remote.clone());
+        let answer = remote.ask(began + asked.left, move || shared.read(&of_job, &keys));
         asked.left = asked.left.saturating_sub(began.elapsed());
         let (blocks, error) = answer.unwrap_or_else(|error| {
-            far.stats.lock().miss(error.reason());
+            remote.stats.lock().miss(error.reason());
             (Vec::new(), Some(error))
         });
         asked.absent = next.get(blocks.len()).filter(|_| error.is_none()).map(|key| (*key, puts));
@@ -142,23 +142,23 @@ impl Shared {
     }
 
     /// The first blocks of a chain. On the thread of reads.
-    fn read(&self, far: &RemoteTier, keys: &[BlockKey]) -> Answer {
+    fn read(&self, remote: &RemoteTier, keys: &[BlockKey]) -> Answer {
         // An earlier read may have brought them meanwhile.
         let (mut blocks, _) = self.host.get_chain(keys);
         // And a read before this one may have moved them on to the queue of writes.
-        blocks.extend(far.queued_chain(&keys[blocks.len()..]));
+        blocks.extend(remote.queued_chain(&keys[blocks.len()..]));
         let mut error = None;
         if blocks.len() < keys.len() {
-            let (more, failure) = self.fetch(far, &keys[blocks.len()..]);
+            let (more, failure) = self.fetch(remote, &keys[blocks.len()..]);
             blocks.extend(more);
             error = failure;
         }
         (blocks, error)
     }
 
-    /// Reads from a far tier and keeps what it gives. On the thread of reads, which waits for no room.
-    fn fetch(&self, far: &RemoteTier, keys: &[BlockKey]) -> Answer {
-        let (blocks, error) = far.fetch(keys);
+    /// Reads from a remote tier and keeps what it gives. On the thread of reads, which waits for no room.
+    fn fetch(&self, remote: &RemoteTier, keys: &[BlockKey]) -> Answer {
+        let (blocks, error) = remote.fetch(keys);
         for (key, block) in keys.iter().zip(&blocks) {
             // One that the host tier has no room for is given all the same.
             let _ = self.keep(*key, block.clone(), None);
@@ -168,32 +168,32 @@ impl Shared {
 
     /// Brings blocks to the host tier, in the background: from this tier, and what it has not from those behind.
     fn prefetch(self: &Arc<Self>, tier: usize, keys: &[BlockKey]) {
-        let Some(far) = self.far.get(tier) else { return };
+        let Some(remote) = self.remote.get(tier) else { return };
         for keys in keys.chunks(CHUNK) {
-            let (shared, of_job, keys) = (self.clone(), far.clone(), keys.to_vec());
+            let (shared, of_job, keys) = (self.clone(), remote.clone(), keys.to_vec());
             let job = move || {
                 let absent = shared.prefetch_now(&of_job, keys);
                 shared.prefetch(tier + 1, &absent);
             };
-            far.reads.submit_background(Box::new(job));
+            remote.reads.submit_background(Box::new(job));
         }
     }
 
     /// Gives the keys that were not there.
-    fn prefetch_now(&self, far: &RemoteTier, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
-        keys.retain(|key| match far.writes.queued(key) {
+    fn prefetch_now(&self, remote: &RemoteTier, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
+        keys.retain(|key| match remote.writes.queued(key) {
             Some(Queued::Put(block)) => self.keep(*key, block, None).is_err(),
             Some(Queued::Delete) => false,
             None => !self.host.has(key),
         });
-        if far.avoided(self.compute_rate()).is_some() {
+        if remote.avoided(self.compute_rate()).is_some() {
             return keys;
         }
         let (mut absent, mut rest) = (Vec::new(), &keys[..]);
         while !rest.is_empty() {
             // As a chain up to the first that is absent, then one by one.
             let asked = if absent.is_empty() { rest } else { &rest[..1] };
-            let (blocks, error) = self.fetch(far, asked);
+            let (blocks, error) = self.fetch(remote, asked);
             rest = &rest[blocks.len()..];
             if error.is_some() {
                 absent.extend(rest);
@@ -218,7 +218,7 @@ impl BlockStore for Tiers {
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
-        let end = self.0.far.first().map(|far| Instant::now() + far.deadline);
+        let end = self.0.remote.first().map(|remote| Instant::now() + remote.deadline);
         let kept = self.0.keep(*key, block.clone(), end);
         if kept.is_ok() {
             let mut stats = self.0.host_stats.lock();
@@ -228,7 +228,7 @@ impl BlockStore for Tiers {
         let queued = match block.kind() {
             BlockKind::Prefix => {
                 let put = || Queued::Put(block.clone());
-                self.0.far.iter().filter(|far| far.writes.push(*key, put(), None)).count() > 0
+                self.0.remote.iter().filter(|remote| remote.writes.push(*key, put(), None)).count() > 0
             }
             BlockKind::Private => kept.is_err() && self.0.pass_on(*key, block, end),
         };
@@ -240,11 +240,11 @@ impl BlockStore for Tiers {
             return Ok(true);
         }
         let mut failure = None;
-        for far in &self.0.far {
-            let found = match far.writes.queued(key) {
+        for remote in &self.0.remote {
+            let found = match remote.writes.queued(key) {
                 Some(Queued::Put(_)) => Ok(true),
                 Some(Queued::Delete) => Ok(false),
-                None => far.contains(*key),
+                None => remote.contains(*key),
             };
             match found {
                 Ok(true) => return Ok(true),
@@ -257,14 +257,15 @@ impl BlockStore for Tiers {
 
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
         self.0.host.delete(key)?;
-        let queued = self.0.far.iter().filter(|far| far.writes.push(*key, Queued::Delete, None)).count();
-        if queued == self.0.far.len() { Ok(()) } else { Err(StoreError::Busy) }
+        let queued = self.0.remote.iter().filter(|remote| remote.writes.push(*key, Queued::Delete, None)).count();
+        if queued == self.0.remote.len() { Ok(()) } else { Err(StoreError::Busy) }
     }
 
     /// What is not in the host tier is asked of each other tier in turn, as far as the deadline of each, for the whole
     /// chain, lasts.
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
-        let mut asked: Vec<_> = self.0.far.iter().map(|far| Asked { left: far.deadline, absent: None }).collect();
+        let mut asked: Vec<_> =
+            self.0.remote.iter().map(|remote| Asked { left: remote.deadline, absent: None }).collect();
         let mut blocks: Vec<Block> = Vec::new();
         let mut error = None;
         // Whether the host tier's miss of the blocks that come now is counted.
@@ -290,8 +291,8 @@ impl BlockStore for Tiers {
             let rest = &rest[..until.max(1)];
             error = None;
             let before = blocks.len();
-            for (far, asked) in self.0.far.iter().zip(&mut asked) {
-                let (more, failure) = self.0.ask(far, rest, asked);
+            for (remote, asked) in self.0.remote.iter().zip(&mut asked) {
+                let (more, failure) = self.0.ask(remote, rest, asked);
                 error = error.or(failure);
                 blocks.extend(more);
                 if blocks.len() > before {

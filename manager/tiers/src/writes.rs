@@ -208,7 +208,7 @@ mod tests {
         let queue = Held::new(put(a).len() + Queued::Delete.len());
         let (waiting, breaker) = (Vec::new(), Breaker::default());
         let state = Mutex::new(State { queue, waiting, next_id: 0, breaker, finishing: false, closed: false });
-        let (store, stats) = (Arc::new(HostTier::new(0)), Stats::new("far"));
+        let (store, stats) = (Arc::new(HostTier::new(0)), Stats::new("store"));
         let writes = Writes(Arc::new(Shared { store, stats, state, changed: Condvar::new() }));
         let end = Some(Instant::now() + Duration::from_secs(60));
         assert!(writes.push(a, put(a), end));
