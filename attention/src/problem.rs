@@ -77,7 +77,6 @@ impl AttentionIndices<'_> {
 
 /// Where a call's keys and values are.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one in a call, and a box would be an allocation in each")]
 pub enum Keys<'a> {
     /// `key` and `value`: T1, shape (`kvstarts[B]`, Hk, Dh).
     Packed {

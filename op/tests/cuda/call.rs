@@ -40,8 +40,8 @@ pub unsafe fn check<'a>(
     let given = |name: &str| call.inputs.get(name).map(|tensor| at_address(name, tensor));
     let input = |name: &str| given(name).expect("the operator has the input");
     let host = |name: &str| -> TensorRef<'a> { read(&call.inputs[name]) };
-    // SAFETY: as above.
     let state = |name: &str, tensor: &Option<Tensor>| {
+        // SAFETY: as above.
         tensor.as_ref().map(|tensor| unsafe { DeviceMut::from_raw_parts(tensor.element(), tensor.shape(), at(name)) })
     };
     let (cache, scale) = (state("cache", &call.cache), state("scale", &call.scale));
