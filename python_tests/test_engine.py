@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -206,6 +207,76 @@ def test_an_iteration_that_ends_early(path: Path) -> None:
     assert shared.manager.stats()["sequences"] == 0
 
 
+def test_an_interrupted_step(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, while tokens are drawn or anywhere: nobody loses a token, and nobody computes for ever."""
+    shared, draw = engine(path), Sampler.__call__
+    requests, calls = [shared.submit(prompt, max_new_tokens=12) for prompt in PROMPTS], iter(range(10**6))
+
+    def interrupted(sampler: Sampler, logits: np.ndarray) -> int:
+        if next(calls) % 5 == 1:
+            raise KeyboardInterrupt
+        return draw(sampler, logits)
+
+    monkeypatch.setattr(Sampler, "__call__", interrupted)
+    for _ in range(200):
+        with suppress(KeyboardInterrupt):
+            shared.step()
+    assert [request.answer for request in requests] == alone and shared.manager.stats()["sequences"] == 0
+    monkeypatch.setattr(Sampler, "__call__", lambda *_: exec("raise KeyboardInterrupt"))
+    with pytest.raises(KeyboardInterrupt):
+        shared.generate(PROMPTS, max_new_tokens=12)
+    with refused("prompt_empty"):
+        shared.generate([PROMPTS[0], []])
+    assert not shared.step() and shared.manager.stats()["sequences"] == 0
+
+
+def test_a_request_that_is_collected_within_a_step(path: Path, alone: list[list[int]]) -> None:
+    """It ends, and its slots are free after the step."""
+    shared, run = engine(path), Engine._run
+    bad, good = shared.submit(PROMPTS[0], max_new_tokens=50), shared.submit(PROMPTS[1], max_new_tokens=12)
+    pieces = iter(bad)
+    next(pieces)
+
+    def collect(*arguments: object) -> np.ndarray:
+        shared.end(bad, "cancelled")
+        return run(shared, *arguments)
+
+    shared._run = collect
+    assert list(good) and good.answer == alone[1] and shared.manager.stats()["sequences"] == 0
+    assert bad.finish == "cancelled" and len(bad.answer) < 10
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that never ends a greedy answer: the logit of the token of the end is 0, and others are above."""
+    folder, tensors = tmp_path_factory.mktemp("plain"), random_tensors(tied=False)
+    tensors["output.weight"][-1] = 0
+    return models.build(write_gguf(folder / "model.gguf", tensors=tensors), folder / "model", page_size=8)
+
+
+def test_requests_that_pass_a_preempted_one(plain: Path) -> None:
+    """What has room for all of its answer does not wait for one that has none."""
+    shared = engine(plain, max_tokens=256, token_budget=64)
+    long = [[(7 * i + j) % 200 + 3 for i in range(120)] for j in range(2)]
+    old, young = (shared.submit(prompt, max_new_tokens=40) for prompt in long)
+    while not young.preempted:
+        assert shared.step() and young.finish is None
+    short = shared.submit(PROMPTS[2], max_new_tokens=2)
+    for _ in range(8):
+        shared.step()
+    assert short.finish == "length" and young.finish is None
+    while shared.step():
+        pass
+    assert (old.finish, young.finish) == ("length", "length")
+
+
+def test_a_context_shift_without_room(plain: Path) -> None:
+    """Answers to one prompt that outgrow the context together go on, one after the other."""
+    shared = engine(plain, max_tokens=96, keep=4, max_pages=8)
+    requests = shared.generate([PROMPTS[1]] * 3, max_new_tokens=60)
+    assert [(request.finish, request.error) for request in requests] == [("length", None)] * 3
+
+
 def test_a_preempted_prompt(path: Path) -> None:
     """It waits for room for all of it; what it had computed itself does not count as cached."""
     shared = engine(path, max_tokens=128, token_budget=16)
@@ -247,6 +318,7 @@ REFUSED: list[tuple[str, object, dict[str, object]]] = [
     ("prompt_too_long", "a" * 12_000_000, {}),
     ("sampling_range", [1], {"stop": "text"}),
     ("sampling_range", [1], {"stop": None}),
+    ("sampling_range", [1], {"stop": ("a",) * 257}),
     ("sampling_range", [1], {"stop": ("",)}),
 ]
 

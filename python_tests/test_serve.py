@@ -431,7 +431,7 @@ def test_what_clients_send(shared: Serving) -> None:
 def test_keys_and_origins(path: Path) -> None:
     """Without its key nothing below /v1 is told; a page of an origin that is allowed may ask."""
     with serving(path, app={"api_key": "secret", "allow_origin": ["http://page"]}) as server:
-        assert server.ask("GET", "/v1/models")[0] == 401 and server.ask("GET", "/health")[0] == 200
+        assert [server.ask("GET", path)[0] for path in ("/v1/models", "/llm/v1/models", "/health")] == [401, 401, 200]
         with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
             server.client.models.list()
         assert server.client.with_options(api_key="secret").models.list().data[0].id == "tiny"

@@ -50,6 +50,7 @@ def test_byte_fallback() -> None:
     tokenizer = sentence_piece()
     words = {tokenizer.id_to_token(i): i for i in range(tokenizer.get_vocab_size())}
     start, paris, is_, x = (words[word] for word in ("<s>", "\u2581Paris", "\u2581is", "x"))
+    smile = [words[f"<0x{byte:02X}>"] for byte in "\U0001f600".encode()]
     a, bad, euro = words["<0x41>"], words["<0xFF>"], [words[f"<0x{byte:02X}>"] for byte in "\u20ac".encode()]
     for prompt, answer, text in (
         ([start, is_], [paris], " Paris"),
@@ -60,5 +61,9 @@ def test_byte_fallback() -> None:
         ([is_, *euro[:1]], [x], "x"),
         ([is_], [bad] * 100 + [paris], "\ufffd" * 100 + " Paris"),
         ([is_], [start] * 40 + [paris], " Paris"),
+        ([is_], [*smile, bad, x], "\U0001f600\ufffdx"),
+        ([is_, *smile * 5], [*smile, x], "\U0001f600x"),
+        ([is_, *smile * 5, smile[0]], [*smile[1:], x], "\U0001f600x"),
+        ([], [start] * 20 + [*smile, x], "\U0001f600x"),
     ):
         assert "".join(streamed(tokenizer, prompt, answer)) == text, (prompt, answer)

@@ -6,7 +6,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +65,8 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     serve.add_argument("--name", help="the model's name for clients, if not its own")
     serve.add_argument("--max-requests", type=int, default=256, help="running and waiting ones; others get 503 (256)")
     serve.add_argument("--grace", type=float, default=5, help="seconds that requests get at shutdown (5)")
-    serve.add_argument(
-        "--api-key", default=os.environ.get("KVCACHE_API_KEY"), help="what clients must bring ($KVCACHE_API_KEY)"
-    )
+    key = os.environ.get("KVCACHE_API_KEY") or None
+    serve.add_argument("--api-key", default=key, help="what clients must bring ($KVCACHE_API_KEY)")
     serve.add_argument(
         "--allow-origin", action="append", default=[], help="a page's origin, or *; several times (CORS)"
     )
@@ -171,9 +170,8 @@ def _chat(given: Namespace) -> int:
     engine = _engine(given)
     from kvcache_ops._chat import Chat
 
-    status = Chat(engine, given.system, **_given(given, _SAMPLING)).run()
-    engine.close()
-    return status
+    with closing(engine):
+        return Chat(engine, given.system, **_given(given, _SAMPLING)).run()
 
 
 def _generate(given: Namespace) -> int:
@@ -181,7 +179,8 @@ def _generate(given: Namespace) -> int:
     from kvcache_ops._generate import generate
 
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given.prompts]
-    return generate(engine, prompts, given.chat, given.context_shift, **_given(given, _SAMPLING))
+    with closing(engine):
+        return generate(engine, prompts, given.chat, given.context_shift, **_given(given, _SAMPLING))
 
 
 def _perplexity(given: Namespace) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvcache_ops._errors import KvCacheError
 
 _SMALLEST, _LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+_MOST_STOPS = 256  # each is looked for at every token
 _BOUNDS = (1e-3, 1e-6, 0.0)  # of weights, where the likeliest token's is 1
 
 
@@ -56,6 +57,8 @@ class Sampling:
         if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) and text for text in self.stop):
             message = f"stop is {self.stop!r}, expected a tuple of texts, none of them empty"
             raise KvCacheError(message, "sampling_range")
+        if len(self.stop) > _MOST_STOPS:
+            raise KvCacheError(f"stop has {len(self.stop)} texts, expected at most {_MOST_STOPS}", "sampling_range")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 _CONTEXT = 8  # tokens of the prompt that the first ones are decoded with
+_MOST_CONTEXT = 64
 _MOST_HELD = 16  # tokens without a whole character among them
 _INCOMPLETE = "\ufffd"
 
@@ -21,8 +22,15 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._tokens = list(prompt[-_CONTEXT:])
-        self._said, self._before = len(self._tokens), self._text()  # of the tokens: how many have been given, as what
+        count = _CONTEXT
+        self._tokens = list(prompt[-count:])
+        while self._text().startswith(_INCOMPLETE) and count < min(len(prompt), _MOST_CONTEXT):
+            count *= 2  # it began within a character
+            self._tokens = list(prompt[-count:])
+        # How many of the tokens have been given, and as what. A character that the prompt begins is given whole.
+        begun = next((n for n in range(4) if not self._text(0, len(self._tokens) - n).endswith(_INCOMPLETE)), 0)
+        self._said = len(self._tokens) - begun
+        self._before, self._begun = self._text(0, self._said), self._text(self._said)
 
     def step(self, token: int) -> str:
         """What this token adds."""
@@ -32,16 +40,18 @@ class TextStream:
         added = self.rest()
         if added:
             self._tokens = self._tokens[self._said :]
-            self._said, self._before = len(self._tokens), self._text()
+            self._said, self._before, self._begun = len(self._tokens), self._text(), ""
+        else:
+            self._tokens.pop()  # a special one
         return added
 
     def rest(self) -> str:
         """What has been held back."""
-        text, before = self._text(), self._before
-        if not text.startswith(before):  # the last character has become another one
-            before = before.rstrip(_INCOMPLETE)
-        return text[len(before) :]
+        text = self._text()
+        # Bytes that are no text, after a character of bytes, make it U+FFFD, too; but it has been given.
+        added = text[len(self._before) :] if text.startswith(self._before) else self._text(self._said)
+        return added.removeprefix(self._begun)
 
-    def _text(self) -> str:
-        text: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
+    def _text(self, first: int = 0, end: int | None = None) -> str:
+        text: str = self._tokenizer.decode(self._tokens[first:end], skip_special_tokens=True)
         return text

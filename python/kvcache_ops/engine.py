@@ -63,7 +63,8 @@ class Request:
         self.keep = keep
         self.context = list(prompt)  # the tokens that attention sees, or will see
         self.stored = 0  # how many of them the sequence has
-        self.found: int | None = None  # how many of them a look into the cache has found, before the first step
+        self.found: int | None = None  # how many of them a look into the cache has found, before they are stored
+        self.looked = 0  # the step in which it looked
         self.sequence = -1  # while it runs
         self.preempted = False  # once or more: its tokens are stored anew
 
@@ -114,8 +115,8 @@ class Request:
         """Adds to the text, but for what may begin a stop; whether there is one."""
         self._unsaid += piece
         places = [place for stop in self.sampling.stop if (place := self._unsaid.find(stop)) >= 0]
-        beginnings = (stop[:n] for stop in self.sampling.stop for n in range(1, len(stop)))
-        held = max((len(text) for text in beginnings if self._unsaid.endswith(text)), default=0)
+        lengths = ((stop, n) for stop in self.sampling.stop for n in range(1, min(len(stop), len(self._unsaid) + 1)))
+        held = max((n for stop, n in lengths if self._unsaid.endswith(stop[:n])), default=0)
         end = min(places) if places else len(self._unsaid) - (0 if last else held)
         self.text, self._unsaid = self.text + self._unsaid[:end], self._unsaid[end:]
         return bool(places)
@@ -175,6 +176,7 @@ class Engine:
         self._tiers = bool(management.get("tiers"))
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # the youngest last
+        self._steps = self._passed = 0  # steps so far; requests that have passed the first one that waits
         self._lock = RLock()
         self._logits = np.empty((max_batch, self.model.config.vocab_size), np.float32)
         self._binding = self._session.io_binding()
@@ -206,6 +208,7 @@ class Engine:
         if isinstance(prompt, bytes | bytearray | memoryview):
             raise KvCacheError(f"the prompt is {type(prompt).__name__}, expected a text or tokens", "prompt_type")
         try:
+            self._check_length(len(prompt))
             return [index(token) for token in prompt]
         except TypeError as error:
             raise KvCacheError(f"the prompt is neither a text nor tokens: {error}", "prompt_type") from error
@@ -215,13 +218,16 @@ class Engine:
         tokens = self.encode(prompt)
         if not tokens:
             raise KvCacheError("the prompt has no tokens, expected at least one", "prompt_empty")
-        if len(tokens) > self.context_length:
-            message = f"the prompt has {len(tokens)} tokens, expected at most {self.context_length}, the context"
-            raise KvCacheError(message, "prompt_too_long")
+        self._check_length(len(tokens))
         if not 0 <= min(tokens) <= max(tokens) < self.model.config.vocab_size:
             message = f"the prompt has tokens {min(tokens)} to {max(tokens)}, expected 0 to less than vocab_size"
             raise KvCacheError(f"{message} {self.model.config.vocab_size}", "token_range")
         return tokens
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens > self.context_length:
+            message = f"the prompt has {tokens} tokens, expected at most {self.context_length}, the context"
+            raise KvCacheError(message, "prompt_too_long")
 
     @property
     def running(self) -> list[Request]:
@@ -229,11 +235,20 @@ class Engine:
         return list(self._running)
 
     def generate(self, prompts: Sequence[str | Sequence[int]], **sampling: Any) -> list[Request]:
-        """Requests for these prompts, all of them finished; what has failed has an `error`."""
-        requests = [self.submit(prompt, **sampling) for prompt in prompts]
-        for request in requests:
-            while request.finish is None:
-                self.step(request)
+        """Requests for these prompts, all of them finished; what has failed has an `error`.
+
+        Where a prompt is refused, or the call is interrupted, all of them are cancelled.
+        """
+        requests: list[Request] = []
+        try:
+            for prompt in prompts:
+                requests.append(self.submit(prompt, **sampling))
+            for request in requests:
+                while request.finish is None:
+                    self.step(request)
+        finally:
+            for request in requests:
+                request.cancel()
         return requests
 
     def step(self, wanted: Request | None = None) -> bool:
@@ -288,10 +303,25 @@ class Engine:
             return self.manager.flush(timeout)
 
     def _join(self) -> None:
-        while self._waiting and len(self._running) < self._max_batch:
-            if self._running and self._waiting[0].preempted and not self._has_room(len(self._waiting[0].context)):
+        """Lets requests run in their order. One that was preempted waits for room for all of it, and some may pass it.
+
+        Those have room for the whole of their answers, and are at most four times `max_batch`.
+        """
+        blocked = False
+        for request in list(self._waiting):
+            if len(self._running) == self._max_batch:
                 return
-            request = self._waiting.popleft()
+            if blocked:
+                whole = min(len(request.context) + request.sampling.max_new_tokens, self.context_length)
+                if self._passed == 4 * self._max_batch or not self._has_room(whole):
+                    continue
+                self._passed += 1
+            elif request.preempted and self._running and not self._has_room(len(request.context)):
+                blocked = True
+                continue
+            else:
+                self._passed = 0
+            self._waiting.remove(request)
             request.sequence = self.manager.create()
             self._running.append(request)
 
@@ -302,12 +332,24 @@ class Engine:
 
     def _free(self, request: Request) -> None:
         if request in self._running:
-            self.manager.free(request.sequence)
+            try:
+                self.manager.free(request.sequence)
+            except ManagerError as error:
+                if error.kind == "step_open":  # ended by the garbage collection, in a step: after it, it is freed
+                    return
+                raise
             self._running.remove(request)
         request.stored, request.found = 0, None
 
+    def _wait(self, request: Request) -> None:
+        """Takes a request's place from it; it is the next to run, and computes again what is not cached."""
+        request.preempted |= request.stored > 0
+        self._free(request)
+        self._waiting.appendleft(request)
+
     def _advance(self) -> None:
         """A step: what each request gets is stored, and those that have all of their tokens stored draw the next."""
+        self._steps += 1
         for request in [r for r in self._running if r.stored == len(r.context) - 1 == self.context_length]:
             self._shift(request)
         opened = self._begin()
@@ -315,30 +357,49 @@ class Engine:
             return
         step, parts = opened
         done = [e for e, a in enumerate(step.order) if parts[a][0].stored + parts[a][1] == len(parts[a][0].context)]
-        with step:
-            logits = self._run(step, [int(step.seqstarts[e + 1]) - 1 for e in done])
-            order, cached = [int(a) for a in step.order], [int(n) for n in step.cached]
-        for a, n in zip(order, cached):
-            if not parts[a][0].preempted:
-                parts[a][0].cached += n
-        for request, n in parts:
-            request.stored += n
-        for row, e in zip(logits, done):
-            request = parts[order[e]][0]
-            try:
-                finish = request.take(row)
-            except KvCacheError as error:
-                self.end(request, "error", error)
-            except Exception as error:  # whatever it is, it is this request's
-                self.end(request, "error", KvCacheError(f"the answer failed: {error}", "answer_failed"))
-            else:
-                if finish is not None:
-                    self.end(request, finish)
+        try:
+            with step:
+                logits = self._run(step, [int(step.seqstarts[e + 1]) - 1 for e in done])
+                order, cached = [int(a) for a in step.order], [int(n) for n in step.cached]
+            for a, n in zip(order, cached):
+                if not parts[a][0].preempted:
+                    parts[a][0].cached += n
+            for request, n in parts:
+                request.stored += n
+            for row, e in zip(logits, done):
+                self._draw(parts[order[e]][0], row)
+        except KeyboardInterrupt:
+            for request in [r for r, _ in parts if r in self._running]:
+                if not self.manager.seq_len(request.sequence) == request.stored < len(request.context):
+                    self._wait(request)  # stored, and not counted or not drawn
+            raise
+        finally:
+            for request in [r for r in self._running if r.finish is not None]:
+                self._free(request)
+
+    def _draw(self, request: Request, logits: NDArray[np.float32]) -> None:
+        """The next token of a request, unless it has ended meanwhile."""
+        if request.finish is not None:
+            return
+        try:
+            finish = request.take(logits)
+        except KvCacheError as error:
+            self.end(request, "error", error)
+        except Exception as error:  # whatever it is, it is this request's
+            self.end(request, "error", KvCacheError(f"the answer failed: {error}", "answer_failed"))
+        else:
+            if finish is not None:
+                self.end(request, finish)
 
     def _begin(self) -> tuple[Step, list[tuple[Request, int]]] | None:
         """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
         while self._running:
             parts = self._parts()
+            stale = [r for r, _ in parts if not r.stored and r.found is not None and r.looked != self._steps]
+            for request in stale:  # another request may have stored what it needs
+                request.found = None
+            if stale:
+                continue
             appends = [Append(r.sequence, tokens=r.context[r.stored : r.stored + n]) for r, n in parts]
             new = {a: r for a, (r, _) in enumerate(parts) if r.found is None and not r.stored}
             try:
@@ -346,25 +407,20 @@ class Engine:
             except CapacityError as error:
                 if new:  # perhaps there is room for a chunk
                     for request in new.values():
-                        request.found = 0
+                        request.found, request.looked = 0, self._steps
                 elif error.kind == "no_slot" and self.manager.defrag():
                     pass  # there may be room, in pieces
                 elif len(self._running) == 1:
                     self.end(self._running[0], "error", error)
                 else:
-                    youngest = self._running[-1]
-                    self._free(youngest)
-                    youngest.preempted = True
-                    self._waiting.appendleft(youngest)
+                    self._wait(self._running[-1])
                 continue
             for a, cached in zip(step.order, step.cached):
                 request, _ = parts[int(a)]
                 if not request.stored:
-                    request.found = int(cached)  # of the cache, or of what another prompt stores in this very step
+                    # Of the cache, or of what another prompt stores in this very step.
+                    request.found, request.looked = int(cached), self._steps
             if len(step.token_ids) <= self._budget:
-                for request in self._running:
-                    if all(request is not taken for taken, _ in parts):
-                        request.found = None  # the next step may find more
                 return step, parts
             step.rollback()  # a new prompt was taken whole, to see what of it is cached
         return None
@@ -391,12 +447,10 @@ class Engine:
         try:
             removed = self.manager.context_shift(request.sequence, self.context_length, 1, n_keep=request.keep)
         except ManagerError as error:
-            if error.kind != "shift_limit":
+            if error.kind != "shift_limit" and not isinstance(error, CapacityError):
                 return self.end(request, "error", error)
             removed = (self.context_length - request.keep) // 2  # what is left is computed again
-            self._free(request)
-            request.preempted = True
-            self._waiting.appendleft(request)
+            self._wait(request)
         request.stored = max(request.stored - removed, 0)
         request.shifted += removed
         del request.context[request.keep : request.keep + removed]

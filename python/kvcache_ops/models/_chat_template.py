@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
@@ -80,21 +81,25 @@ class ChatTemplate:
 
         Whole messages behind those of the system go, an answer together with its question; the last message stays.
         """
-        left, kept = list(messages), self._system(messages)
-        while True:
-            last = len(left) <= kept + 1
+        kept, last = self._system(messages), len(messages) - 1
+
+        def whole(first: int, most: int) -> list[int] | None:
+            """The tokens without messages before `first`; None if there are more than `most`."""
             try:
-                tokens = self.tokens(left, most=most, variables=variables)
+                tokens = self.tokens([*messages[:kept], *messages[first:]], most=most, variables=variables)
             except KvCacheError as error:
-                if last or error.kind != "prompt_too_long":
-                    raise
-            else:
-                if last or len(tokens) <= most:
-                    return left, tokens
-            most = length
-            del left[kept]
-            while len(left) > kept + 1 and left[kept].get("role") != "user":
-                del left[kept]
+                if error.kind == "prompt_too_long" and first < last:
+                    return None
+                raise
+            return tokens if len(tokens) <= most or first >= last else None
+
+        tokens, first = whole(kept, most), kept
+        if tokens is None:
+            rounds = [i for i in range(kept + 1, last + 1) if messages[i].get("role") == "user" or i == last]
+            first = rounds[bisect_left(rounds, True, key=lambda first: whole(first, length) is not None)]
+            tokens = whole(first, length)
+        assert tokens is not None  # the last message is always taken
+        return [*messages[:kept], *messages[first:]], tokens
 
     def beginning(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = {}) -> int:
         """How many first tokens are those of the system's messages, or of what the template says in their place."""

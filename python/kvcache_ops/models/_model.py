@@ -82,7 +82,11 @@ class Model:
         options = session_options() if options is None else options
         register(options)
         inference_session = load_package("onnxruntime", "session()").InferenceSession
-        return inference_session(str(self.path), options, providers=["CPUExecutionProvider"])
+        session = inference_session(str(self.path), options, providers=["CPUExecutionProvider"])
+        about = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA, "{}"))
+        if about.get("fingerprint") != self.fingerprint:
+            raise KvCacheError(f"{self.path} was built again after it was loaded: load it again", "model_damaged")
+        return session
 
 
 def session_options(threads: int = 0) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def open_model(
         return load(folder)
     except KvCacheError:
         shutil.rmtree(folder, ignore_errors=True)
-    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    _home().mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(suffix=".part", prefix=f"{folder.name}.", dir=_home()))
     try:
         build(given, part, progress=progress, **asked)  # type: ignore[arg-type]
         try:

@@ -46,8 +46,8 @@ def application(
     hyphens for what a shell would read otherwise. max_requests: running and waiting ones; what comes beyond them is
     refused with 503. context_shift: a chat longer than the context goes on without its oldest messages, and an answer
     that outgrows it without the half of what is behind the beginning; else the one is refused, and the other ends.
-    api_key: what requests below /v1 must bring as `Authorization: Bearer KEY`, else they get 401. allow_origin: the
-    origins of pages whose scripts may ask (CORS), "*" for any.
+    api_key: what requests must bring as `Authorization: Bearer KEY`, but for /health and /metrics; else they get 401.
+    allow_origin: the origins of pages whose scripts may ask (CORS), "*" for any.
 
     Raises KvCacheError "serve_range" for a `max_requests` below 1.
     """
@@ -123,7 +123,7 @@ class _Routes:
             raise Refusal(404, message, "model_not_found", "model")
 
     async def _answer(self, request: Request, chat: bool) -> Response:
-        call = read_call(await _body(request), chat, self._engine.context_length)
+        call = await asyncio.to_thread(read_call, await _body(request), chat, self._engine.context_length)
         self._check_model(call.model)
         count = call.n * max(len(call.prompts), 1)
         if count > self._max_requests:
@@ -162,13 +162,14 @@ class _Routes:
 
 
 class _ApiKey:
-    """Refuses requests below /v1 without the key."""
+    """Refuses requests without the key, but for those of /health and /metrics."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app, self._expected = app, f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] == "http" and path not in ("/health", "/metrics"):
             got = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(got, self._expected):
                 refusal = Refusal(401, "the API key is missing or wrong", "invalid_api_key")

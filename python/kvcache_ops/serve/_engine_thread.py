@@ -134,6 +134,9 @@ class EngineThread:
             job.request = self._engine.submit(tokens, **sampling)
         except KvCacheError as error:
             self._call(self._refused, job, error)
+        except Exception as error:
+            LOG.exception("a request failed")
+            self._call(self._refused, job, KvCacheError(f"the request failed: {error}", "answer_failed"))
         else:
             self._jobs.append(job)
             self._call(job.accepted.set_result, None)

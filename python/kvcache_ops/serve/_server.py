@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, isfinite
 from socket import socket
 from types import FrameType
 from typing import Any
@@ -22,8 +23,9 @@ class Server(uvicorn.Server):
         self._grace = grace
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the shutdown; another one ends the answers that are given time."""
-        if self.should_exit:
+        """The first signal begins the shutdown; the second ends the answers that are given time, a third everything."""
+        if self.should_exit and self._grace:
+            self._grace = 0.0
             self.config.app.state.engine_thread.close(0)  # type: ignore[union-attr]
         else:
             super().handle_exit(sig, frame)
@@ -58,6 +60,9 @@ def serve(
     limits: dict[str, Any] = {"max_requests": max_requests, "context_shift": context_shift}
     app = application(engine, name=name, api_key=api_key, allow_origin=allow_origin, **limits)
     try:
-        Server(uvicorn.Config(app, host=host, port=port, lifespan="on"), grace).run()
+        # Also of clients that do not send, or do not read.
+        timeout = ceil(grace) + 2 if isfinite(grace) else None
+        config = uvicorn.Config(app, host=host, port=port, lifespan="on", timeout_graceful_shutdown=timeout)
+        Server(config, grace).run()
     except KeyboardInterrupt:  # which has ended it
         pass
