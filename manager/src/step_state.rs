@@ -80,8 +80,8 @@ impl Manager {
 
     /// Runs what is queued, before the memory writes for the open step, which an error rolls back.
     pub(crate) fn drain(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        // Rows that an update rotates were live before the plan; pages that its copies were to write when they failed leave
-        // the prefix index when it is settled.
+        // Rows that an update rotates were live before the plan; pages that its copies were to write when they failed
+        // leave the prefix index when it is settled.
         if let Err(error) = self.state.update(&self.spec, memory, self.blocks.as_mut()) {
             self.rollback(|_| false);
             return Err(error);
