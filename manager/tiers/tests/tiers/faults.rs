@@ -1,4 +1,4 @@
-//! Whatever far stores do: what tiers give is what was put, and nobody waits for a store that hangs.
+//! Whatever remote stores do: what tiers give is what was put, and nobody waits for a store that hangs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,11 +86,11 @@ proptest! {
         capacity in 0u64..800,
     ) {
         let stores = faults.map(|faults| Faulty::new(&faults));
-        let far = stores.clone();
+        let remote = stores.clone();
         let (tiers, stats) = ends(move || {
             let tier = |(i, store): (usize, Arc<Faulty>)| Tier::new(i.to_string(), store);
-            let far = far.into_iter().enumerate().map(tier).map(|tier| tier.deadline(Duration::from_millis(10)));
-            let tiers = Tiers::new(HostTier::new(capacity), far).unwrap();
+            let remote = remote.into_iter().enumerate().map(tier).map(|tier| tier.deadline(Duration::from_millis(10)));
+            let tiers = Tiers::new(HostTier::new(capacity), remote).unwrap();
             ops.iter().for_each(|op| run(&tiers, op));
             let stats = tiers.stats();
             (tiers, stats)

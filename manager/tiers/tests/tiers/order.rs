@@ -11,10 +11,10 @@ use crate::{NEVER, block_of, ends, key, keys, prefix, stored, wait_for};
 
 const LARGE: u64 = 1 << 30;
 
-/// A host tier of so many bytes, and far ones.
-fn tiers(nbytes: u64, far: &[&Arc<Faulty>]) -> Tiers {
-    let far = far.iter().enumerate().map(|(i, &store)| Tier::new(i.to_string(), store.clone()).deadline(NEVER));
-    Tiers::new(HostTier::new(nbytes), far).unwrap()
+/// A host tier of so many bytes, and remote ones.
+fn tiers(nbytes: u64, remote: &[&Arc<Faulty>]) -> Tiers {
+    let remote = remote.iter().enumerate().map(|(i, &store)| Tier::new(i.to_string(), store.clone()).deadline(NEVER));
+    Tiers::new(HostTier::new(nbytes), remote).unwrap()
 }
 
 fn stats(tiers: &Tiers, tier: usize) -> TierStats {
@@ -68,8 +68,8 @@ fn a_chain_is_gathered_from_all_tiers_and_loses_its_tail_first() {
     for i in [0, 1, 40] {
         host.put(&key(i), prefix(i)).unwrap();
     }
-    let far = [&a, &b].map(|store| Tier::new("far", store.clone()).deadline(NEVER));
-    let tiers = Tiers::new(host, far).unwrap();
+    let remote = [&a, &b].map(|store| Tier::new("far", store.clone()).deadline(NEVER));
+    let tiers = Tiers::new(host, remote).unwrap();
     let (blocks, error) = tiers.get_chain(&keys(0..50));
     assert!(error.is_none());
     assert_eq!(blocks, (0..41).map(prefix).collect::<Vec<_>>());
@@ -117,12 +117,12 @@ fn queued_blocks_are_found_and_their_bytes_are_bounded() {
     for i in [0, 5, 10, 15] {
         assert_eq!(tiers.get(&key(i)).unwrap(), Some(prefix(i)));
     }
-    let far = stats(&tiers, 1);
-    assert_eq!((far.hits, far.puts, far.writes_dropped), (3, 0, 1));
+    let remote = stats(&tiers, 1);
+    assert_eq!((remote.hits, remote.puts, remote.writes_dropped), (3, 0, 1));
     store.gate.open();
     assert!(tiers.flush(NEVER));
-    let far = stats(&tiers, 1);
-    assert_eq!((far.puts, far.bytes_written, store.len()), (3, 3 * 96, 3));
+    let remote = stats(&tiers, 1);
+    assert_eq!((remote.puts, remote.bytes_written, store.len()), (3, 3 * 96, 3));
 }
 
 /// A private block has no other copy: where the queue is full it waits for room, as long as the tier has for an answer.

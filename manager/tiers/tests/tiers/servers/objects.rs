@@ -73,8 +73,8 @@ fn s3_keeps_blocks_and_altered_ones_are_a_miss() {
     let s3 = S3::start();
     keeps_blocks(&s3.tier());
     let open = || {
-        let far = [Tier::new("s3", Arc::new(s3.tier())).deadline(NEVER)];
-        Tiers::new(HostTier::new(1 << 30), far).unwrap()
+        let remote = [Tier::new("s3", Arc::new(s3.tier())).deadline(NEVER)];
+        Tiers::new(HostTier::new(1 << 30), remote).unwrap()
     };
     let writer = open();
     (0..40).for_each(|i| writer.put(&key(i), block(i)).unwrap());
