@@ -11,7 +11,7 @@ lint: package
 	MYPYPATH=python $(ON_PACKAGE) $(VENV) -m mypy --strict python/kvcache_ops pmx/kvcache_pmx python_tests/static_types.py
 	$(ON_PACKAGE) $(VENV) -m mypy.stubtest kvcache_ops --allowlist python/stubtest.txt
 	cargo fmt --all --check
-	! git grep -nE '^.{123,}' -- '*.rs' '*.cu' '*.cuh' ':!attention/tests' # rustfmt reads neither macros nor documents
+	! git grep -nE '^.{123,}' -- '*.rs' '*.cu' '*.cuh' # rustfmt reads neither macros nor documents
 	cargo clippy --workspace --locked --features $(FEATURES) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --lib $(LIBRARIES:%=-p kvcache-%) --no-deps --quiet
 
