@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from kvcache_ops.models._checkpoint import open_checkpoint
+from kvcache_ops.models._build import open_checkpoint
 from kvcache_ops.models._graph import Graph
 from onnx import TensorProto, helper
 

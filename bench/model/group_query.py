@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from kvcache_ops.models._checkpoint import open_checkpoint
+from kvcache_ops.models._build import open_checkpoint
 from kvcache_ops.models._decoder import Decoder
 from kvcache_ops.models._graph import MICROSOFT, Graph
 from onnx import TensorProto

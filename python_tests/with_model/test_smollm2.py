@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvcache_ops import models
-from kvcache_ops.models._checkpoint import open_checkpoint
+from kvcache_ops.models._build import open_checkpoint
 
 from numpy_gguf import NumpyGguf
 from tiny_models import Run

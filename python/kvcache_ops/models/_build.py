@@ -16,9 +16,11 @@ import onnx
 
 from kvcache_ops._cache import T2, CacheSpec
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops.models._checkpoint import open_checkpoint
+from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._decoder import Decoder
+from kvcache_ops.models._gguf import read_gguf
 from kvcache_ops.models._graph import Graph
+from kvcache_ops.models._hugging_face import read_folder
 from kvcache_ops.models._weights import Weight, convert
 
 MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
@@ -123,6 +125,15 @@ def build(
             for name, path in written.items():  # the model last: what can be opened is whole
                 path.replace(folder / name)
     return folder / MODEL
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in a GGUF file, or in a Hugging Face folder."""
+    if path.is_dir():
+        return read_folder(path)
+    if not path.is_file():
+        raise KvCacheError(f"there is no file or folder {path}", "source_missing")
+    return read_gguf(path)
 
 
 @contextmanager

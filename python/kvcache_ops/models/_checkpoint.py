@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -37,17 +36,3 @@ class Checkpoint:
         if largest >= self.config.vocab_size:
             message = f"the tokenizer has the token {largest}, expected less than vocab_size {self.config.vocab_size}"
             raise KvCacheError(message, "tokenizer_mismatch")
-
-
-def open_checkpoint(source: str | Path) -> Checkpoint:
-    """A GGUF file, or a Hugging Face folder."""
-    path = Path(source)
-    if path.is_dir():
-        from kvcache_ops.models._hugging_face import read_folder
-
-        return read_folder(path)
-    if not path.is_file():
-        raise KvCacheError(f"there is no file or folder {path}", "source_missing")
-    from kvcache_ops.models._gguf import read_gguf
-
-    return read_gguf(path)
