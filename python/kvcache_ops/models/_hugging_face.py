@@ -24,7 +24,7 @@ def read_folder(folder: Path) -> Checkpoint:
     Raises KvCacheError: "source_missing" for a file that is not there, "source_damaged", "family_unknown",
     "config_unsupported", "tensor_type" and what `Config` raises.
     """
-    given = _json(folder / "config.json")
+    given = json_of(folder / "config.json")
     files = _files(folder)
     spelled: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -57,8 +57,17 @@ def read_folder(folder: Path) -> Checkpoint:
         with safe_open(places[name], framework="numpy") as tensors:
             return Dense(tensors.get_tensor(spelled[name]))
 
+    bos, stops, template = of_chats(folder, given.get("eos_token_id"))
+    return Checkpoint(config, read, tokenizer_of(folder), bos, stops, template, folder.resolve().name)
+
+
+def of_chats(folder: Path, eos: Any) -> tuple[str | None, tuple[int, ...], str | None]:
+    """The text of the token that begins a conversation, the tokens that end an answer, and the chat template.
+
+    eos: what the model's configuration says of the tokens that end an answer.
+    """
     said, generation = (
-        _json(path) if path.is_file() else {}
+        json_of(path) if path.is_file() else {}
         for path in (folder / "tokenizer_config.json", folder / "generation_config.json")
     )
     bos, template = said.get("bos_token"), said.get("chat_template")
@@ -68,14 +77,14 @@ def read_folder(folder: Path) -> Checkpoint:
     if isinstance(template, list):  # several by name
         entries = [entry for entry in template if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
-    stops = generation.get("eos_token_id", given.get("eos_token_id"))
+    stops = generation.get("eos_token_id", eos)
     stops = [] if stops is None else stops if isinstance(stops, list) else [stops]
     facts = [("bos_token", bos, str), ("chat_template", template, str), *(("eos_token_id", s, int) for s in stops)]
     for name, value, kind in facts:
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             expected = "a text" if kind is str else "a whole number, or a list of them"
             raise KvCacheError(f"{name} is {value!r} in {folder}, expected {expected}", "config_type")
-    return Checkpoint(config, read, _tokenizer(folder), bos, tuple(stops), template, folder.resolve().name)
+    return bos, tuple(stops), template
 
 
 def _files(folder: Path) -> list[Path]:
@@ -85,7 +94,7 @@ def _files(folder: Path) -> list[Path]:
         if files := sorted(folder.glob("*.safetensors")):
             return files
         raise KvCacheError(f"there is no *.safetensors in {folder}", "source_missing")
-    names = _json(index).get("weight_map")
+    names = json_of(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise KvCacheError(f"weight_map of {index} is {names!r:.80}, expected file names", "source_damaged")
     for name in (files := sorted({folder / Path(name).name for name in names.values()})):
@@ -94,7 +103,7 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
+def tokenizer_of(folder: Path) -> Tokenizer:
     text = _text(folder / "tokenizer.json")
     try:
         return Tokenizer.from_str(text)
@@ -177,7 +186,7 @@ def _text(path: Path) -> str:
         raise KvCacheError(f"{path} is no text: {error}", "source_damaged") from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_text(path))
     except json.JSONDecodeError as error:
