@@ -67,7 +67,7 @@ pub(crate) struct Blocks {
     pub(crate) stats: StoreStats,
 }
 
-/// The seed of the names of all blocks of managers of such a cache.
+/// What the keys of all pages of managers of such a cache have in common.
 pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
     // The number is that of the rule which names the pages behind.
     let text = serde_json::json!(["kvcache-block 3", cache::metadata(spec), spec.page_size()]);

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use crate::error::Error;
 use crate::manager::Manager;
-use crate::prefix;
 use crate::sequence::MemoryLocation;
 use crate::spec::{CacheSpec, KeyForm, Mode};
 use crate::state::State;
@@ -135,7 +134,7 @@ fn check_keys(state: &State, page_size: usize) -> Result<(), Error> {
         for (&page, tokens) in sequence.table().iter().zip(state.tokens(sequence, page_size)) {
             let full = tokens.len() == page_size;
             if full {
-                key = prefix::child(key, tokens);
+                key = key.followed_by(tokens);
             }
             match state.prefix.key(page) {
                 Some(got) if full && got != key => return Err(broken("a page's key is that of its tokens", page)),

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use kvcache_kernels::RowCopy;
 
+use crate::block::BlockKey;
 use crate::pages::Source;
-use crate::prefix::PrefixKey;
 use crate::seq_id::SeqId;
 use crate::sequence::{Before, MemoryLocation, Sequence};
 use crate::state::State;
@@ -26,7 +26,7 @@ enum Undo {
     /// The search for cells began there.
     Head(usize),
     /// A cached page was evicted and taken; it had the key, and the last tokens that are saved.
-    Evict(u32, PrefixKey),
+    Evict(u32, BlockKey),
     /// A table entry more.
     Share(u32),
     /// A table entry less.
@@ -35,7 +35,7 @@ enum Undo {
     Revive(u32),
     Seal(u32),
     /// A live page that will be written was unsealed; it had the key, and the last tokens that are saved.
-    Unseal(u32, PrefixKey),
+    Unseal(u32, BlockKey),
     /// Tokens of so many slots were overwritten; they are the last that are saved.
     Tokens(usize, usize),
 }
@@ -155,14 +155,14 @@ impl Journal {
     }
 
     /// Unseals a page, if it is sealed, and saves its tokens; gives its key.
-    fn take_from_index(&mut self, state: &mut State, page: u32) -> Option<PrefixKey> {
+    fn take_from_index(&mut self, state: &mut State, page: u32) -> Option<BlockKey> {
         let key = state.prefix.unseal(page)?;
         self.tokens.extend_from_slice(state.prefix.tokens(page));
         Some(key)
     }
 
     /// Undoes the latest [`take_from_index`](Self::take_from_index) that is not undone.
-    fn put_into_index(&mut self, state: &mut State, page: u32, key: PrefixKey) {
+    fn put_into_index(&mut self, state: &mut State, page: u32, key: BlockKey) {
         self.restore_tokens(state.prefix.tokens_mut(page));
         let sealed = state.prefix.seal(page, key);
         debug_assert!(sealed, "the step's own pages are unsealed by now");
@@ -219,7 +219,7 @@ impl Journal {
     }
 
     /// Seals a page, unless another has its key.
-    pub(crate) fn seal(&mut self, state: &mut State, page: u32, key: PrefixKey) {
+    pub(crate) fn seal(&mut self, state: &mut State, page: u32, key: BlockKey) {
         if state.prefix.seal(page, key) {
             self.undo.push(Undo::Seal(page));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvcache_kernels::RowCopy;
 
-use crate::blocks::{self, Blocks};
+use crate::blocks::Blocks;
 use crate::edit::{ContextShift, Editor};
 use crate::error::Error;
 use crate::journal::Journal;
@@ -87,7 +87,7 @@ impl Manager {
     pub fn with_store(spec: CacheSpec, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
         let blocks = Blocks::new(&spec, store)?;
         let mut manager = Self::new(spec)?;
-        manager.state.seed = Some(blocks::seed(&manager.spec));
+        manager.state.has_store = true;
         manager.blocks = Some(blocks);
         Ok(manager)
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::block::BlockKey;
 use crate::error::Error;
 use crate::positions::Positions;
-use crate::prefix::PrefixKey;
 
 /// Rows of a sequence in neighboring slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +29,7 @@ pub(crate) struct SwappedRows {
     pub(crate) block: BlockKey,
     pub(crate) len: usize,
     /// If they were a sealed page: its key and the number of its sealing. As long as it is that page, it has the rows.
-    pub(crate) sealed: Option<(PrefixKey, u64)>,
+    pub(crate) sealed: Option<(BlockKey, u64)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,9 +52,9 @@ pub(crate) struct Sequence {
     pub(crate) known: usize,
     pub(crate) salt: Arc<[u8]>,
     /// The prefix key of no tokens, made of the salt.
-    pub(crate) root: PrefixKey,
+    pub(crate) root: BlockKey,
     /// The prefix key of the last full page of known rows; without one, `root`.
-    pub(crate) key: PrefixKey,
+    pub(crate) key: BlockKey,
     /// The cells that its run has at first, in the mode `runs`.
     pub(crate) reserve: usize,
     /// The last position that a window has removed.
@@ -77,7 +76,7 @@ pub(crate) struct Before {
     len: usize,
     pages: usize,
     known: usize,
-    key: PrefixKey,
+    key: BlockKey,
 }
 
 impl MemoryLocation {
@@ -90,7 +89,7 @@ impl MemoryLocation {
 }
 
 impl Sequence {
-    pub(crate) fn new(place: MemoryLocation, salt: Arc<[u8]>, root: PrefixKey, reserve: usize, created: u64) -> Self {
+    pub(crate) fn new(place: MemoryLocation, salt: Arc<[u8]>, root: BlockKey, reserve: usize, created: u64) -> Self {
         Self {
             place,
             version: 0,
@@ -290,12 +289,11 @@ impl PartialEq for Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prefix;
 
     #[test]
     fn segments_join_neighboring_pages() {
-        let mut sequence =
-            Sequence::new(MemoryLocation::Table(vec![3, 4, 1, 0]), Arc::from([]), prefix::root("", b"", None), 0, 0);
+        let (table, root) = (MemoryLocation::Table(vec![3, 4, 1, 0]), BlockKey::from_bytes([1; 32]));
+        let mut sequence = Sequence::new(table, Arc::from([]), root, 0, 0);
         sequence.push_rows(15, 0);
         let segments = |rows| sequence.segments(rows, 4).map(|s| (s.row, s.slot, s.len)).collect::<Vec<_>>();
         assert_eq!(segments(0..15), [(0, 12, 8), (8, 4, 4), (12, 0, 3)]);

@@ -8,11 +8,12 @@ use slotmap::SlotMap;
 
 use crate::bits::Bits;
 use crate::block::{BlockKey, BlockKind};
+use crate::blocks;
 use crate::cells;
 use crate::error::Error;
 use crate::lru::Lru;
 use crate::pages::Pages;
-use crate::prefix::{self, Prefix, PrefixKey};
+use crate::prefix::Prefix;
 use crate::seq_id::SeqId;
 use crate::sequence::{MemoryLocation, Sequence};
 use crate::spec::{CacheSpec, Mode};
@@ -56,8 +57,10 @@ pub(crate) struct State {
     /// Rows that are to be stored as blocks before the copies behind them are made.
     pub(crate) offloads: Vec<PendingOffload>,
     pub(crate) dropped: Vec<BlockKey>,
-    /// The seed of the names of all blocks, if the manager has a store.
-    pub(crate) seed: Option<BlockKey>,
+    /// What the keys of all pages have in common.
+    seed: BlockKey,
+    /// The manager has a store, where the rows of evicted pages go.
+    pub(crate) has_store: bool,
     /// An edit may have left keys to rotate since an update has found none: spares steps the search for them.
     pub(crate) may_rotate: bool,
     /// The keys that the next update rotates.
@@ -89,7 +92,8 @@ impl State {
             queue: Vec::new(),
             offloads: Vec::new(),
             dropped: Vec::new(),
-            seed: None,
+            seed: blocks::seed(spec),
+            has_store: false,
             may_rotate: false,
             rotations: Vec::new(),
             phase: None,
@@ -121,18 +125,19 @@ impl State {
             Mode::Runs => MemoryLocation::Run(0..0),
             Mode::Paged { .. } | Mode::Cells => MemoryLocation::Table(Vec::new()),
         };
-        let root = self.root(spec, &salt);
+        let root = self.root(&salt);
         Sequence::new(place, salt, root, reserve, self.next_created())
     }
 
     /// The key of no tokens.
-    pub(crate) fn root(&self, spec: &CacheSpec, salt: &[u8]) -> PrefixKey {
-        prefix::root(spec.fingerprint(), salt, self.seed.as_ref())
+    pub(crate) fn root(&self, salt: &[u8]) -> BlockKey {
+        // Of one length: no salt is a seed, a salt and the tokens of a page.
+        BlockKey::digest([self.seed.as_bytes(), BlockKey::digest([salt]).as_bytes()].map(|part| &part[..]))
     }
 
     /// Notes a sealed page that is evicted: where there is a store, its rows go there before anything overwrites them.
-    pub(crate) fn offload(&mut self, page: u32, PrefixKey { digest, .. }: PrefixKey) {
-        if let Some(key) = digest {
+    pub(crate) fn offload(&mut self, page: u32, key: BlockKey) {
+        if self.has_store {
             let page_size = self.prefix.tokens(page).len();
             let slots = page as usize * page_size..(page as usize + 1) * page_size;
             let behind = self.queue.len();
@@ -141,8 +146,8 @@ impl State {
     }
 
     /// Undoes the latest [`offload`](Self::offload), unless its rows are stored by now.
-    pub(crate) fn undo_offload(&mut self, PrefixKey { digest, .. }: PrefixKey) {
-        if self.offloads.last().is_some_and(|offload| Some(offload.key) == digest) {
+    pub(crate) fn undo_offload(&mut self, key: BlockKey) {
+        if self.offloads.last().is_some_and(|offload| offload.key == key) {
             self.offloads.pop();
         }
     }
@@ -237,7 +242,7 @@ impl State {
     }
 
     /// The prefix key of the full pages of known rows among a sequence's first `rows`.
-    pub(crate) fn prefix_key(&self, spec: &CacheSpec, sequence: &Sequence, rows: usize) -> PrefixKey {
+    pub(crate) fn prefix_key(&self, spec: &CacheSpec, sequence: &Sequence, rows: usize) -> BlockKey {
         let page_size = spec.page_size();
         let full = sequence.known.min(rows) / page_size;
         if !spec.prefix_sharing() {
@@ -248,7 +253,7 @@ impl State {
             // A sealed page of known tokens has the key of all before it.
             key
         } else {
-            self.tokens(sequence, page_size).take(full).fold(sequence.root, prefix::child)
+            self.tokens(sequence, page_size).take(full).fold(sequence.root, |key, tokens| key.followed_by(tokens))
         }
     }
 }

@@ -11,7 +11,6 @@ use crate::block::Block;
 use crate::blocks::Blocks;
 use crate::error::Error;
 use crate::journal::Journal;
-use crate::prefix;
 use crate::seq_id::SeqId;
 use crate::spec::{CacheSpec, Mode};
 use crate::state::State;
@@ -114,7 +113,7 @@ impl Planner<'_> {
             for full in row / page_size..known / page_size {
                 let sequence = &mut self.state.sequences[seq];
                 let page = sequence.table()[full];
-                let key = prefix::child(sequence.key, self.state.prefix.tokens(page));
+                let key = sequence.key.followed_by(self.state.prefix.tokens(page));
                 sequence.key = key;
                 self.journal.seal(self.state, page, key);
             }

@@ -5,7 +5,6 @@ use kvcache_kernels::RowCopy;
 use super::{Entry, Planner};
 use crate::append::Append;
 use crate::error::Error;
-use crate::prefix;
 use crate::seq_id::SeqId;
 
 impl Planner<'_> {
@@ -58,7 +57,7 @@ impl Planner<'_> {
         let mut key = self.state.sequences[seq].key;
         let mut cached = 0;
         for chunk in tokens[..tokens.len() - 1].chunks_exact(page_size) {
-            let child = prefix::child(key, chunk);
+            let child = key.followed_by(chunk);
             let Some(page) = self.state.prefix.find(child, chunk) else {
                 break;
             };
@@ -83,8 +82,8 @@ impl Planner<'_> {
         let mut key = self.state.sequences[seq].key;
         let mut chain = Vec::with_capacity(pages.len());
         for tokens in pages.clone() {
-            key = prefix::child(key, tokens);
-            chain.extend(key.digest.map(|digest| (digest, page_size)));
+            key = key.followed_by(tokens);
+            chain.push((key, page_size));
         }
         let (blocks, _) = blocks.read(&chain);
         let loaded = blocks.len() * page_size;

@@ -7,7 +7,6 @@ use super::sequences::SavedSequence;
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::positions::Positions;
-use crate::prefix;
 use crate::seq_id::SeqId;
 use crate::sequence::MemoryLocation;
 use crate::spec::{CacheSpec, KeyForm, Mode};
@@ -205,10 +204,10 @@ impl Placer<'_> {
             return table;
         }
         let page_size = self.spec.page_size();
-        let mut key = self.state.root(self.spec, &sequence.salt);
+        let mut key = self.state.root(&sequence.salt);
         let known = known(sequence).min(sequence.rows.len().saturating_sub(1));
         for tokens in sequence.tokens[..known].chunks_exact(page_size) {
-            key = prefix::child(key, tokens);
+            key = key.followed_by(tokens);
             let Some(page) = self.state.prefix.find(key, tokens) else {
                 break;
             };
@@ -231,7 +230,7 @@ impl Placer<'_> {
         if self.spec.prefix_sharing() {
             for (index, tokens) in saved.tokens[..sequence.known].chunks_exact(page_size).enumerate() {
                 let page = sequence.table()[index];
-                let key = prefix::child(sequence.key, tokens);
+                let key = sequence.key.followed_by(tokens);
                 // A page of another salt, or of rows behind others: no prefill with this salt has given it.
                 if self.state.prefix.key(page).is_some_and(|sealed| sealed != key) {
                     sequence.known = index * page_size;
