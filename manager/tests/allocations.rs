@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode};
-use kvcache_testing::manager::memory::Copies;
+use kvcache_testing::manager::memory::Memory;
 
 thread_local! {
     /// Allocations that this thread has made, and their bytes.
@@ -38,19 +38,20 @@ fn decode(steps: u32) -> Vec<usize> {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 64 * 512 };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 16 });
     let mut manager = Manager::new(builder.max_pages(64).build().unwrap()).unwrap();
+    let mut memory = Memory::new(manager.spec());
     let seqs: Vec<_> = (0..64).map(|_| manager.create()).collect();
     // Rows of different lengths, so that their pages end in different steps.
     let prompts: Vec<Vec<u32>> = (0..64).map(|i| (i..250 + 2 * i).collect()).collect();
     let appends: Vec<_> = seqs.iter().zip(&prompts).map(|(&seq, prompt)| Append::tokens(seq, prompt)).collect();
-    manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
-    let step = |token: u32| {
+    manager.begin_step(&appends).unwrap().apply(&mut memory).unwrap().commit();
+    let mut step = |token: u32| {
         let tokens = [token];
         let mut appends = [Append::tokens(seqs[0], &tokens); 64];
         for (append, &seq) in appends.iter_mut().zip(&seqs) {
             *append = Append::tokens(seq, &tokens);
         }
         let before = ALLOCATED.get().0;
-        manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap().commit();
+        manager.begin_step(&appends).unwrap().apply(&mut memory).unwrap().commit();
         ALLOCATED.get().0 - before
     };
     (0..steps).map(step).collect()
@@ -69,9 +70,10 @@ fn a_hopeless_append_evicts_nothing() {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 10_000 };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 1 });
     let mut manager = Manager::new(builder.build().unwrap()).unwrap();
+    let mut memory = Memory::new(manager.spec());
     let (a, b) = (manager.create(), manager.create());
     let prompt: Vec<u32> = (0..5_000).collect();
-    manager.begin_step(&[Append::tokens(a, &prompt)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
+    manager.begin_step(&[Append::tokens(a, &prompt)]).unwrap().apply(&mut memory).unwrap().commit();
     manager.free(a).unwrap();
     let (before, c) = (ALLOCATED.get().1, manager.create());
     let error = manager.begin_step(&[Append::count(b, 1 << 30), Append::count(c, 10_000)]).unwrap_err();

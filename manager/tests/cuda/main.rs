@@ -5,7 +5,6 @@
 mod agree;
 mod device;
 mod misuse;
-mod sessions;
 
 use std::env;
 use std::process::ExitCode;
@@ -15,10 +14,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Test = (&'static str, fn() -> Result<(), Failed>);
 
-const TESTS: [Test; 5] = [
+const TESTS: [Test; 4] = [
     ("rows_are_those_of_the_host", agree::rows_are_those_of_the_host),
     ("copies_and_rotations_neither_wait_nor_allocate", agree::copies_and_rotations_neither_wait_nor_allocate),
-    ("sessions_and_swaps_cross_between_host_and_device", sessions::cross_between_host_and_device),
     ("what_is_wrong_is_refused", misuse::what_is_wrong_is_refused),
     ("long_heads_are_refused", misuse::long_heads_are_refused),
 ];

@@ -2,9 +2,7 @@
 //! computes.
 
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{
-    Append, CacheSpec, CacheSpecBuilder, Geometry, Manager, MaskSpec, Mode, Rope, RowCopy, SeqId, find_slot,
-};
+use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Geometry, Manager, Mode, Rope, SeqId, find_slot};
 use kvcache_testing::manager::memory::Memory;
 
 pub fn builder(num_layer: usize, num_heads: usize, head_dim: usize, max_t: usize) -> CacheSpecBuilder {
@@ -49,22 +47,8 @@ pub fn sequence(manager: &mut Manager, memory: &mut Memory, n: usize) -> SeqId {
     seq
 }
 
-pub fn positions(manager: &Manager, seq: SeqId) -> Vec<i64> {
-    manager.positions(seq).unwrap().collect()
-}
-
 pub fn slots(manager: &Manager, seq: SeqId) -> Vec<usize> {
     manager.slots(seq).unwrap().collect()
-}
-
-/// Single tokens in each cell of which the pattern has a 1.
-fn cells(pattern: &str) -> (Manager, Memory) {
-    let (mut manager, mut memory) = made(small(Mode::Cells, pattern.len()).pad(4));
-    let seqs: Vec<SeqId> = pattern.chars().map(|_| sequence(&mut manager, &mut memory, 1)).collect();
-    for (_, seq) in pattern.chars().zip(seqs).filter(|(cell, _)| *cell == '0') {
-        manager.free(seq).unwrap();
-    }
-    (manager, memory)
 }
 
 #[test]
@@ -74,66 +58,6 @@ fn g1_find_slot() {
     assert_eq!(find_slot(&busy(&[0, 1, 4]), 0, 3, 3).0, Some(5));
     assert_eq!(find_slot(&busy(&[0, 2, 4, 6]), 0, 4, 2), (None, 0));
     assert_eq!(find_slot(&busy(&[0, 2, 4, 6]), 5, 4, 2), (None, 5), "a failed search leaves the head");
-
-    // The same of a manager, whose head is the first freed cell.
-    let (mut manager, mut memory) = cells("11001000");
-    let seq = sequence(&mut manager, &mut memory, 3);
-    assert_eq!(slots(&manager, seq), [5, 6, 7]);
-    let (mut manager, _) = cells("10101010");
-    let (seq, before) = (manager.create(), manager.clone());
-    let error = manager.begin_step(&[Append::count(seq, 2)]).unwrap_err();
-    assert!(matches!(error, kvcache_manager::Error::NoSlot { need: 2, largest: 1, free: 4 }), "{error}");
-    assert!(manager == before);
-}
-
-#[test]
-fn g4_a_prompt_in_cells() {
-    let (mut manager, mut memory) = made(small(Mode::Cells, 1024).pad(32));
-    let seq = manager.create();
-    let step = manager.begin_step(&[Append::count(seq, 6)]).unwrap().apply(&mut memory).unwrap();
-    assert_eq!((step.seqstarts(), step.kvstarts()), (&[0, 6, 6][..], &[0, 6, 38][..]));
-    assert_eq!(step.cachestarts().iter().collect::<Vec<_>>(), [&0, &0]);
-    assert_eq!(step.start_pos(), [0, 32]);
-    assert_eq!((step.max_seqlen(), step.max_kvlen()), (6, 32));
-    assert_eq!((step.order(), step.cached(), step.decoding_batches()), (&[0][..], &[0][..], 0));
-    let mut key_positions = Vec::new();
-    step.key_positions_into(&mut key_positions);
-    let cells = (0..6).chain(std::iter::repeat_n(-1, 26));
-    assert_eq!(key_positions, (0..6).chain(cells).collect::<Vec<_>>());
-    step.commit();
-}
-
-/// The mask of a step that appends so many tokens, by row: the columns that are visible.
-fn visible(manager: &mut Manager, memory: &mut Memory, seq: SeqId, n: usize) -> Vec<Vec<usize>> {
-    let step = manager.begin_step(&[Append::count(seq, n)]).unwrap().apply(memory).unwrap();
-    let shape = step.mask_shape(&MaskSpec::causal());
-    assert_eq!(shape, [1, 32, 32]);
-    let mut mask = vec![0.5_f32; 32 * 32];
-    step.mask_into(&MaskSpec::causal(), &mut mask).unwrap();
-    step.commit();
-    let column = |row: &[f32]| {
-        assert!(row.iter().all(|&x| x == 0.0 || x == f32::NEG_INFINITY));
-        (0..32).filter(|&column| row[column] == 0.0).collect()
-    };
-    mask.chunks(32).map(column).collect()
-}
-
-#[test]
-fn g5_masks_of_cells() {
-    let (mut manager, mut memory) = made(small(Mode::Cells, 1024).pad(32));
-    let a = manager.create();
-    let mask = visible(&mut manager, &mut memory, a, 6);
-    assert!((0..6).all(|row| mask[row] == (0..=row).collect::<Vec<_>>()), "a lower triangle");
-    assert!(mask[6..].iter().all(Vec::is_empty), "padding rows");
-    let b = manager.create();
-    let step = manager.begin_step(&[Append::count(b, 7).at(6)]).unwrap().apply(&mut memory).unwrap();
-    assert_eq!(step.cachestarts()[[0]], 6);
-    assert_eq!(step.positions(), [6, 7, 8, 9, 10, 11, 12]);
-    step.commit();
-    let mask = visible(&mut manager, &mut memory, b, 1);
-    assert_eq!(slots(&manager, b)[7], 13);
-    assert_eq!(mask[0], (6..14).collect::<Vec<_>>());
-    assert!(mask[1..].iter().all(Vec::is_empty));
 }
 
 #[test]
@@ -179,26 +103,6 @@ fn g14_windows() {
 }
 
 #[test]
-fn g15_fork_and_append_to_both() {
-    let (mut manager, mut memory) = paged(4, 64);
-    let a = sequence(&mut manager, &mut memory, 6);
-    assert_eq!(live_pages(&manager), 2);
-    let b = manager.fork(a).unwrap();
-    assert_eq!(live_pages(&manager), 2);
-
-    let planned = manager.begin_step(&[Append::count(a, 1), Append::count(b, 1)]).unwrap();
-    let step = planned.apply(&mut memory).unwrap();
-    assert_eq!(memory.log.copies, [RowCopy { src: 4, dst: 8, len: 2 }]);
-    assert_eq!(step.kvstarts(), [0, 7, 14]);
-    assert_eq!(step.start_pos(), [6, 6]);
-    assert_eq!(step.seqstarts(), [0, 1, 2]);
-    assert_eq!(step.cachestarts(), ndarray::array![[0, 8], [0, 4]].into_dyn(), "the last owner writes in place");
-    step.commit();
-    manager.check().unwrap();
-    assert_eq!(live_pages(&manager), 3);
-}
-
-#[test]
 fn g16_forks_of_a_prompt() {
     let (mut manager, mut memory) = paged(16, 16 * 600);
     let mut seqs = vec![sequence(&mut manager, &mut memory, 1000)];
@@ -210,20 +114,6 @@ fn g16_forks_of_a_prompt() {
     assert_eq!(copied, 56);
     let unshared: usize = seqs.iter().map(|&seq| manager.seq_len(seq).unwrap().div_ceil(16)).sum();
     assert_eq!(unshared, 552);
-}
-
-#[test]
-fn g17_rows_that_a_removal_moves() {
-    for (range, moved, pages) in [(1..5, 1, 2), (2..6, 2, 2), (2..5, 7, 3)] {
-        let (mut manager, mut memory) = paged(4, 64);
-        let seq = sequence(&mut manager, &mut memory, 12);
-        let left: Vec<i64> = (0..12).filter(|pos| !range.contains(pos)).collect();
-        assert_eq!(manager.seq_rm(seq, range.clone()).unwrap(), 12 - left.len());
-        manager.update(&mut memory).unwrap();
-        assert_eq!((rows_copied(&memory), live_pages(&manager)), (moved, pages), "{range:?}");
-        assert_eq!(positions(&manager, seq), left);
-        manager.check().unwrap();
-    }
 }
 
 #[test]

@@ -7,10 +7,9 @@ use kvcache_manager::{
     BlockScore, CacheSpec, Error, Eviction, Geometry, InfLlm, InfLlmConfig, InfLlmStep, Mode, SeqId, infllm_partition,
 };
 use kvcache_testing::manager::memory::Memory;
+use kvcache_testing::manager::store::Store;
 use ndarray::{Array2, Array3};
 use proptest::prelude::*;
-
-use crate::block_map::BlockMap;
 
 const LAYERS: usize = 2;
 const HEADS: usize = 2;
@@ -159,7 +158,7 @@ impl Naive {
 struct Machine {
     config: InfLlmConfig,
     memory: Memory,
-    store: Arc<BlockMap>,
+    store: Arc<Store>,
     infllm: InfLlm,
     naive: Vec<(SeqId, Naive)>,
     seed: u64,
@@ -167,7 +166,7 @@ struct Machine {
 
 impl Machine {
     fn new(config: InfLlmConfig, int8: bool) -> Self {
-        let (spec, store) = (spec(int8), Arc::new(BlockMap::default()));
+        let (spec, store) = (spec(int8), Arc::new(Store::default()));
         let infllm = InfLlm::new(spec.clone(), config.clone(), store.clone()).unwrap();
         Self { config, memory: Memory::new(&spec), store, infllm, naive: Vec::new(), seed: 0 }
     }

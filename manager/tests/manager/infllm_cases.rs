@@ -10,9 +10,8 @@ use kvcache_manager::{
     InfLlmConfig, KeyForm, Mode, Rope, Rotation, SeqId, infllm_partition,
 };
 use kvcache_testing::manager::memory::{Faults, Memory};
+use kvcache_testing::manager::store::Store;
 use ndarray::{Array2, Array3};
-
-use crate::block_map::BlockMap;
 
 const LAYERS: usize = 2;
 const HEAD_DIM: usize = 4;
@@ -36,13 +35,13 @@ fn row(token: usize) -> Vec<u8> {
 
 struct Cache {
     memory: Memory,
-    store: Arc<BlockMap>,
+    store: Arc<Store>,
     infllm: InfLlm,
 }
 
 impl Cache {
     fn new(spec: CacheSpecBuilder, config: InfLlmConfig) -> Self {
-        let (spec, store) = (spec.build().unwrap(), Arc::new(BlockMap::default()));
+        let (spec, store) = (spec.build().unwrap(), Arc::new(Store::default()));
         let infllm = InfLlm::new(spec.clone(), config, store.clone()).unwrap();
         Self { memory: Memory::new(&spec), store, infllm }
     }
@@ -291,7 +290,7 @@ fn a_saved_sequence_goes_on() -> Result<(), Error> {
 #[test]
 fn refusals() -> Result<(), Error> {
     let kind = |spec: CacheSpecBuilder, config| {
-        InfLlm::new(spec.build().unwrap(), config, Arc::new(BlockMap::default())).unwrap_err().kind()
+        InfLlm::new(spec.build().unwrap(), config, Arc::new(Store::default())).unwrap_err().kind()
     };
     let far = |positions| InfLlmConfig { positions, ..quest(1) };
     for (expected, spec, config) in [

@@ -1,7 +1,6 @@
 //! The manager through its public interface: against a naive model, by the specification's golden numbers, and where
 //! what it does is subtle.
 
-mod block_map;
 mod edits;
 mod golden;
 mod infllm;

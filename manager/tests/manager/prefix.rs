@@ -2,13 +2,19 @@
 //! what a step shares with itself.
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode, RowCopy, SeqId};
-use kvcache_testing::manager::memory::{Copies, Faults, Memory};
+use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode, RowCopy, SeqId, Step};
+use kvcache_testing::manager::memory::{Faults, Memory};
 
 fn copies(manager: &Manager, appends: &[Append<'_>]) -> Vec<RowCopy> {
-    let mut memory = Copies::default();
+    let mut memory = Memory::new(manager.spec());
     manager.clone().begin_step(appends).unwrap().apply(&mut memory).unwrap().rollback();
-    memory.0
+    memory.log.copies
+}
+
+/// Runs a step on any memory.
+fn step<'m>(manager: &'m mut Manager, appends: &[Append<'_>]) -> Step<'m> {
+    let mut memory = Memory::new(manager.spec());
+    manager.begin_step(appends).unwrap().apply(&mut memory).unwrap()
 }
 
 fn manager(num_pages: usize) -> Manager {
@@ -29,7 +35,7 @@ fn prompt(pages: &[u32], rest: usize) -> Vec<u32> {
 /// A new sequence with this prompt; gives how much of it was found.
 fn prefill(manager: &mut Manager, prompt: &[u32]) -> (SeqId, i64) {
     let seq = manager.create();
-    let step = manager.begin_step(&[Append::tokens(seq, prompt)]).unwrap().apply(&mut Copies::default()).unwrap();
+    let step = step(manager, &[Append::tokens(seq, prompt)]);
     let cached = step.cached()[0];
     assert_eq!(step.start_pos()[0], cached);
     assert_eq!(step.seqstarts(), [0, prompt.len() as i64 - cached]);
@@ -49,7 +55,7 @@ fn pages_of_an_earlier_append_of_the_same_step_are_shared() {
     let (a, b) = (manager.create(), manager.create());
     let (long, short) = (prompt(&[10, 20, 30], 1), prompt(&[10, 20], 1));
     let appends = [Append::tokens(a, &long), Append::tokens(b, &short)];
-    let step = manager.begin_step(&appends).unwrap().apply(&mut Copies::default()).unwrap();
+    let step = step(&mut manager, &appends);
     // The second append has one token left to compute, so it is the first entry.
     assert_eq!(step.order(), [1, 0]);
     assert_eq!(step.cached(), [8, 0]);
@@ -95,7 +101,7 @@ fn a_page_that_a_copy_overwrote_before_the_memory_failed_is_not_found() {
         // The full page 0 is cached; pages 1 and 2 are of a, the last one shared by b.
         let (cached, _) = prefill(&mut manager, &old[..4]);
         let a = manager.create();
-        manager.begin_step(&[Append::count(a, 6)]).unwrap().apply(&mut Copies::default()).unwrap().commit();
+        step(&mut manager, &[Append::count(a, 6)]).commit();
         manager.free(cached).unwrap();
         let b = manager.fork(a).unwrap();
         let mut memory = Memory::new(manager.spec());
@@ -144,7 +150,7 @@ fn a_sealed_page_is_found_until_its_only_owner_writes_it() {
     assert_eq!(copies(&manager, &[Append::tokens(a, &[7])]), []);
     drop(manager.begin_step(&[Append::tokens(a, &[7])]).unwrap());
     assert!(manager == before);
-    manager.begin_step(&[Append::tokens(a, &[7])]).unwrap().apply(&mut Copies::default()).unwrap().rollback();
+    step(&mut manager, &[Append::tokens(a, &[7])]).rollback();
     manager.check().unwrap();
     assert_eq!(prefill(&mut manager, &all).1, 4);
 }

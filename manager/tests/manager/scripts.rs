@@ -50,7 +50,7 @@ proptest! {
         faults in proptest::option::of(any::<u64>()),
         operations in operations(Operation::draw_with_store, 60),
     ) {
-        let store = Store::new(faults.is_some(), faults.unwrap_or(0));
+        let store = faults.map_or_else(Store::default, Store::faulty);
         follow(Run::with_store(&cache, Arc::new(store)), &operations);
     }
 }

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, BlockKind, BlockStore, CacheSpec, Error, Geometry, Manager, Mode, SeqId};
 use kvcache_testing::manager::memory::Memory;
-
-use crate::block_map::BlockMap;
+use kvcache_testing::manager::store::Store;
 
 /// A cache of this many pages of 4 slots, with a store.
-fn made(num_pages: usize, fingerprint: &str, store: &Arc<BlockMap>) -> (Manager, Memory) {
+fn made(num_pages: usize, fingerprint: &str, store: &Arc<Store>) -> (Manager, Memory) {
     let geometry = Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 4 * num_pages };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).fingerprint(fingerprint);
     let spec = builder.mode(Mode::Paged { page_size: 4 }).build().unwrap();

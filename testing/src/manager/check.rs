@@ -194,22 +194,7 @@ impl Run {
 
     /// A sequence can be neither changed nor copied.
     pub fn only_free(&mut self, id: SeqId, kind: &str) {
-        let before = self.manager.clone();
-        let manager = &mut self.manager;
-        let errors = [
-            manager.clone().fork(id).err(),
-            manager.clone().seq_keep(id).err(),
-            manager.seq_rm(id, ..).err(),
-            manager.seq_cp(id, SeqId::default(), ..).err(),
-            manager.seq_add(id, .., 1).err(),
-            manager.seq_div(id, .., 2).err(),
-            manager.context_shift(id, &ContextShift { n_ctx: 1, n_new: 1, n_keep: 0, n_discard: None }).err(),
-            manager.begin_step(&[Append::count(id, 1)]).err(),
-        ];
-        for (i, error) in errors.iter().enumerate() {
-            assert_eq!(error.as_ref().map(Error::kind), Some(kind), "operation {i}");
-        }
-        assert!(self.manager == before);
+        refuses_changes(&mut self.manager, id, kind);
     }
 
     pub fn stale(&mut self, seq: usize) {
@@ -239,28 +224,38 @@ impl Run {
     }
 }
 
-/// All changes but the step's end are refused while it is open.
-pub fn refuses_all_else(manager: &mut Manager, ids: &[SeqId], memory: &mut Memory) {
-    let (id, calls) = (ids[0], memory.calls.clone());
+/// Every change of a sequence, and every copy, is refused with this kind and changes nothing.
+fn refuses_changes(manager: &mut Manager, id: SeqId, kind: &str) {
     let before = manager.clone();
-    let shift = ContextShift { n_ctx: 1, n_new: 1, n_keep: 0, n_discard: None };
     let errors = [
-        manager.free(id).err(),
         manager.fork(id).err(),
         manager.seq_keep(id).err(),
         manager.seq_rm(id, ..).err(),
-        manager.seq_rm(None, ..).err(),
-        manager.seq_cp(id, id, ..).err(),
+        manager.seq_cp(id, SeqId::default(), ..).err(),
         manager.seq_add(id, .., 1).err(),
         manager.seq_div(id, .., 2).err(),
-        manager.context_shift(id, &shift).err(),
+        manager.context_shift(id, &ContextShift { n_ctx: 1, n_new: 1, n_keep: 0, n_discard: None }).err(),
+        manager.begin_step(&[Append::count(id, 1)]).err(),
+    ];
+    for (i, error) in errors.iter().enumerate() {
+        assert_eq!(error.as_ref().map(Error::kind), Some(kind), "operation {i}");
+    }
+    assert!(*manager == before);
+}
+
+/// All changes but the step's end are refused while it is open.
+pub fn refuses_all_else(manager: &mut Manager, ids: &[SeqId], memory: &mut Memory) {
+    let (id, calls, before) = (ids[0], memory.calls.clone(), manager.clone());
+    refuses_changes(manager, id, "step_open");
+    let errors = [
+        manager.free(id).err(),
+        manager.seq_rm(None, ..).err(),
         manager.defrag(None).err(),
         manager.compact(1).err(),
         manager.update(memory).err(),
-        manager.begin_step(&[]).err(),
+        manager.load_seq("nowhere", memory, 0).err(),
+        manager.save_seq("nowhere", memory, id).err(),
     ];
-    for (i, error) in errors.iter().enumerate() {
-        assert_eq!(error.as_ref().map(Error::kind), Some("step_open"), "operation {i}");
-    }
+    assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.kind() == "step_open")), "{errors:?}");
     assert!(*manager == before && memory.calls == calls);
 }

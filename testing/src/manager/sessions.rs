@@ -151,7 +151,7 @@ impl Run {
 
 impl Run {
     pub fn with_store(cache: &Cache, store: Arc<Store>) -> Self {
-        let may_miss = store.is_faulty;
+        let may_miss = store.is_faulty();
         let manager = Manager::with_store(cache.spec(), store).unwrap();
         Self { manager, may_miss, has_store: true, ..Self::new(cache) }
     }
