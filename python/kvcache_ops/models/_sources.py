@@ -13,6 +13,7 @@ from pathlib import Path
 from kvcache_ops._cache import T2
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._build import MODEL, build
+from kvcache_ops.models._gguf import parts
 from kvcache_ops.models._model import Model, load
 
 
@@ -67,8 +68,8 @@ def _home() -> Path:
 
 def _key(source: Path, options: Mapping[str, object]) -> str:
     """What the result depends on: the files by size and time, the options, and what builds."""
-    files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
-    stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else parts(source)
+    stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files if path.exists()]
     digest = hashlib.sha256(json.dumps([str(source.resolve()), stats, sorted(options.items())]).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
