@@ -15,6 +15,7 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._build import MODEL, build
 from kvcache_ops.models._gguf import parts
 from kvcache_ops.models._model import Model, load
+from kvcache_ops.models._onnx_export import GENAI
 
 
 def open_model(
@@ -24,7 +25,7 @@ def open_model(
     quant_group: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
-    """The model of a built folder; or of a GGUF file or a Hugging Face folder, built into a folder of the user's cache.
+    """The model of a built folder; or of a source of `build`, built into a folder of the user's cache.
 
     cache, quant_group, progress: as `build` has them. None is what a built model has, or `build`'s default. What has
     been built stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is taken again while the source does not
@@ -34,7 +35,8 @@ def open_model(
     """
     given = Path(path)
     asked = {name: value for name, value in (("cache", cache), ("quant_group", quant_group)) if value is not None}
-    if given.suffix == ".onnx" or (given / MODEL).is_file():
+    beside = given.parent if given.suffix == ".onnx" else given
+    if (given.suffix == ".onnx" or (given / MODEL).is_file()) and not (beside / GENAI).is_file():
         model = load(given)
         has = {"cache": model.cache.cache_dtype, "quant_group": model.cache.quant_group}
         for name, value in asked.items():
