@@ -30,8 +30,8 @@ class Model:
     """What a program needs to run a model of `build`: see `load`.
 
     `cache` describes the cache of a single token; `stops` end an answer; `bos` is the text of the token that begins a
-    conversation, for `chat_template`, one of Jinja's; `fingerprint` is the SHA-256 of the weights; `notes`
-    are what `build` has decided about an export.
+    conversation, for `chat_template`, one of Jinja's; `fingerprint` is the SHA-256 of the weights, of
+    large exports of samples; `notes` are what `build` has decided about an export.
     """
 
     path: Path

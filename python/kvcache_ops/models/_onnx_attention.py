@@ -123,7 +123,11 @@ class Attention:
         """What queries and keys are rotated by, if they are."""
         if not self.given["do_rotary"]:
             return None
-        return Rotation(self.inputs["cos_cache"], self.inputs["sin_cache"], bool(self.given["rotary_interleaved"]))
+        tables = (self.inputs["cos_cache"], self.inputs["sin_cache"])
+        for table in tables:
+            if self._values.constant(table) is None:
+                raise unsupported(f"{table}, which {called(self.node)} rotates by, is computed, expected a constant")
+        return Rotation(*tables, bool(self.given["rotary_interleaved"]))
 
     def head_dim(self) -> int | None:
         """Elements of a head, if the graph says it."""
@@ -220,8 +224,7 @@ class Replacement:
             positions = self._node("Reshape", [positions, row], f"{part}/positions")
         tables = self._tables(rotation.cos, rotation.sin, positions)
         table = self._values.constant(rotation.cos)
-        if table is None:
-            raise unsupported(f"{rotation.cos}, the cos_cache of {called(attention.node)}, is no constant")
+        assert table is not None  # as `rotation` has it
         return self._node(
             "RotaryEmbedding",
             [x, self.constant("first_row", np.array([0])), *tables],

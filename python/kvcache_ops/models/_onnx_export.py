@@ -30,7 +30,7 @@ from kvcache_ops._nodes import DOMAIN
 from kvcache_ops.models._checkpoint import check_tokenizer
 from kvcache_ops.models._decoder import INDICES, graph_inputs
 from kvcache_ops.models._hugging_face import json_of, of_chats, tokenizer_of
-from kvcache_ops.models._onnx_attention import INPUTS, Attention, Replacement
+from kvcache_ops.models._onnx_attention import INPUTS, Attention, Replacement, Rotation
 from kvcache_ops.models._onnx_graph import (
     LengthChoice,
     Values,
@@ -189,9 +189,7 @@ class Export:
             raise KvCacheError(f"context is {context}, expected 1 to {most}, {why}", "context_range")
         logits = next(value for value in self._values.graph.output if value.name == self._names["logits"])
         vocab_size = (shape_of(logits) or [None])[-1]
-        rotation = tables.pop() if len(tables) == 1 else None
-        pair = [self._values.constant(name) for name in (rotation.cos, rotation.sin)] if rotation else []
-        arrays = [self._values.array(table) for table in pair if table is not None]
+        angles = [_frequencies(rotation, self._values) if rotation is not None else () for rotation in tables]
         return GraphConfig(
             family=str(self._genai.get("type", "")),
             num_layers=len(attentions),
@@ -201,8 +199,8 @@ class Export:
             head_dim=head_dim,
             vocab_size=vocab_size or _whole(self._genai, "vocab_size"),
             context_length=context or most,
-            inv_freq=_frequencies(*arrays) if len(arrays) == 2 else (),
-            interleaved=rotation is not None and rotation.interleaved,
+            inv_freq=angles[0] if len(tables) == 1 else (),
+            interleaved=any(rotation is not None and rotation.interleaved for rotation in tables),
             windows=tuple(attention.window for attention in attentions),
         )
 
@@ -316,10 +314,14 @@ class Export:
         for name in sorted(left):
             what = "that only attention needs it" if name in finished.inputs else "a node that computes it"
             raise unsupported(f"{called(finished.reader(name, places))} needs {name}, expected {what}: {_REMEDY}")
-        for place in sorted(places):
-            node = finished.nodes[place]
-            if node.op_type in ("Range", "CumSum") and finished.inputs_of(node.output[0]):
-                raise unsupported(f"{called(node)} counts tokens of a batch, expected positions from position_ids")
+        for node in (finished.nodes[place] for place in sorted(places)):
+            counts = node.op_type in ("Range", "CumSum")
+            if counts or node.op_type.startswith("Reduce"):
+                of = finished.needed(node.output)[1] & set(_OURS)
+                if (counts and of) or of == {"positions"}:
+                    raise unsupported(
+                        f"{called(node)} takes a step's tokens for one sequence, expected none: {_REMEDY}"
+                    )
 
     def link(self, path: Path, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """Puts the data beside the new model: hard links, or copies where those cannot be. Gives what `load` checks."""
@@ -385,10 +387,13 @@ def _linked(source: Path, place: Path) -> str:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
+    """The SHA-256 of a file; of more than 64 MiB that of 4096 places, since all of it takes its time."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    step, length = (1 << 20, 1 << 20) if size <= 1 << 26 else (size >> 12, 1 << 12)
     with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
+        for place in range(0, size, step):
+            file.seek(place)
+            digest.update(file.read(length))
     return digest.hexdigest()
 
 
@@ -461,20 +466,23 @@ def _fed(names: dict[str, str], block: int, value: ValueInfoProto, length: int) 
     return row.astype(dtype).reshape([1] * (len(value.type.tensor_type.shape.dim) - 1) + [-1])
 
 
-def _frequencies(cos: NDArray[Any], sin: NDArray[Any]) -> tuple[float, ...]:
+def _frequencies(rotation: Rotation, values: Values) -> tuple[float, ...]:
     """The angles of neighboring positions, from tables of their cosines and sines, whatever these are scaled by.
 
-    Angles of 1, 2, 4, ... positions, which a table has modulo a turn, make the estimate twice as exact each time.
+    Angles of 1, 2, 4, ... positions, which a table has modulo a turn, make the estimate twice as exact each time. A
+    table must have the multiples of these angles: exports for DirectML and WebGPU have two tables in one.
     """
-    if len(cos) < 2:
-        return ()
-    angle: NDArray[np.float64] = np.arctan2(sin[1], cos[1], dtype=np.float64)
-    apart = 2
-    while apart < len(cos):
-        found = np.arctan2(sin[apart], cos[apart], dtype=np.float64)
-        angle = (found + 2 * np.pi * np.round((apart * angle - found) / (2 * np.pi))) / apart
-        apart *= 2
-    return tuple(angle.tolist())
+    tables = [values.constant(name) for name in (rotation.cos, rotation.sin)]
+    cos, sin = (values.array(table) for table in tables if table is not None)
+    found = np.arctan2(sin, cos, dtype=np.float64)
+    angles, apart = found[min(1, len(found) - 1)], 2
+    while apart < len(found):
+        turns = np.round((apart * angles - found[apart]) / (2 * np.pi))
+        angles, apart = found[apart] / apart + 2 * np.pi * turns / apart, 2 * apart
+    rows = np.linspace(0, len(found) - 1, 100).astype(int)
+    if np.abs(np.sin((found[rows] - rows[:, None] * angles) / 2)).max(initial=0) > 0.1:
+        raise unsupported(f"{rotation.cos} has no angles that grow by the same from row to row: {_REMEDY}")
+    return tuple(angles.tolist())
 
 
 def _windows_of_genai(decoder: dict[str, Any], layers: int) -> list[int | None]:
