@@ -72,24 +72,6 @@ def only(implementation: Callable[..., Any], word: str = PLAIN, **options: Any) 
     return case
 
 
-def test_a_wrong_slot_is_located() -> None:
-    """A token that is stored in the slot before its own: the cache is named, with slot, sequence and head."""
-
-    def shifted(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
-        slots = np.moveaxis(cache, attributes["cache_layout"], 0)
-        before = slots.copy()
-        key, value = ours(attributes, inputs, cache, scale)
-        slot = np.flatnonzero((before != slots).reshape(len(slots), -1).any(axis=1))[-1]
-        slots[slot - 1], slots[slot] = slots[slot].copy(), before[slot]
-        return key, value
-
-    difference = only(shifted).difference
-    assert (difference.kind, difference.tensor, difference.call) == ("elements", "cache", 0)
-    assert difference.location["slot"] in difference.details["coordinates"]
-    assert {"head", "layer", "part", "owners"} <= difference.location.keys()
-    assert f"slot {difference.location['slot']}" in str(difference) and "expected" in str(difference)
-
-
 def test_int4_in_both_forms() -> None:
     """Packed and unpacked caches are the same cache; a nibble in the wrong half fails in either form."""
 
@@ -247,8 +229,12 @@ def wrong_value(*call: Any) -> Any:
 
 
 def test_forms_of_a_report() -> None:
-    """Text, table, JSON; an AssertionError with the text; rules that fail and rules that do not; copies."""
+    """Text, table, JSON; where a case fails, what failures have in common; an AssertionError with the text; copies."""
     report = run(wrong_value, "chunked-prefill", name="keys only")
+    difference, (flaw,) = report.failures[0].difference, report.flaws
+    assert (difference.kind, difference.tensor) == ("elements", "value") and "expected" in str(difference)
+    assert {"head", "sequence"} <= difference.location.keys() and difference.details["coordinates"]
+    assert flaw.cases == report.failed and f"{flaw.cases} cases: {flaw.flaw}" in report.text()
     assert report.implementation == "keys only" and len(report.rules) > 20
     assert str(report) == report.text() and report.text(rules=True).endswith(report.text())
     document = json.loads(report.json())
@@ -313,16 +299,3 @@ def test_both_oracles_agree(suite: str, oracle: Callable) -> None:
         for seed in (1, 1, 2)
     ]
     assert names[0] == names[1] != names[2]
-
-
-def test_a_flaw_is_told_with_its_condition() -> None:
-    """What the failures have in common, and none that passed has."""
-
-    def flawed(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: np.ndarray | None) -> Any:
-        key, value = ours(attributes, inputs, cache, scale)
-        return (key[::-1], value) if attributes["quant_bit"] == 4 else (key, value)
-
-    report = run(flawed, "chunked")
-    (flaw,) = report.flaws
-    assert (flaw.flaw, flaw.cases) == ("key differs", report.failed) and "T2 is int4" in flaw.only_where
-    assert f"{flaw.cases} cases: key differs; only where T2 is int4" in report.text()

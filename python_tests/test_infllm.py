@@ -15,7 +15,6 @@ from kvcache_ops.manager import (
     InfLlm,
     InfLlmStep,
     ManagerError,
-    Rope,
     infllm_partition,
     slot_stable,
 )
@@ -149,11 +148,8 @@ def test_steps_end_as_those_of_a_manager() -> None:
         "shape": lambda: infllm.select(1, queries[1:]),
         "layer": lambda: infllm.select(2, queries),
         "step_closed": step.commit,
-        "range": lambda: infllm.begin_step({s: -1}, memory),
         "duplicate_block": lambda: slot_stable([1, 2], [3, 3]),
-        "spec_range": lambda: InfLlm(paged(), **CONFIG, topk=1, positions="far_fixed", rope=Rope(DIM)),
         "spec_name": lambda: InfLlm(paged(), **CONFIG, topk=1, score="mean"),
-        "fraction": lambda: InfLlm(paged(), **CONFIG, topk=1, alpha=0.0),
     }
     for kind, call in kinds.items():
         with refused(kind):

@@ -291,9 +291,6 @@ def test_the_command_refuses(shared: Serving, options: dict[str, int]) -> None:
         serve(shared.engine, **{"port": 0} | options)
 
 
-__all__ = ["expected", "path", "shared"]  # fixtures
-
-
 def test_completions(shared: Serving, expected: list[str]) -> None:
     """Of a text, of tokens, of several; with usage."""
     found = shared.client.completions.create(prompt=TEXTS[0], **GREEDY)

@@ -1,12 +1,10 @@
-"""Tiers from Python: stores written in it, that misbehave too, blocks that another process finds, and refusals.
+"""Tiers from Python: stores written in it, that misbehave too, and refusals.
 
 What tiers give back, and faults of every kind, scripts in Rust prove.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -120,32 +118,6 @@ def test_a_store_that_hangs_is_a_miss() -> None:
         manager.free(s)
     assert time.monotonic() - began < 50 and manager.tiers()[-1]["misses"]["late"] == 1
     let_go.set()
-
-
-FIRST = """
-import sys
-from kvcache_ops.manager import *
-spec = CacheSpec(max_tokens=64, num_kv_heads=2, head_dim=4, num_layers=2, dtype="float32", cache_mode=1, page_size=4)
-memory = HostMemory(spec, *spec.allocate())
-manager = Manager(spec, fingerprint="model", tiers=[FileTier(sys.argv[1], 1 << 24)])
-memory.cache[:] = 3
-s = manager.create()
-manager.begin_step([Append(s, tokens=range(50))], memory).commit()
-manager.offload_prefix()
-manager.update(memory)
-manager.flush(60)
-"""
-
-
-def test_a_second_process_finds_the_prefixes_of_the_first(tmp_path: Path) -> None:
-    """In its files, if it is of the same model."""
-    subprocess.run([sys.executable, "-c", FIRST, str(tmp_path)], check=True, timeout=60)
-    for fingerprint, cached in (("model", 48), ("another", 0)):
-        manager, memory = make(rope=None, fingerprint=fingerprint, tiers=[FileTier(tmp_path, 1 << 24)])
-        s = manager.create()
-        with manager.begin_step([Append(s, tokens=range(50))], memory) as step:
-            assert step.cached[0] == cached
-        assert np.all(memory.cache[manager.slots(s)[:cached]] == 3)
 
 
 def test_bad_tiers_are_refused(tmp_path: Path) -> None:

@@ -113,15 +113,11 @@ impl StateCache {
         if self.states.len() >= self.size() {
             return Err(Error::NoSlot { need: 1, largest: 0, free: 0 });
         }
+        let mut seq = seq.unwrap_or_else(|| self.own.insert(()));
         // An own id may be that of a manager's sequence that is here.
-        let seq = seq.unwrap_or_else(|| {
-            loop {
-                let own = self.own.insert(());
-                if !self.states.contains_key(&own) {
-                    break own;
-                }
-            }
-        });
+        while self.states.contains_key(&seq) {
+            seq = self.own.insert(());
+        }
         self.states.insert(seq, state);
         Ok(seq)
     }

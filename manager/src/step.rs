@@ -14,7 +14,7 @@ use crate::tensors::Tensors;
 
 /// Rolls back what is open when it is dropped.
 #[derive(Debug)]
-struct Guard<'m>(&'m mut Manager);
+pub(crate) struct Guard<'m>(pub(crate) &'m mut Manager);
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {

@@ -10,9 +10,9 @@ use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::seq_id::SeqId;
 use crate::sequence::{MemoryLocation, Swapped, SwappedRows};
-use crate::session::load::Loading;
 use crate::spec::{CacheSpec, Mode};
 use crate::state::{PendingOffload, State};
+use crate::step::Guard;
 
 /// The rows of a block where a page is a single slot.
 const BLOCK_ROWS: usize = 64;
@@ -80,7 +80,7 @@ impl Manager {
         let reserve = self.state.sequences[seq].reserve;
         let Placement { place, slots, missing } =
             self.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve))?;
-        let loading = Loading(self);
+        let loading = Guard(self);
         let read = loading.0.read_missing(seq, &swapped.rows, &missing)?;
         loading.0.drain(memory)?;
         let mut rows = 0;

@@ -44,7 +44,7 @@ fn decode(steps: u32) -> Vec<usize> {
     let prompts: Vec<Vec<u32>> = (0..64).map(|i| (i..250 + 2 * i).collect()).collect();
     let appends: Vec<_> = seqs.iter().zip(&prompts).map(|(&seq, prompt)| Append::tokens(seq, prompt)).collect();
     manager.begin_step(&appends).unwrap().apply(&mut memory).unwrap().commit();
-    let mut step = |token: u32| {
+    let step = |token: u32| {
         let tokens = [token];
         let mut appends = [Append::tokens(seqs[0], &tokens); 64];
         for (append, &seq) in appends.iter_mut().zip(&seqs) {

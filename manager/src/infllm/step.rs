@@ -20,8 +20,8 @@ use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::plan::Planner;
 use crate::seq_id::SeqId;
-use crate::session::load::Loading;
 use crate::state::Open;
+use crate::step::Guard;
 use crate::store::BlockStore;
 use crate::update::copy;
 
@@ -54,7 +54,7 @@ impl InfLlm {
         let rows = rows.collect::<Result<Vec<_>, Error>>()?;
         self.manager.open = Some(Open::Planned);
         // Dropped before the commit, as where a memory panics, it rolls the plan back.
-        let planning = Loading(&mut self.manager);
+        let planning = Guard(&mut self.manager);
         let planned = plan(&self.setup, &self.sequences, &*self.blocks.store, planning.0, appends, &rows);
         let copied = planned.and_then(|planned| copy(memory, &planning.0.plan.copies).map(|()| planned));
         if let Err(Error::InfLlm(InfLlmError::BlockLost { .. })) = copied {

@@ -11,15 +11,7 @@ use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::seq_id::SeqId;
-
-/// Rolls back what is open when it is dropped.
-pub(crate) struct Loading<'m>(pub(crate) &'m mut Manager);
-
-impl Drop for Loading<'_> {
-    fn drop(&mut self) {
-        self.0.rollback_open_step();
-    }
-}
+use crate::step::Guard;
 
 impl Manager {
     /// Loads all sequences that were [saved](Self::save), in their order. The manager has no sequence yet. Dimensions,
@@ -79,7 +71,7 @@ impl Manager {
         let (saved, rows) = sequences::read(file, self.spec(), index)?;
         let Placed { seqs, targets } = self.plan_load(|spec, state, journal| place(spec, state, journal, &saved))?;
         drop(saved);
-        let loading = Loading(self);
+        let loading = Guard(self);
         loading.0.drain(memory)?;
         let row_len = loading.0.spec().bytes_per_token();
         let mut writer = Writer { targets: &targets, row_len, slots: Vec::new(), rows: Vec::new() };

@@ -148,18 +148,18 @@ fn failures_change_nothing() -> Result<(), Error> {
     cache.store.puts_left.store(2, Ordering::Relaxed);
     assert_eq!(cache.append(seq, &(9..18).map(row).collect::<Vec<_>>()).unwrap_err().kind(), "store");
     cache.infllm.check()?;
-    assert_eq!((cache.infllm.seq_len(seq)?, cache.store.len()), (9, 0));
+    assert_eq!((cache.infllm.seq_len(seq)?, cache.store.num_blocks()), (9, 0));
     cache.store.puts_left.store(0, Ordering::Relaxed);
     // Nor are rows read.
     cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), ..Faults::default() };
     assert_eq!(cache.append(seq, &(9..18).map(row).collect::<Vec<_>>()).unwrap_err().kind(), "memory");
-    assert_eq!((cache.infllm.seq_len(seq)?, cache.store.len()), (9, 0));
+    assert_eq!((cache.infllm.seq_len(seq)?, cache.store.num_blocks()), (9, 0));
     // The store panics.
     cache.store.puts_left.store(usize::MAX, Ordering::Relaxed);
     let commit = || cache.append(seq, &(9..18).map(row).collect::<Vec<_>>());
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(commit)).unwrap_err();
     cache.store.puts_left.store(0, Ordering::Relaxed);
-    assert_eq!((cache.infllm.seq_len(seq)?, cache.store.len()), (9, 0));
+    assert_eq!((cache.infllm.seq_len(seq)?, cache.store.num_blocks()), (9, 0));
     cache.infllm.check()?;
     let step = cache.infllm.begin_step(&[(seq, 1)], &mut cache.memory)?;
     assert_eq!(step.positions(), [9]);
@@ -217,7 +217,7 @@ fn keys_whose_rotation_fails_are_lost() -> Result<(), Error> {
     cache.append(b, &[row(0)])?;
     cache.infllm.free(a)?;
     cache.infllm.check()?;
-    assert_eq!(cache.store.len(), 0);
+    assert_eq!(cache.store.num_blocks(), 0);
     Ok(())
 }
 
@@ -256,7 +256,7 @@ fn a_saved_sequence_goes_on() -> Result<(), Error> {
     let loaded = second.infllm.load_seq(file.path(), &mut second.memory, Some(SeqId::default()))?;
     let state = |cache: &Cache, seq| Ok::<_, Error>((cache.infllm.seq_len(seq)?, cache.infllm.blocks(seq, 0)?));
     assert_eq!(state(&second, loaded)?, state(&first, seq)?);
-    assert_eq!(second.store.len(), second.infllm.partition(loaded)?.blocks);
+    assert_eq!(second.store.num_blocks(), second.infllm.partition(loaded)?.blocks);
     let [before, after] = [(&mut first, seq), (&mut second, loaded)].map(|(cache, seq)| {
         let (slots, _) = cache.append(seq, &[row(40)]).unwrap();
         slots.map(|slots| cache.memory.read(&slots))
@@ -265,12 +265,12 @@ fn a_saved_sequence_goes_on() -> Result<(), Error> {
     assert_eq!(second.infllm.load_seq(file.path(), &mut second.memory, Some(loaded)).unwrap_err().kind(), "known_seq");
     // At last there is no room, and nothing is stored of what finds none.
     let (stored, refused) = loop {
-        let stored = second.store.len();
+        let stored = second.store.num_blocks();
         if let Err(refused) = second.infllm.load_seq(file.path(), &mut second.memory, None) {
             break (stored, refused);
         }
     };
-    assert_eq!((refused.kind(), second.store.len()), ("out_of_pages", stored));
+    assert_eq!((refused.kind(), second.store.num_blocks()), ("out_of_pages", stored));
     second.infllm.check()?;
     for config in [
         fixed(18),

@@ -35,7 +35,7 @@ fn tensor(element: ElementType, shape: &[usize], phase: usize) -> Tensor {
 }
 
 /// Two sequences, of so many current and past tokens, on a paged cache: in tensors of `rows` rows.
-fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i64; 2], phase: usize) -> Call {
+pub fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i64; 2], phase: usize) -> Call {
     let dims = CacheDims { max_t: MAX_T, num_layer: 1, num_heads: NUM_HEADS, inner: HEAD_DIM };
     let scale_dims = CacheDims { inner: HEAD_DIM / 8, ..dims };
     let layout = CacheLayout::HeadMajor;
@@ -80,7 +80,7 @@ fn graph_of(
     captured(gpu, || Ok(checked.launch(written(gpu, outputs), &gpu.status, &gpu.stream)?))
 }
 
-fn outputs(gpu: &Gpu, element: ElementType, rows: usize) -> crate::device::Result<Vec<Buffer>> {
+pub fn outputs(gpu: &Gpu, element: ElementType, rows: usize) -> crate::device::Result<Vec<Buffer>> {
     (0..2).map(|_| Buffer::untouched(gpu, element, &[rows, NUM_HEADS * 2, HEAD_DIM], 0)).collect()
 }
 
@@ -114,11 +114,7 @@ pub fn replayed_while_sequences_grow(_: &Gpu) -> Result<(), Failed> {
         gpu.stream.synchronize()?;
         assert_eq!(gpu.status.take(), None, "step {phase}");
         let (after, _) = expected(&call);
-        for (name, output, expected) in ["key", "value"]
-            .into_iter()
-            .zip(&mut outputs)
-            .zip([&after.key, &after.value])
-            .map(|((name, output), expected)| (name, output, expected))
+        for ((name, output), expected) in ["key", "value"].into_iter().zip(&mut outputs).zip([&after.key, &after.value])
         {
             let got = output.download(&gpu)?;
             let (rows, rest) = got.bytes().split_at(expected.bytes().len());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvcache_conformance::{Call, Operator, Tensor};
+use kvcache_conformance::Call;
 use kvcache_op::cuda::cudarc::driver::sys::CUresult;
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use kvcache_op::cuda::{
@@ -12,8 +12,10 @@ use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache};
 use libtest_mimic::Failed;
 
-use crate::call::{Checked, How, Uploaded, written};
+use crate::call::{Checked, How, Uploaded, difference, written};
 use crate::device::{self, Buffer, Gpu, of_numbers};
+use crate::graphs::{self, step};
+use crate::oracle;
 
 /// One sequence of 2 new tokens after 3, in a cache (MaxT 8, L 1, 2, H 2, Dh 4).
 const CURRENT: [usize; 3] = [2, 2, 4];
@@ -48,35 +50,9 @@ pub fn every_module_is_taken_by_the_driver(gpu: &Gpu) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The call of [`Slices`], with tensors of the host.
+/// A call with tensors of the host: two sequences on a paged cache.
 fn small_call() -> Call {
-    let floats = |shape: &[usize], numbers: &[f32]| {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-        Tensor::new(ElementType::Float32, shape.to_vec(), &bytes).expect("the bytes of its shape")
-    };
-    let index = |numbers: &[i64]| of_numbers(numbers, &[numbers.len()]);
-    Call {
-        operator: Operator::KeyValueCache,
-        attributes: Operator::KeyValueCache.attributes(),
-        inputs: [
-            ("current_key", floats(&CURRENT, &numbers())),
-            ("current_value", floats(&CURRENT, &numbers())),
-            ("seqstarts", index(&[0, 2])),
-            ("kvstarts", index(&[0, 5])),
-            ("cachestarts", index(&[1])),
-            ("start_pos", index(&[3])),
-            ("max_seqlen", index(&[2])),
-            ("max_kvlen", index(&[5])),
-        ]
-        .into(),
-        cache: Some(floats(&CACHE, &vec![0.0; len(&CACHE)])),
-        scale: None,
-    }
-}
-
-fn assert_expected(output: &Tensor) {
-    let floats: Vec<_> = output.bytes().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
-    assert_eq!(floats, expected());
+    step(TypeCombination::LEGAL[0], 3, [2, 1], [5, 9], 0)
 }
 
 /// Contexts come and go: the primary one when its last user releases it, others with their makers.
@@ -84,9 +60,9 @@ pub fn contexts_come_and_go(_: &Gpu) -> Result<(), Failed> {
     for _ in 0..3 {
         for context in [kvcache_op::cuda::primary_context(0)?, CudaContext::new_non_primary(0, 0)?] {
             let (gpu, call) = (Gpu::in_context(context)?, small_call());
-            let outputs = Uploaded::new(&gpu, &call, How::default())?.run(&gpu, &call, How::default())?;
+            let after = Uploaded::new(&gpu, &call, How::default())?.after(&gpu, &call, How::default())?;
             gpu.nothing_found()?;
-            outputs.iter().for_each(assert_expected);
+            assert_eq!(difference(&after, &oracle::expected(&call).0), None);
         }
     }
     Ok(())
@@ -121,9 +97,8 @@ pub fn the_current_context_stays(gpu: &Gpu) -> Result<(), Failed> {
 
 pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     let call = small_call();
-    let uploaded = Uploaded::new(gpu, &call, How::default())?;
-    let outputs = [(); 2].map(|()| Buffer::untouched(gpu, ElementType::Float32, &OUTPUT, 0));
-    let outputs = outputs.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let (uploaded, (after, _)) = (Uploaded::new(gpu, &call, How::default())?, oracle::expected(&call));
+    let outputs = graphs::outputs(gpu, call.t1(), after.key.shape()[0])?;
     let status = Buffer::of(gpu, &of_numbers(&[0], &[1]), 0)?;
     gpu.stream.synchronize()?;
     let Checked::Stores(checked) = uploaded.check(gpu, &call, None)? else { unreachable!("it stores") };
@@ -141,8 +116,8 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     // SAFETY: the stream lives.
     unsafe { result::stream::synchronize(foreign) }?;
     launched?;
-    for output in &outputs {
-        assert_expected(&output.download(gpu)?);
+    for (output, expected) in outputs.iter().zip([&after.key, &after.value]) {
+        assert!(output.download(gpu)? == *expected);
     }
     assert_eq!(Status::from_word(device::numbers(&status.download(gpu)?)[0] as u64), None);
     // SAFETY: nothing uses the stream any more.

@@ -26,24 +26,15 @@ class ChatTemplate:
     def __init__(self, model: Model) -> None:
         if model.chat_template is None:
             raise KvCacheError(f"{model.name} has no chat template, expected a model for chats", "chat_template")
-        ext, nodes, sandbox = (
-            load_package(f"jinja2.{name}", "ChatTemplate", "models") for name in ("ext", "nodes", "sandbox")
-        )
-
-        def parse(_: Any, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
-
-        # What marks answers for training, by {% generation %}.
-        generation = type("Generation", (ext.Extension,), {"tags": {"generation"}, "parse": parse})
+        jinja2, sandbox = (load_package(name, "ChatTemplate", "models") for name in ("jinja2", "jinja2.sandbox"))
         environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[ext.LoopControlExtension, generation]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         try:
             self._template = environment.from_string(model.chat_template)
-        except Exception as error:  # of Jinja, or of Python for one that is nested too deeply
+        except jinja2.TemplateError as error:
             raise KvCacheError(f"the chat template of {model.name} is none: {error}", "chat_template") from error
         self._model, self._knows_developers = model, "developer" in model.chat_template
         eos = [model.tokenizer.id_to_token(stop) for stop in model.stops[:1]]
@@ -126,12 +117,6 @@ def _refuse(message: str) -> NoReturn:
     raise ValueError(message)
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
+def _to_json(value: Any, **options: Any) -> str:
     """As transformers has it: Jinja's own escapes characters of HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(value, ensure_ascii=False, **options)

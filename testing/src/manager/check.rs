@@ -254,6 +254,7 @@ pub fn refuses_all_else(manager: &mut Manager, ids: &[SeqId], memory: &mut Memor
         manager.compact(1).err(),
         manager.update(memory).err(),
         manager.load_seq("nowhere", memory, 0).err(),
+        manager.save("nowhere", memory).err(),
         manager.save_seq("nowhere", memory, id).err(),
     ];
     assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.kind() == "step_open")), "{errors:?}");

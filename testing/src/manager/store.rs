@@ -33,7 +33,7 @@ impl Store {
         self.gets.load(Ordering::Relaxed)
     }
 
-    pub fn len(&self) -> usize {
+    pub fn num_blocks(&self) -> usize {
         self.blocks.lock().unwrap().len()
     }
 
