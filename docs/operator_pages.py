@@ -36,6 +36,7 @@ def limits(attribute: Entry, schema: Entry) -> str:
         ("divides", ", a divisor of `{}` where it is not 0"),
         ("with_quant_bit", ", other than 0 only where `quant_bit` is {}"),
         ("even_with_quant_bit", ", even where `quant_bit` is {}"),
+        ("without_quant_bit", ", 0 where `quant_bit` is {}"),
     ):
         words += text.format(attribute[key]) if key in attribute else ""
     return words

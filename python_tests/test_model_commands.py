@@ -211,6 +211,10 @@ def test_chat_templates(source: Path) -> None:
     knows = ChatTemplate(replace(model, chat_template="{{ messages[0].role }} {{ x }}{# developer #}"))
     assert knows.text(told, variables={"x": 5}) == "developer 5"
     assert rendered("{{ messages | tojson }}") == """[{"role": "user", "content": "<the> 'é'"}]"""
+    assert rendered("{{ {'b': 'é', 'a': 1} | tojson(true, sort_keys=true, separators=(',', ':')) }}") == (
+        r'{"a":1,"b":"\u00e9"}'
+    )
+    assert rendered("a{% for i in 'bc' %}{% generation %}{{ i }}{% endgeneration %}{% endfor %}d") == "abcd"
     assert rendered("  {% for i in [1, 2] %}\n{{ i }}\n  {% break %}\n{% endfor %}") == "1\n"
     assert len(rendered("{{ strftime_now('%Y') }}")) == 4
     for text in (
@@ -219,6 +223,7 @@ def test_chat_templates(source: Path) -> None:
         "{{ messages.append(1) }}",
         "{{ 1 / 0 }}",
         "{% if %}",
+        "{{ " + "(" * 10_000,
         None,
     ):
         with refused("chat_template"):

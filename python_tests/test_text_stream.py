@@ -61,6 +61,7 @@ def test_byte_fallback() -> None:
         ([is_, *euro[:1]], [x], "x"),
         ([is_], [bad] * 100 + [paris], "\ufffd" * 100 + " Paris"),
         ([is_], [start] * 40 + [paris], " Paris"),
+        ([is_, *[start] * 40], [paris], " Paris"),
         ([is_], [*smile, bad, x], "\U0001f600\ufffdx"),
         ([is_, *smile * 5], [*smile, x], "\U0001f600x"),
         ([is_, *smile * 5, smile[0]], [*smile[1:], x], "\U0001f600x"),

@@ -57,15 +57,26 @@ def random_tensors(family: str = "llama", tied: bool = True, sizes: dict[str, in
     }  # fmt: skip
 
 
+# Where a block of what the package does not quantize has its float16 scale and minimum, and their largest values.
+BLOCK_FLOATS = {
+    "Q2_K": [(80, 4e-3), (82, 6e-3)],
+    "Q3_K": [(108, 8e-4)],
+    "Q4_K": [(0, 4e-4), (2, 3e-3)],
+    "Q5_K": [(0, 2e-4), (2, 3e-3)],
+    "Q6_K": [(208, 3e-5)],
+    "IQ4_NL": [(0, 1e-3)],
+    "IQ4_XS": [(0, 3e-5)],
+}
+
+
 def quantized(values: np.ndarray, kind: str) -> np.ndarray:
-    """The values as rows of a GGUF type; K-quants, which the package does not make, are random blocks instead."""
-    if kind not in ("Q4_K", "Q6_K", "Q5_K"):
+    """The values as rows of a GGUF type; random blocks instead of what the package does not make."""
+    if kind not in BLOCK_FLOATS:
         return gguf.quants.quantize(values, GGMLQuantizationType[kind])
-    size = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    count, size = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     random = np.random.default_rng(values.size)
-    rows = random.integers(0, 256, (len(values), values.shape[1] // 256, size), np.uint8)
-    floats = {"Q4_K": [(0, 4e-4), (2, 3e-3)], "Q5_K": [(0, 2e-4), (2, 3e-3)], "Q6_K": [(208, 3e-5)]}[kind]
-    for first, value in floats:
+    rows = random.integers(0, 256, (len(values), values.shape[1] // count, size), np.uint8)
+    for first, value in BLOCK_FLOATS[kind]:
         scales = (random.random(rows.shape[:2]) * value).astype(np.float16)
         rows[..., first : first + 2] = scales[..., None].view(np.uint8)
     return rows.reshape(len(values), -1)
@@ -105,6 +116,7 @@ def write_gguf(
         "tokenizer.chat_template": "{{ messages }}",
     } | (fields or {})
     add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+    add[bool] = writer.add_bool
     for key, value in facts.items():
         add[type(value)](key, value)
     writer.add_token_list(tokens)

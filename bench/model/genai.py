@@ -69,7 +69,7 @@ class Genai:
             with Path(folder, "data").open("wb") as data:
                 graph = Graph(data, "data", 4)
                 GenaiDecoder(graph, config, None, "", checkpoint.tensor).write()
-            model = graph.model({})
+            model = graph.model()
             # (B, V) as (B, 1, V).
             [head] = [node for node in model.graph.node if node.output[0] == "logits"]
             head.output[0] = "rows"

@@ -76,7 +76,7 @@ class GroupQuery(Chunked):
             with Path(folder, "data").open("wb") as data:
                 graph = Graph(data, "data", 4)
                 GroupQueryDecoder(graph, config, None, "", checkpoint.tensor).write()
-            onnx.save(graph.model({}), f"{folder}/model.onnx")
+            onnx.save(graph.model(), f"{folder}/model.onnx")
             self._session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options, ["CPUExecutionProvider"])
         shape = (2 * config.num_layers, sequences + 1, config.num_kv_heads, length, config.head_dim)
         self._cache = np.zeros(shape, np.float32)

@@ -102,6 +102,8 @@ typedef struct kvcache_attributes {
   /// What the elements of a quantized cache are: 0 integers, 1 float8e4m3fn, where quant_bit is 8, 2 float8e4m3fn
   /// with static scales: scale then has the shape (L, 2, H), each of which may be 1, and is only read.
   int64_t quant_type;
+  /// 1: keys are multiplied by a Hadamard matrix before they are quantized, and once more when they are loaded; 0: not.
+  int64_t quant_rotation;
 } kvcache_attributes;
 
 /// The inputs of type int64: the lengths, positions and slots of the B sequences of a batch. They are the same for

@@ -71,6 +71,8 @@ impl Broken {
         self.unless(num_layer < 1 || value("layer_idx") < num_layer, "attribute_out_of_range");
         self.unless(quant_bit != 4 || quant_group < 1 || quant_group % 2 == 0, "attribute_out_of_range");
         self.unless(quant_bit == 8 || !matches!(quant_type, 1 | STATIC_SCALES), "attribute_out_of_range");
+        let rotates = call.attributes.get("quant_rotation").is_some_and(|&rotation| rotation != 0);
+        self.unless(quant_bit != 0 || !rotates, "attribute_out_of_range");
     }
 
     /// The combination of types is in the table, there is a scale where one is needed, and every tensor has its type.

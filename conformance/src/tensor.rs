@@ -111,12 +111,12 @@ pub struct Value {
 impl Value {
     /// How many values are in the memory of a tensor: its elements and, where int4 does not fill the last byte, the
     /// nibble that is left.
-    pub(crate) fn count(tensor: &Tensor) -> usize {
+    pub fn count(tensor: &Tensor) -> usize {
         tensor.bytes().len() * 8 / tensor.element().bits()
     }
 
     /// The value at an index below [`count`](Self::count).
-    pub(crate) fn at(tensor: &Tensor, i: usize) -> Self {
+    pub fn at(tensor: &Tensor, i: usize) -> Self {
         let (element, bytes) = (tensor.element(), tensor.bytes());
         let bits = match element {
             ElementType::Int4 => u64::from(bytes[i / 2] >> (i % 2 * 4) & 0xf),

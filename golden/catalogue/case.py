@@ -68,7 +68,7 @@ class Case:
     about: str
     rules: list[str]  # the ids of those that it proves
     types: Types
-    attributes: dict[str, int]  # only those that the case sets
+    attributes: dict[str, float]  # only those that the case sets
     num_heads: int
     head_dim: int
     cache: np.ndarray | None  # by cache_layout; int4 as int8 values
@@ -130,7 +130,7 @@ class Case:
         return self
 
     def refuse(
-        self, error: str, mentions: Listed[object], *what: Any, wrong: dict[str, int] | None = None, **changes: Any
+        self, error: str, mentions: Listed[object], *what: Any, wrong: dict[str, float] | None = None, **changes: Any
     ) -> Self:
         """Adds a call that breaks the rule `error` and no other. `wrong` attributes shape no tensor."""
         inputs = self.inputs(*what, **changes)

@@ -9,9 +9,10 @@ import numpy as np
 
 from .attention_call import AttentionAttributes, AttentionInputs, CacheAttentionInputs
 from .attention_tolerance import Row, tolerance, tolerance_of_sums
-from .call import Types
-from .key_value_cache import key_value_cache, loaded
-from .portable import exp, plain_nan, power_of_two, total
+from .call import NUMPY_TYPES, Types
+from .key_value_cache import KEY, VALUE, key_value_cache, loaded
+from .portable import exp, plain_nan, power_of_two, tanh, total
+from .rotation import rotated
 
 
 @dataclass
@@ -46,7 +47,8 @@ def multi_head_cache_attention(
 
     The call must be legal: `attention_rules.broken_cache_attention_rules` finds nothing.
     """
-    key, value = key_value_cache(inputs, cache, scale, attributes, types)
+    key_value_cache(inputs, cache, scale, attributes, types)
+    key, value = loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])
     result = attention(inputs, key, value, attributes, has_mass)
     if attributes.quant_bit != 0:
         key, value = loaded(inputs, cache, scale, attributes, np.float64)
@@ -66,8 +68,8 @@ def attention(
     attributes: AttentionAttributes,
     has_mass: bool,
 ) -> Result:
-    """The queries of each sequence over its rows of key and value (kvstarts[B], Hk, Dh)."""
-    mask = given(inputs.attn_mask)
+    """The queries of each sequence over its rows of key and value (kvstarts[B], Hk, Dh), as a cache has them."""
+    mask, sinks = given(inputs.attn_mask), given(inputs.head_sink)
     output = np.zeros(inputs.query.shape)
     tolerances = np.zeros(inputs.query.shape)
     mass, mass_tolerance = np.zeros((2, attributes.num_heads, len(key)))
@@ -83,45 +85,63 @@ def attention(
             for h in range(attributes.num_heads):
                 kv_head = h // (attributes.num_heads // attributes.kv_heads)
                 masks = []
-                if causal:
-                    masks.append(np.where(distance <= 0, 0.0, -np.inf))
+                if causal or attributes.local_window_size != -1:
+                    window = m + n if attributes.local_window_size == -1 else attributes.local_window_size
+                    is_seen = (distance > -window) & ((distance <= 0) | (not causal))
+                    masks.append(np.where(is_seen, 0.0, -np.inf))
                 if attributes.is_alibi == 1:
                     masks.append(np.where(distance <= 0, slope[h] * distance, -np.inf))
                 if mask is not None:
                     row = mask[token] if mask.ndim == 2 else mask[h, token]
                     masks.append(row[keys].astype(np.float64))
-                q, keys_of_head = inputs.query[token, h], key[keys, kv_head]
-                output[token, h], tolerances[token, h] = attend(q, keys_of_head, value[keys, kv_head], masks)
+                sink = -np.inf if sinks is None else float(sinks[h])
+                of_row = (inputs.query[token, h], key[keys, kv_head], masks, sink, attributes)
+                output[token, h], tolerances[token, h] = attend(*of_row, value[keys, kv_head])
                 if has_mass:
-                    weights[:, i, h] = attend(q, keys_of_head, None, masks)
+                    weights[:, i, h] = attend(*of_row)
         mass[:, keys] = plain_nan(total(weights[0]))
         mass_tolerance[:, keys] = tolerance_of_sums(*weights)
     return Result(output, tolerances, *((mass, mass_tolerance) if has_mass else ()))
 
 
 def attend(
-    q: np.ndarray, keys: np.ndarray, values: np.ndarray | None, masks: list[np.ndarray]
+    query: np.ndarray,
+    keys: np.ndarray,
+    masks: list[np.ndarray],
+    sink: float,
+    attributes: AttentionAttributes,
+    values: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One query q (Dh) over keys and values (m, Dh): its output and the tolerance of each element.
+    """One query (Dh) over keys and values (m, Dh): its output and the tolerance of each element.
 
     Without values it is the weight of each key, in float32: what unit vectors as values give.
     """
-    T1, size = q.dtype.type, len(keys) if values is None else len(q)
+    T1, size = query.dtype.type, len(keys) if values is None else len(query)
+    divisor = 1 / attributes.scale if attributes.scale != 0 else math.sqrt(len(query))
     with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite reach who sees them
-        q, keys = q.astype(np.float64), keys.astype(np.float64)
-        scores = total(keys * q, axis=1) / math.sqrt(len(q))
+        query, keys = query.astype(np.float64), keys.astype(np.float64)
+        q = rotated(query) if attributes.rotates(KEY) else query
+        scores = total(keys * q, axis=1) / divisor
+        if attributes.softcap != 0:
+            scores = attributes.softcap * tanh(scores / attributes.softcap)
         for mask in masks:
             scores = np.where(mask == -np.inf, -np.inf, scores + mask)  # what is hidden does not matter, if NaN or not
         seen = scores != -np.inf
         if not seen.any():
             return np.zeros(size), np.zeros(size)
-        scores, keys = scores[seen], keys[seen]
+        scores, keys, masks = scores[seen], keys[seen], [mask[seen] for mask in masks]
         values_seen = np.eye(len(keys)) if values is None else values[seen].astype(np.float64)
+        turns_back = values is not None and attributes.rotates(VALUE)
+        if turns_back:
+            values_seen = rotated(values_seen)
+        if sink != -np.inf:  # it is as good as a key with this score and a value of zeros
+            scores, masks = np.append(scores, sink), [np.append(mask, 0.0) for mask in masks]
+            keys, values_seen = (np.vstack([rows, np.zeros(rows.shape[1:])]) for rows in (keys, values_seen))
         weights = exp(scores - scores.max())
         weights /= total(weights)
         output = total(weights[:, None] * values_seen)
         output = np.where(np.isinf(output.astype(T1)), np.copysign(np.inf, output), output)  # beyond T1
-        row = Row(q, keys, values_seen, [mask[seen] for mask in masks], scores, weights, output)
+        row = Row(query, q, keys, values_seen, masks, scores, weights, output, divisor, attributes.softcap, turns_back)
         allowed = tolerance(row, T1, np.float32 if values is None else T1)
     of_row = np.array([plain_nan(output), np.where(np.isfinite(output), allowed, 0.0)])
     if values is None:
@@ -137,6 +157,6 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return slopes + [power_of_two(-4 * k, c) for k in range(1, 2 * (num_heads - c), 2)]
 
 
-def given(mask: np.ndarray | None) -> np.ndarray | None:
-    """The mask; none where it has no elements."""
-    return None if mask is None or mask.size == 0 else mask
+def given(optional: np.ndarray | None) -> np.ndarray | None:
+    """An optional input; none where it has no elements."""
+    return None if optional is None or optional.size == 0 else optional

@@ -8,7 +8,7 @@ import numpy as np
 
 from .call import INPUTS, Attributes, Inputs
 
-CACHE_ATTENTION_INPUTS = ("query", *INPUTS, "decoding_batches", "attn_mask")
+CACHE_ATTENTION_INPUTS = ("query", *INPUTS, "decoding_batches", "attn_mask", "head_sink")
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,9 @@ class AttentionAttributes(Attributes):
     is_causal: int = 1
     is_alibi: int = 0
     num_kv_heads: int = 0
+    scale: float = 0.0
+    softcap: float = 0.0
+    local_window_size: int = -1
 
     @property
     def kv_heads(self) -> int:
@@ -34,6 +37,7 @@ class CacheAttentionInputs(Inputs):
     query: np.ndarray  # (seqstarts[B], Hq, Dh) of T1
     decoding_batches: np.ndarray  # () or (1)
     attn_mask: np.ndarray | None = None  # (seqstarts[B], W) or (Hq, seqstarts[B], W) of T1
+    head_sink: np.ndarray | None = None  # (Hq) of T1
 
 
 @dataclass
@@ -49,6 +53,7 @@ class AttentionInputs:
     max_seqlen: np.ndarray  # () or (1)
     max_kvlen: np.ndarray  # () or (1)
     attn_mask: np.ndarray | None = None  # (seqstarts[B], W) or (Hq, seqstarts[B], W) of T1
+    head_sink: np.ndarray | None = None  # (Hq) of T1
 
 
 ATTENTION_INPUTS = tuple(field.name for field in fields(AttentionInputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -60,6 +61,9 @@ def attribute_rules(attributes: AttentionAttributes) -> Iterator[str]:
         attributes.is_alibi in (0, 1),
         attributes.num_kv_heads >= 0,
         attributes.num_kv_heads <= 0 or attributes.num_heads % attributes.num_kv_heads == 0,
+        math.isfinite(attributes.scale),
+        math.isfinite(attributes.softcap) and attributes.softcap >= 0,
+        attributes.local_window_size == -1 or attributes.local_window_size >= 1,
     )
     yield from ("attribute_out_of_range" for legal in in_range if not legal)
 
@@ -68,18 +72,22 @@ def type_rules(inputs: AttentionInputs | CacheAttentionInputs, T1: str) -> Itera
     """A T1 that has scores, and what must be of it; decoding_batches is int64."""
     if T1 not in rules.SCORED:
         yield "attention_type"
-    mask = given(inputs.attn_mask)
-    for tensor in (inputs.query, *([] if mask is None else [mask])):
-        if tensor.dtype != NUMPY_TYPES[T1]:
+    for tensor in (inputs.query, given(inputs.attn_mask), given(inputs.head_sink)):
+        if tensor is not None and tensor.dtype != NUMPY_TYPES[T1]:
             yield "type_mismatch"
     if inputs.decoding_batches.dtype != np.int64:
         yield "type_mismatch"
 
 
 def rank_rules(inputs: AttentionInputs | CacheAttentionInputs) -> Iterator[str]:
-    """query has three axes, a mask two or three, decoding_batches one or none."""
-    mask = given(inputs.attn_mask)
-    ranks = (inputs.query.ndim == 3, mask is None or mask.ndim in (2, 3), inputs.decoding_batches.ndim in (0, 1))
+    """query has three axes, a mask two or three, a sink one, decoding_batches one or none."""
+    mask, sinks = given(inputs.attn_mask), given(inputs.head_sink)
+    ranks = (
+        inputs.query.ndim == 3,
+        mask is None or mask.ndim in (2, 3),
+        sinks is None or sinks.ndim == 1,
+        inputs.decoding_batches.ndim in (0, 1),
+    )
     yield from ("rank_mismatch" for legal in ranks if not legal)
 
 
@@ -97,6 +105,8 @@ def shape_rules(
     mask = given(inputs.attn_mask)
     if mask is not None:
         pairs += zip(mask.shape[:-1], (attributes.num_heads, tokens)[3 - mask.ndim :], strict=True)
+    if given(inputs.head_sink) is not None:
+        pairs.append((inputs.head_sink.size, attributes.num_heads))
     pairs.append((inputs.decoding_batches.size, 1))
     yield from ("shape_mismatch" for got, expected in pairs if got != expected)
 

@@ -26,23 +26,28 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from .portable import square, total
+from .portable import square, tanh, total
+from .rotation import butterfly, distances, factor, rotated
 
 DEVIATIONS = 8
-EXP_ULPS = 4
+EXP_ULPS = TANH_ULPS = 4
 
 
 @dataclass
 class Row:
     """One query's computation in float64, over the keys that it sees."""
 
-    q: np.ndarray  # (Dh)
-    keys: np.ndarray  # (m, Dh)
-    values: np.ndarray  # (m, Dh)
+    query: np.ndarray  # (Dh)
+    q: np.ndarray  # (Dh): the query, rotated as the keys are
+    keys: np.ndarray  # (m, Dh), as the cache has them; a sink is one of zeros
+    values: np.ndarray  # (m, Dh), turned back
     masks: list[np.ndarray]  # each (m): causal, ALiBi, attn_mask, as far as there are
     scores: np.ndarray  # (m)
     weights: np.ndarray  # (m)
     output: np.ndarray  # (Dh)
+    divisor: float  # of the products
+    softcap: float
+    turns_back: bool  # whether the cache has rotated values
 
 
 def unit(element: type[np.floating]) -> float:
@@ -67,7 +72,10 @@ def tolerance(row: Row, T1: type[np.floating], output_type: type[np.floating]) -
     terms = row.weights[:, None] * row.values
     if T1 is not np.float32:
         variance = variance + total(square(terms * narrow_weights(row, T1)[:, None]))
-    variance = variance + r * r * (total(square(terms)) + partial_sums(terms))  # the products, and their sum
+    if row.turns_back:
+        variance = variance + turned_back_variance(terms, r)
+    else:
+        variance = variance + r * r * (total(square(terms)) + partial_sums(terms))  # the products, and their sum
     variance = variance + square(r * row.output) * (partial_sums(row.weights) + 1)  # the sum of weights, the division
     smallest = float(np.finfo(np.float32).smallest_normal)  # weights below it may become zero
     rounded = last_rounding(row.output, output_type)
@@ -95,11 +103,13 @@ def partial_sums(terms: np.ndarray) -> np.ndarray:
 
 def score_variance(row: Row, r: float) -> np.ndarray:
     """The variance of each score (m) in float32."""
-    terms = (row.keys * row.q).T / math.sqrt(len(row.q))  # (Dh, m)
+    terms = (row.keys * row.q).T / row.divisor  # (Dh, m)
     products = total(terms)
     variance = r * r * (total(square(terms)) + partial_sums(terms))
     variance = variance + 2 * square(r * products)  # 1 / sqrt(Dh), and the product with it
-    sums = products
+    if row.q is not row.query:
+        variance = variance + rotation_variance(row, r)
+    sums, variance = capped(row, products, variance, r, TANH_ULPS * 2 * unit(np.float32))
     for mask in row.masks:
         # A mask that is computed has a slope and a product; then it is added, and masks may be added first.
         sums = sums + mask
@@ -107,12 +117,48 @@ def score_variance(row: Row, r: float) -> np.ndarray:
     return variance + square(r * (row.scores - row.scores.max()))  # the difference from the largest score
 
 
+def rotation_variance(row: Row, r: float) -> np.ndarray:
+    """The variance that rotating the query adds to each score (m): its additions, as far as each reaches, and a product
+    of each element."""
+    x, left = row.query, distances(len(row.query))
+    variance = total(square(row.keys * row.q), axis=1)
+    while left:
+        x, reach = butterfly(x, left.pop(0)), row.keys * factor(len(x)).astype(np.float64)
+        for distance in left:
+            reach = butterfly(reach, distance)
+        variance = variance + total(square(reach * x), axis=1)
+    return square(r / row.divisor) * variance
+
+
+def capped(row: Row, products: np.ndarray, variance: np.ndarray, r: float, tanh_error: float) -> tuple[np.ndarray, ...]:
+    """The scores (m) after the softcap, and their variance: of the quotient and of the product by it, and of tanh."""
+    if row.softcap == 0:
+        return products, variance
+    quotients = products / row.softcap
+    bent = tanh(quotients)
+    moved = square(1 - square(bent)) * (variance + square(r * products))
+    variance = np.where(np.isinf(products), 0.0, moved)  # an infinite product is capped exactly
+    return row.softcap * bent, variance + square(row.softcap * bent) * (r * r + tanh_error * tanh_error)
+
+
+def turned_back_variance(terms: np.ndarray, r: float) -> np.ndarray:
+    """The variance of an output (Dh) whose terms (m, Dh) are summed as the cache has them, and that is turned back."""
+    summed = rotated(terms)
+    x = total(summed)
+    variance = r * r * (total(square(summed)) + partial_sums(summed)) + square(r * x)  # the division
+    for distance in distances(len(x)):
+        x = butterfly(x, distance)
+        variance = butterfly(variance, distance, sign=1) + square(r * x)
+    scale = square(factor(len(x)).astype(np.float64))
+    return scale * (variance + square(r * x))  # the last product
+
+
 def narrow_variance(row: Row, T1: type[np.floating]) -> np.ndarray:
     """The variance of each score and weight (m) where they are rounded to T1, of 16 bits."""
     r = rounding(T1)
     products = total(row.keys * row.q, axis=1)
-    variance = 2 * square(r * products) / len(row.q)
-    sums = products / math.sqrt(len(row.q))
+    variance = 2 * square(r * products) / square(row.divisor)
+    sums, variance = capped(row, products / row.divisor, variance, r, r)
     for mask in row.masks:
         sums = sums + mask
         variance = variance + square(r * mask) + square(r * sums)

@@ -48,6 +48,11 @@ class Attributes(StaticAttributes):
 
     cache_mode: int = 0
     page_size: int = 128
+    quant_rotation: int = 0
+
+    def rotates(self, key_or_value: int) -> bool:
+        """Whether keys (0), or values (1), are rotated before they are stored."""
+        return self.quant_rotation > key_or_value
 
 
 @dataclass

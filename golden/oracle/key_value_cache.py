@@ -8,6 +8,7 @@ from .call import NUMPY_TYPES, STATIC_SCALES, Attributes, Inputs, Types
 from .layouts import head_index, static_scale
 from .portable import converted
 from .quantize import dequantize, quantize, static_codes
+from .rotation import rotated
 
 KEY, VALUE = 0, 1
 
@@ -24,19 +25,22 @@ def key_value_cache(
             token = int(inputs.seqstarts[b]) + t
             slot = cache_slot(inputs, attributes, b, int(inputs.start_pos[b]) + t)
             for key_or_value, current in ((KEY, inputs.current_key), (VALUE, inputs.current_value)):
-                for h, x in enumerate(current[token]):
+                for h, x in enumerate(rotated(current[token]) if attributes.rotates(key_or_value) else current[token]):
                     row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
                     if attributes.quant_type == STATIC_SCALES:
                         cache[row] = static_codes(x, static_scale(scale, attributes.layer_idx, key_or_value, h))
                         continue
                     store_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
-    return loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])
+    outputs = loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])
+    key, value = (rotated(x) if attributes.rotates(part) else x for part, x in zip((KEY, VALUE), outputs, strict=True))
+    return key, value
 
 
 def loaded(
     inputs: Inputs, cache: np.ndarray, scale: np.ndarray | None, attributes: Attributes, element: type[np.generic]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All tokens of each sequence: key and value (kvstarts[B], H * num_repeat, Dh) of T1, or of float64 unrounded."""
+    """All tokens of each sequence, as the cache has them, rotated or not: key and value (kvstarts[B], H * num_repeat,
+    Dh) of T1, or of float64 unrounded."""
     _, num_heads, head_dim = inputs.current_key.shape
     output_shape = (int(inputs.kvstarts[-1]), num_heads * attributes.num_repeat, head_dim)
     key, value = np.zeros(output_shape, element), np.zeros(output_shape, element)

@@ -7,6 +7,7 @@ products, quotients, square roots, conversions).
 
 from __future__ import annotations
 
+import math
 from decimal import Context, Decimal
 
 import numpy as np
@@ -28,6 +29,18 @@ def square(values: np.ndarray | np.float64) -> np.ndarray | np.float64:
 def exp(values: np.ndarray) -> np.ndarray:
     """e to the power of each of (n) float64 values, none of which is above 0, correctly rounded."""
     return np.array([float(DIGITS.exp(Decimal(value))) for value in values.tolist()])
+
+
+def tanh(values: np.ndarray) -> np.ndarray:
+    """The hyperbolic tangent of each of (n) float64 values, correctly rounded."""
+
+    def rounded(x: float) -> float:
+        if abs(x) < 1e-9:
+            return x  # x - x^3 / 3 rounds to x, and the difference below would lose its digits
+        power = DIGITS.exp(Decimal(-2 * abs(x)))
+        return math.copysign(DIGITS.divide(DIGITS.subtract(1, power), DIGITS.add(1, power)), x)
+
+    return np.array([rounded(x) for x in values.tolist()])
 
 
 def power_of_two(numerator: int, denominator: int) -> float:

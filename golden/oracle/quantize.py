@@ -16,8 +16,9 @@ def quantize(x: np.ndarray, quant_bit: int, codes: type[np.generic]) -> tuple[np
         amax = np.max(np.abs(x))  # T1, exact
         s = plain_nan(np.maximum(amax / T1(qmax), T1(1e-5)))  # T1; a NaN stays
         quotient = x / s  # T1; Inf / Inf is NaN
+        is_beyond = np.any(np.abs(quotient) > 464)
     if codes is float8_e4m3fn:
-        assert not np.any(np.abs(quotient) > 464), "ml_dtypes makes NaN of what is beyond the largest number"
+        assert not is_beyond, "ml_dtypes makes NaN of what is beyond the largest number"
         return np.where(np.isfinite(s), quotient, T1(0)).astype(codes), s  # half to even
     rounded = np.rint(quotient)  # half to even
     q = np.minimum(np.maximum(rounded, T1(-qmax)), T1(qmax))  # np.clip makes float32 of bfloat16

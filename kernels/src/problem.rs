@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use kvcache_schema::{CacheStrides, ElementType, QuantBit};
+use kvcache_schema::{CacheStrides, ElementType, QuantBit, rotation_order};
 
 use crate::addressing::Addressing;
 use crate::shared_slice::SharedSlice;
@@ -50,6 +50,14 @@ pub struct Geometry {
     pub cache: CacheStrides,
 }
 
+impl Geometry {
+    /// The order of the Hadamard matrix that heads of keys (0) or values (1) are multiplied by, block by block; 1 where
+    /// they are not.
+    pub fn rotation_order(&self, kv: usize) -> usize {
+        if kv == 0 && self.quant.is_some_and(|quant| quant.rotated) { rotation_order(self.head_dim) } else { 1 }
+    }
+}
+
 /// How a cache is quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quant {
@@ -58,6 +66,8 @@ pub struct Quant {
     /// Neighbors along `head_dim` that share a scale; divides `head_dim`, and is even for four bits. With static scales
     /// it is `head_dim`, or 1 where that is 0.
     pub group: usize,
+    /// Whether keys are multiplied by a Hadamard matrix before they are quantized.
+    pub rotated: bool,
     /// The type of `scale` (T3).
     pub t3: ElementType,
     /// The number of elements of `scale`.

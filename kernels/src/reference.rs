@@ -4,6 +4,7 @@
 use std::mem::MaybeUninit;
 
 use kvcache_schema::ElementType::Int8;
+use kvcache_simd::hadamard;
 
 use crate::cache_bytes::CacheBytes;
 use crate::problem::{Kernel, Outputs, Problem, Quant, Stores, Tensors};
@@ -33,7 +34,9 @@ impl Kernel for Reference {
 /// Stores, or loads to `outputs`, by the types of the call: `run::<T1, T2, T3>`, with T2 `u8` for codes, and with how a
 /// head is kept.
 fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
-    let (t1, t2, quant) = (stores.geometry().t1, stores.geometry().t2, stores.geometry().quant);
+    let geometry = stores.geometry();
+    let (t1, t2, quant) = (geometry.t1, geometry.t2, geometry.quant);
+    let orders = [0, 1].map(|kv| geometry.rotation_order(kv));
     // SAFETY: each arm has the types of the call; outputs are those of a `Problem` with these stores.
     unsafe {
         match quant {
@@ -41,11 +44,11 @@ fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
             None if t1 == t2 => float_type!(t1, V => run::<V, V, ()>(stores, outputs, &Assigned)),
             None => float_type!(t1, V => float_type!(t2, C => run::<V, C, ()>(stores, outputs, &Cast))),
             Some(quant @ Quant { bits, group, t3, .. }) if quant.has_static_scales() => {
-                let codec = StaticScales(HeadCodec { bits, group });
+                let codec = StaticScales(Codes { codec: HeadCodec { bits, group }, orders });
                 float_type!(t1, V => scale_type!(t3, S => run::<V, u8, S>(stores, outputs, &codec)))
             }
             Some(Quant { bits, group, t3, .. }) => {
-                let codec = HeadCodec { bits, group };
+                let codec = Codes { codec: HeadCodec { bits, group }, orders };
                 float_type!(t1, V => scale_type!(t3, S => run::<V, u8, S>(stores, outputs, &codec)))
             }
         }
@@ -76,14 +79,14 @@ where
     load(tensors, num_repeat, outputs, format);
 }
 
-/// How a head of values `V` is kept: as cells `C` in `cache` and scales `S` in `scale`.
+/// How a head of values `V`, of keys (0) or of values (1), is kept: as cells `C` in `cache` and scales `S` in `scale`.
 trait Format<V, C, S> {
     /// Whether a store reads the scales that it would write otherwise.
     const READS_SCALES: bool = false;
 
-    fn store(&self, values: &[V], cells: &mut [C], scales: &mut [S]);
+    fn store(&self, kv: usize, values: &[V], cells: &mut [C], scales: &mut [S]);
 
-    fn load(&self, cells: &[C], scales: &[S], values: &mut [V]);
+    fn load(&self, kv: usize, cells: &[C], scales: &[S], values: &mut [V]);
 }
 
 /// Stores each current token of each sequence into its slot.
@@ -112,7 +115,7 @@ where
                     if F::READS_SCALES {
                         scale.read(scale_at, &mut scales);
                     }
-                    format.store(values, &mut cells, &mut scales);
+                    format.store(kv, values, &mut cells, &mut scales);
                     cache.write(cache_at, &cells);
                     if !F::READS_SCALES {
                         scale.write(scale_at, &scales);
@@ -151,7 +154,7 @@ fn load<V, C, S>(
                     let (cache_at, scale_at) = bytes.head(slot, kv, h);
                     cache.read(cache_at, &mut cells);
                     scale.read(scale_at, &mut scales);
-                    format.load(&cells, &scales, &mut values);
+                    format.load(kv, &cells, &scales, &mut values);
                     for r in 0..num_repeat {
                         for d in 0..head_dim {
                             output[((token * num_heads + h) * num_repeat + r) * head_dim + d].write(values[d]);
@@ -167,11 +170,11 @@ fn load<V, C, S>(
 struct Assigned;
 
 impl<V: Copy> Format<V, V, ()> for Assigned {
-    fn store(&self, values: &[V], cells: &mut [V], _: &mut [()]) {
+    fn store(&self, _: usize, values: &[V], cells: &mut [V], _: &mut [()]) {
         cells.copy_from_slice(values);
     }
 
-    fn load(&self, cells: &[V], _: &[()], values: &mut [V]) {
+    fn load(&self, _: usize, cells: &[V], _: &[()], values: &mut [V]) {
         values.copy_from_slice(cells);
     }
 }
@@ -180,41 +183,60 @@ impl<V: Copy> Format<V, V, ()> for Assigned {
 struct Cast;
 
 impl<V: Float, C: Float> Format<V, C, ()> for Cast {
-    fn store(&self, values: &[V], cells: &mut [C], _: &mut [()]) {
+    fn store(&self, _: usize, values: &[V], cells: &mut [C], _: &mut [()]) {
         for (cell, &x) in cells.iter_mut().zip(values) {
             *cell = C::from_f32(x.to_f32());
         }
     }
 
-    fn load(&self, cells: &[C], _: &[()], values: &mut [V]) {
+    fn load(&self, _: usize, cells: &[C], _: &[()], values: &mut [V]) {
         for (x, &cell) in values.iter_mut().zip(cells) {
             *x = V::from_f32(cell.to_f32());
         }
     }
 }
 
-/// `quant_bit` 8 and 4: codes and scales.
-impl<V: Float, S: Float> Format<V, u8, S> for HeadCodec {
-    fn store(&self, values: &[V], codes: &mut [u8], scales: &mut [S]) {
-        self.encode(values, codes, scales);
+/// `quant_bit` 8 and 4: codes and scales, of heads that were multiplied by a Hadamard matrix where its order is not 1.
+struct Codes {
+    codec: HeadCodec,
+    orders: [usize; 2],
+}
+
+impl Codes {
+    /// The head times the matrix, rounded to its type.
+    fn rotated<V: Float>(&self, kv: usize, head: &[V]) -> Vec<V> {
+        let order = self.orders[kv];
+        if order == 1 {
+            return head.to_vec();
+        }
+        let mut rotated: Vec<_> = head.iter().map(|x| x.to_f32()).collect();
+        hadamard(&mut rotated, order);
+        rotated.into_iter().map(V::from_f32).collect()
+    }
+}
+
+impl<V: Float, S: Float> Format<V, u8, S> for Codes {
+    fn store(&self, kv: usize, values: &[V], codes: &mut [u8], scales: &mut [S]) {
+        self.codec.encode(&self.rotated(kv, values), codes, scales);
     }
 
-    fn load(&self, codes: &[u8], scales: &[S], values: &mut [V]) {
-        self.decode(codes, scales, values);
+    fn load(&self, kv: usize, codes: &[u8], scales: &[S], values: &mut [V]) {
+        self.codec.decode(codes, scales, values);
+        values.copy_from_slice(&self.rotated(kv, values));
     }
 }
 
 /// `quant_type` 2: codes, with scales that are given.
-struct StaticScales(HeadCodec);
+struct StaticScales(Codes);
 
 impl<V: Float, S: Float> Format<V, u8, S> for StaticScales {
     const READS_SCALES: bool = true;
 
-    fn store(&self, values: &[V], codes: &mut [u8], scales: &mut [S]) {
-        self.0.encode_static(values, codes, scales);
+    fn store(&self, kv: usize, values: &[V], codes: &mut [u8], scales: &mut [S]) {
+        self.0.codec.encode_static(&self.0.rotated(kv, values), codes, scales);
     }
 
-    fn load(&self, codes: &[u8], scales: &[S], values: &mut [V]) {
-        self.0.decode(codes, scales, values);
+    fn load(&self, kv: usize, codes: &[u8], scales: &[S], values: &mut [V]) {
+        self.0.load(kv, codes, scales, values);
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct CacheConfig {
     pub(crate) quant_group: usize,
     /// Whether scales are static: `quant_group` has no effect then.
     pub(crate) static_scales: bool,
+    /// Whether keys are multiplied by a Hadamard matrix before they are quantized.
+    pub(crate) rotated: bool,
     pub(crate) num_repeat: usize,
 }
 
@@ -23,12 +25,15 @@ impl CacheConfig {
     /// Checks the rules that involve two attributes; each is in its own range.
     pub(crate) fn new(
         [num_layer, layer_idx, quant_bit, quant_group, num_repeat, quant_type]: [i64; 6],
+        quant_rotation: i64,
     ) -> Result<Self, Error> {
         self::layer_idx(layer_idx as usize, num_layer as usize)?;
         let quant = QuantBit::from_codes(quant_bit, quant_type);
-        if quant.is_none() && quant_type != 0 {
-            let expected = format!("0, because quant_bit is {quant_bit}");
-            return Err(Error::AttributeOutOfRange { name: "quant_type", got: quant_type, expected });
+        for (name, got) in [("quant_type", quant_type), ("quant_rotation", quant_rotation)] {
+            if quant.is_none() && got != 0 {
+                let expected = format!("0, because quant_bit is {quant_bit}");
+                return Err(Error::AttributeOutOfRange { name, got, expected });
+            }
         }
         if quant == Some(QuantBit::Four) && quant_group % 2 != 0 {
             let expected = "an even number, because quant_bit is 4".to_owned();
@@ -40,6 +45,7 @@ impl CacheConfig {
             quant,
             quant_group: quant_group as usize,
             static_scales: quant_type == STATIC_SCALES,
+            rotated: quant_rotation == 1,
             num_repeat: num_repeat as usize,
         })
     }
@@ -60,7 +66,8 @@ impl Config {
         ranges(&Attributes::SPEC, attributes)?;
         let &Attributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, page_size, quant_type, .. } =
             attributes;
-        let cache = CacheConfig::new([num_layer, layer_idx, quant_bit, quant_group, num_repeat, quant_type])?;
+        let cache = [num_layer, layer_idx, quant_bit, quant_group, num_repeat, quant_type];
+        let cache = CacheConfig::new(cache, attributes.quant_rotation)?;
         let mode = CacheMode::from_code(attributes.cache_mode);
         let layout = CacheLayout::from_code(attributes.cache_layout);
         let (Some(mode), Some(layout)) = (mode, layout) else {
@@ -83,12 +90,21 @@ impl StaticConfig {
         ranges(&StaticAttributes::SPEC, attributes)?;
         let &StaticAttributes { num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_layout, quant_type } =
             attributes;
-        let cache = CacheConfig::new([num_layer, layer_idx, quant_bit, quant_group, num_repeat, quant_type])?;
+        let cache = CacheConfig::new([num_layer, layer_idx, quant_bit, quant_group, num_repeat, quant_type], 0)?;
         let Some(layout) = StaticCacheLayout::from_code(cache_layout) else {
             unreachable!("the range of cache_layout is that of its codes");
         };
         Ok(Self { cache, layout })
     }
+}
+
+/// Refuses keys that are multiplied by a Hadamard matrix, for whatever cannot read them yet.
+pub(crate) fn not_rotated(config: &CacheConfig, reader: &str) -> Result<(), Error> {
+    if config.rotated {
+        let expected = format!("0, because {reader} does not read rotated keys");
+        return Err(Error::AttributeOutOfRange { name: "quant_rotation", got: 1, expected });
+    }
+    Ok(())
 }
 
 /// Attributes of an attention that have been checked.

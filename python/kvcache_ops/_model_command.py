@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from kvcache_ops.engine import Engine
     from kvcache_ops.models import Model
 
-_BUILD = ("weights", "activations", "cache", "quant_group", "cache_layout", "cache_mode", "page_size", "attention")
+_BUILD = (
+    "weights",
+    "activations",
+    "cache",
+    "quant_group",
+    "cache_layout",
+    "cache_mode",
+    "page_size",
+    "attention",
+    "context",
+    "rope",
+)
 _ENGINE = ("max_tokens", "max_batch", "token_budget", "threads")
 _SERVE = ("host", "port", "name", "max_requests", "grace", "context_shift", "api_key", "allow_origin")
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
@@ -27,8 +38,10 @@ _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed",
 
 def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Adds the commands; each sets `run`, which takes what was given."""
-    build = commands.add_parser("build", help="an ONNX model with a KV cache from a GGUF file or a Hugging Face folder")
-    build.add_argument("source", metavar="SOURCE", help="a GGUF file or a Hugging Face folder")
+    build = commands.add_parser("build", help="an ONNX model with a KV cache from a checkpoint or an ONNX export")
+    build.add_argument(
+        "source", metavar="SOURCE", help="a GGUF file, a Hugging Face folder, or an ONNX export's folder"
+    )
     build.add_argument("out", metavar="OUT", help="the folder to write")
     build.add_argument("--weights", help="auto (as they are), float32, float16, int8 or int4")
     build.add_argument("--activations", help="int8 or float32: the inputs of quantized matrices (int8)")
@@ -37,6 +50,8 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     build.add_argument("--cache-mode", type=int, help="0: a run of slots for a sequence, 1: pages (1)")
     build.add_argument("--page-size", type=int, help="slots of a page (32)")
     build.add_argument("--attention", help="fused or packed (fused)")
+    build.add_argument("--context", type=int, help="the most tokens of a sequence (the model's)")
+    build.add_argument("--rope", help="long or short factors, where an export has both (auto: those for the context)")
     build.set_defaults(run=_build)
 
     chat = _add_model(commands, "chat", "a conversation in the terminal")
@@ -155,7 +170,8 @@ def _build(given: Namespace) -> int:
     with _bar("building", " tensors") as progress:
         path = models.build(given.source, given.out, progress=progress, **_given(given, _BUILD))
     size = sum(file.stat().st_size for file in path.parent.iterdir())
-    print(f"{path.parent}: {size / 1e6:,.1f} MB, {_cache(models.load(path))}")
+    model = models.load(path)
+    print(f"{path.parent}: {size / 1e6:,.1f} MB, {_cache(model)}", *model.notes, sep="\n")
     return 0
 
 

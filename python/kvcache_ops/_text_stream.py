@@ -24,8 +24,8 @@ class TextStream:
         self._tokenizer = tokenizer
         count = _CONTEXT
         self._tokens = list(prompt[-count:])
-        while self._text().startswith(_INCOMPLETE) and count < min(len(prompt), _MOST_CONTEXT):
-            count *= 2  # it began within a character
+        while (self._text() or _INCOMPLETE).startswith(_INCOMPLETE) and count < min(len(prompt), _MOST_CONTEXT):
+            count *= 2  # it began within a character, or with special tokens, which have no text
             self._tokens = list(prompt[-count:])
         # How many of the tokens have been given, and as what. A character that the prompt begins is given whole.
         begun = next((n for n in range(4) if not self._text(0, len(self._tokens) - n).endswith(_INCOMPLETE)), 0)

@@ -447,7 +447,7 @@ class Engine:
         try:
             removed = self.manager.context_shift(request.sequence, self.context_length, 1, n_keep=request.keep)
         except ManagerError as error:
-            if error.kind != "shift_limit" and not isinstance(error, CapacityError):
+            if error.kind not in ("shift_limit", "not_shiftable") and not isinstance(error, CapacityError):
                 return self.end(request, "error", error)
             removed = (self.context_length - request.keep) // 2  # what is left is computed again
             self._wait(request)

@@ -116,7 +116,7 @@ attributes! {
     /// let attributes = Attributes { num_layer: 32, layer_idx: 5, num_repeat: 4, ..Attributes::default() };
     /// assert_eq!(attributes.page_size, 128);
     /// ```
-    Attributes: 9 {
+    Attributes: 10 {
         /// Number of attention layers that share the cache (L).
         num_layer: (1, 1, None, None),
         /// The layer of the cache that this node stores to and loads from.
@@ -136,6 +136,8 @@ attributes! {
         /// What the elements of a quantized cache are: 0 integers, 1 floats, which have `quant_bit` 8,
         /// [`STATIC_SCALES`] floats with static scales. An extension.
         quant_type: (0, 0, Some(STATIC_SCALES), None),
+        /// Whether the heads of keys are multiplied by a Hadamard matrix before they are quantized, 0 or 1. An extension.
+        quant_rotation: (0, 0, Some(1), None),
     }
 }
 

@@ -76,6 +76,12 @@ impl QuantBit {
     }
 }
 
+/// The order of the Hadamard matrix that the blocks of a head are multiplied by where `quant_rotation` is 1: the largest
+/// power of two that divides `head_dim`, at most 256.
+pub const fn rotation_order(head_dim: usize) -> usize {
+    1 << (head_dim | 256).trailing_zeros()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,5 +95,11 @@ mod tests {
             }
         }
         assert_eq!(QuantBit::of_element(ElementType::Float16), None);
+    }
+
+    #[test]
+    fn rotations_have_the_largest_power_of_two_that_divides_a_head() {
+        let orders = [0, 1, 9, 64, 80, 96, 128, 256, 512, 576].map(rotation_order);
+        assert_eq!(orders, [256, 1, 1, 64, 16, 32, 128, 256, 256, 64]);
     }
 }

@@ -129,6 +129,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn swap<const DISTANCE: usize>(x: __m256) -> __m256 {
+        match DISTANCE {
+            1 => _mm256_permute_ps::<0b10_11_00_01>(x),
+            2 => _mm256_permute_ps::<0b01_00_11_10>(x),
+            _ => _mm256_permute2f128_ps::<1>(x, x),
+        }
+    }
+
+    #[inline(always)]
     unsafe fn if_equal(a: __m256, b: __m256, then: __m256, otherwise: __m256) -> __m256 {
         _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b))
     }

@@ -163,6 +163,16 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
     }
 
     #[inline(always)]
+    unsafe fn swap<const DISTANCE: usize>(x: __m512) -> __m512 {
+        match DISTANCE {
+            1 => _mm512_permute_ps::<0b10_11_00_01>(x),
+            2 => _mm512_permute_ps::<0b01_00_11_10>(x),
+            4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x),
+            _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x),
+        }
+    }
+
+    #[inline(always)]
     unsafe fn if_equal(a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
         _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b), then)
     }

@@ -136,6 +136,15 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn swap<const DISTANCE: usize>([low, high]: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        match DISTANCE {
+            1 => [vrev64q_f32(low), vrev64q_f32(high)],
+            2 => [vextq_f32::<2>(low, low), vextq_f32::<2>(high, high)],
+            _ => [high, low],
+        }
+    }
+
+    #[inline(always)]
     unsafe fn i8_of_four(lanes: [float32x4_t; 2], i: usize) -> [float32x4_t; 2] {
         let mut codes = lanes;
         for codes in &mut codes {

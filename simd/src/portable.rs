@@ -96,6 +96,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn swap<const DISTANCE: usize>(x: [f32; LANES]) -> [f32; LANES] {
+        each!(|lane| x[lane ^ DISTANCE])
+    }
+
+    #[inline(always)]
     unsafe fn i8_of_four(lanes: [f32; LANES], i: usize) -> [f32; LANES] {
         each!(|lane| ((u32::from_le(lanes[lane].to_bits()) << (24 - 8 * i)) as i32 >> 24) as f32)
     }

@@ -161,6 +161,9 @@ pub trait Simd: Sized {
     /// `then` where `a == b`, else `otherwise`.
     unsafe fn if_equal(a: Self::F32, b: Self::F32, then: Self::F32, otherwise: Self::F32) -> Self::F32;
 
+    /// Each lane has the other one's number of the two whose numbers differ by `DISTANCE`, a power of two.
+    unsafe fn swap<const DISTANCE: usize>(x: Self::F32) -> Self::F32;
+
     /// The sum of the lanes' bits as integers, modulo 2^32.
     unsafe fn add_bits(a: Self::F32, b: Self::F32) -> Self::F32;
     /// The bits that both have.

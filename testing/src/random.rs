@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut, Range};
 use kvcache_conformance::backends::{cache_attributes, inputs_of, static_attributes, static_inputs_of, write};
 pub use kvcache_conformance::random::Plan;
 use kvcache_conformance::random::{Unstructured, static_call};
-use kvcache_conformance::{Call, Operator, Tensor};
+use kvcache_conformance::{Call, Operator, Tensor, Value};
 use kvcache_op::{Backend, ElementType, KeyValueCache, Outputs, StaticKeyValueCache, TensorMut, Workers};
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
@@ -88,6 +88,19 @@ pub struct After {
     pub value: Tensor,
     pub cache: Tensor,
     pub scale: Option<Tensor>,
+}
+
+impl After {
+    /// Whether both are the same but for signs and payloads of NaN.
+    pub fn is_but_for_nan(&self, other: &Self) -> bool {
+        let alike = |(a, b): (&Tensor, &Tensor)| {
+            let nan_alike = |i| Value::at(a, i).is_nan() && Value::at(b, i).is_nan();
+            a == b || (0..Value::count(a)).all(|i| Value::at(a, i) == Value::at(b, i) || nan_alike(i))
+        };
+        let Self { key, value, cache, scale } = self;
+        let pairs = [(key, &other.key), (value, &other.value), (cache, &other.cache)];
+        pairs.into_iter().chain(scale.iter().zip(&other.scale)).all(alike)
+    }
 }
 
 /// The bytes around an output, and in it before it is written.

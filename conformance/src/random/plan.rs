@@ -184,6 +184,7 @@ impl Plan {
             ("cache_layout", layout.code()),
             ("page_size", self.page_size as i64),
             ("quant_type", if static_scales { STATIC_SCALES } else { types.quant_type() }),
+            ("quant_rotation", 0),
         ];
         Call {
             operator: Operator::KeyValueCache,

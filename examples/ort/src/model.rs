@@ -37,6 +37,8 @@ struct Config {
     context_length: usize,
     vocab_size: usize,
     inv_freq: Vec<f64>,
+    #[serde(default)]
+    interleaved: bool,
     window: Option<usize>,
 }
 
@@ -89,8 +91,11 @@ impl Model {
         let mut spec = CacheSpec::builder(geometry)
             .layout(CacheLayout::from_code(cache.cache_layout).context("an unknown cache_layout")?)
             .mode(Mode::Paged { page_size: cache.page_size })
-            .rope(Rope::with_frequencies(RopeStyle::Neox, config.inv_freq.clone()))
             .fingerprint(fingerprint);
+        if !config.inv_freq.is_empty() {
+            let style = if config.interleaved { RopeStyle::Gptj } else { RopeStyle::Neox };
+            spec = spec.rope(Rope::with_frequencies(style, config.inv_freq.clone()));
+        }
         spec = match QuantBit::from_codes(cache.quant_bit, 0) {
             None => spec.cache_type(element(&cache.cache_dtype)?),
             Some(bit) => {

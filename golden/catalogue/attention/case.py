@@ -96,7 +96,7 @@ def over_cache(
     *,
     proves: str,
     max_t: int = 12,
-    **attributes: int,
+    **attributes: float,
 ) -> AttentionCase:
     """A case of MultiHeadCacheAttention without steps. Heads are query heads and key heads, `proves` names rules."""
     attention = attention_attributes(heads, head_dim, attributes)
@@ -108,16 +108,18 @@ def over_cache(
 
 
 def packed(
-    name: str, about: str, T1: str, heads: tuple[int, int], head_dim: int, *, proves: str, **attributes: int
+    name: str, about: str, T1: str, heads: tuple[int, int], head_dim: int, *, proves: str, **attributes: float
 ) -> PackedCase:
     types, rules = Types(LONG_NAMES[T1], LONG_NAMES[T1]), named_rules(PackedCase.page, proves, name)
     given = attention_attributes(heads, head_dim, attributes)
     return PackedCase(name, about, rules, types, given, heads[1], head_dim, None, None, query_heads=heads[0])
 
 
-def attention_attributes(heads: tuple[int, int], head_dim: int, attributes: dict[str, int]) -> dict[str, int]:
+def attention_attributes(heads: tuple[int, int], head_dim: int, attributes: dict[str, float]) -> dict[str, float]:
     """The attributes of the attention among the given ones, and those that follow from the heads."""
-    own = {name: attributes[name] for name in ("is_causal", "is_alibi") if name in attributes}
+    names = ("is_causal", "is_alibi", "local_window_size", "scale", "softcap")
+    own = {name: attributes[name] for name in names if name in attributes}
+    assert all(np.float32(value) == value for value in own.values()), "attributes are int64 or float32"
     num_kv_heads = {} if heads[0] == heads[1] else dict(num_kv_heads=heads[1])
     return dict(num_heads=heads[0], head_dim=head_dim) | own | num_kv_heads
 
@@ -136,6 +138,12 @@ def rounded(result: Result) -> dict[str, np.ndarray]:
         widened = np.where(allowed > 0, np.nextafter(allowed, np.float32(np.inf)), np.float32(0))
         given |= {name: output, tolerance: widened}
     return given
+
+
+def small_scores(case: AttentionCase, *batch: Sequence, **changes: Any) -> AttentionCase:
+    """The case with a call whose queries see more than one key each: their scores are small."""
+    query = case.inputs(*batch).query
+    return case.call(*batch, query=(query / query.dtype.type(16)).astype(query.dtype), **changes)
 
 
 def mask(

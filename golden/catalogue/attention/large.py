@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..case import Sequence, quantized
 from ..large import LENGTHS, sequences
-from .case import AttentionCase, mask, over_cache, packed
+from .case import AttentionCase, mask, over_cache, packed, small_scores
 
 
 def large(
@@ -44,3 +45,9 @@ def cases() -> Iterator[AttentionCase]:
     batch, _ = sequences([(29, 1)] * 10)
     case = packed("large-mask", about, "f16", (10, 10), 2, proves="attn-mask attn-mask.beside causal-mask")
     yield case.call(*batch, attn_mask=mask(case, batch, heads=10))
+    for types, quant_bit in (("f16 f16", 0), ("f16 int8 f16", 8)):
+        about = "530 keys, 32 rows of queries for one key head, beside a decode step."
+        given = dict(max_t=560, cache_layout=quant_bit // 4) | quantized(types, quant_bit, 16)
+        name = f"large-rows-of-530-keys-{types.replace(' ', '-')}"
+        case = over_cache(name, about, types, (4, 1), 16, proves="weights precision heads.grouped", **given)
+        yield small_scores(case, Sequence(9, 1, 545), Sequence(522, 8, 0), decoding_batches=1)

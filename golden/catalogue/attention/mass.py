@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from ..case import Sequence, quantized
-from .case import AttentionCase, mask, over_cache, packed
+from .case import AttentionCase, mask, over_cache, packed, small_scores
 
 RULES = "mass starts.empty"
 # A decode step, the second chunk of a prompt, a prompt, one without queries, and one without tokens.
 BATCH = (Sequence(4, 1, 0), Sequence(3, 3, 5), Sequence(0, 4, 11), Sequence(3, 0, 15), Sequence(0, 0, 18))
-
-
-def _call(case: AttentionCase, batch: tuple[Sequence, ...] = BATCH, **changes: Any) -> AttentionCase:
-    """The case with a call whose queries see more than one key each: their scores are small."""
-    query = case.inputs(*batch).query
-    return case.call(*batch, query=(query / query.dtype.type(16)).astype(query.dtype), **changes)
 
 
 def cases() -> Iterator[AttentionCase]:
@@ -28,22 +21,22 @@ def cases() -> Iterator[AttentionCase]:
         case = over_cache(
             f"mass-{types.replace(' ', '-')}", about, types, (6, 2), 16, proves=RULES, max_t=19, **given
         ).with_mass()
-        _call(case, decoding_batches=1)
-        yield _call(case, (Sequence(5, 1, 0), Sequence(6, 1, 5), Sequence(4, 1, 11)))
+        small_scores(case, *BATCH, decoding_batches=1)
+        yield small_scores(case, Sequence(5, 1, 0), Sequence(6, 1, 5), Sequence(4, 1, 11))
     about = "attn_mask for each head: keys that some queries do not see, and queries that see none."
     case = over_cache("mass-mask3", about, "f16 f16", (4, 2), 8, proves=f"{RULES} attn-mask", max_t=19).with_mass()
     values = mask(case, BATCH, heads=4, width=20, forbidden=0.4)
     for row in (values[1, 2], values[2, 5]):
         row[~np.isnan(row)] = -np.inf
-    yield _call(case, attn_mask=values)
+    yield small_scores(case, *BATCH, attn_mask=values)
     about = "ALiBi, packed: three queries on five keys, and four on four."
     case = packed("packed-mass-alibi", about, "f32", (3, 1), 8, proves="mass alibi", is_alibi=1).with_mass()
-    yield _call(case, (Sequence(2, 3), Sequence(0, 4)))
+    yield small_scores(case, Sequence(2, 3), Sequence(0, 4))
     for decoding_batches in (0, 1):
         about = f"{decoding_batches} of two sequences decoding, packed: the causal mask is that of attn_output."
         name = f"packed-mass-decoding{decoding_batches}"
         case = packed(name, about, "bf16", (4, 2), 8, proves="mass causal-mask").with_mass()
-        yield _call(case, (Sequence(2, 3), Sequence(0, 4)), decoding_batches=decoding_batches)
+        yield small_scores(case, Sequence(2, 3), Sequence(0, 4), decoding_batches=decoding_batches)
     about = "A NaN in a query of the second sequence: the masses of the keys that its head sees are NaN, no others."
     case = packed("packed-mass-nan", about, "f32", (2, 1), 8, proves="mass non-finite.reach").with_mass()
     batch = (Sequence(3, 1), Sequence(2, 2), Sequence(0, 2))
@@ -52,4 +45,7 @@ def cases() -> Iterator[AttentionCase]:
     yield case.call(*batch, query=query)
     about = "600 keys and 21 queries of 3 heads on 1: more than a block of keys, or of queries, of a kernel."
     case = packed("packed-mass-long", about, "f32", (3, 1), 8, proves="mass precision").with_mass()
-    yield _call(case, (Sequence(579, 21), Sequence(600, 1)))
+    yield small_scores(case, Sequence(579, 21), Sequence(600, 1))
+    about = "130 keys of float16 and 9 queries of 2 heads on 1: more than a block of keys of a kernel."
+    case = packed("packed-mass-long-f16", about, "f16", (2, 1), 16, proves="mass precision").with_mass()
+    yield small_scores(case, Sequence(121, 9), Sequence(65, 2))

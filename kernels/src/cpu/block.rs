@@ -175,6 +175,21 @@ impl StridedCopy {
     }
 }
 
+/// Rows of values (T1) whose heads are multiplied by a Hadamard matrix.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Blocks {
+    /// What is read.
+    pub(crate) from: Operand,
+    /// What is written: `from`, or rows elsewhere.
+    pub(crate) to: Operand,
+    /// The number of rows.
+    pub(crate) count: usize,
+    /// The elements of a row: whole blocks.
+    pub(crate) len: usize,
+    /// The order of the matrix, which is the length of a block.
+    pub(crate) order: usize,
+}
+
 /// Heads of float32 that are rotated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heads {

@@ -22,12 +22,15 @@ pub(crate) struct BlockKernel<'a> {
     pub(super) functions: &'a RowFunctions,
     /// The bits of an element.
     pub(super) bits: PerOperand,
+    /// The order of the Hadamard matrix that heads are multiplied by; 1 where they are not.
+    pub(super) order: usize,
 }
 
 impl<'a> BlockKernel<'a> {
-    /// A kernel of these functions, for elements of so many bits.
-    pub(crate) fn new(functions: &'a RowFunctions, bits: PerOperand) -> Self {
-        Self { functions, bits }
+    /// A kernel of these functions, for elements of so many bits, in heads of keys or of values that are multiplied by
+    /// a Hadamard matrix of this order.
+    pub(crate) fn new(functions: &'a RowFunctions, bits: PerOperand, order: usize) -> Self {
+        Self { functions, bits, order }
     }
 
     /// The bytes of a row in each operand.

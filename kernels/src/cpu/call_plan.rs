@@ -105,6 +105,11 @@ impl<'a> CallPlan<'a> {
         self.functions.streams
     }
 
+    /// What moves keys (0) or values (1).
+    fn kernel(&self, kv: usize) -> BlockKernel<'_> {
+        BlockKernel::new(&self.functions, self.bits, self.geometry.rotation_order(kv))
+    }
+
     /// Stores a range of rows of `current_key` and `current_value`.
     pub(crate) fn store(&self, tokens: Range<usize>, stream: bool) {
         let whole_lines = self.cache.data.addr().is_multiple_of(LINE)
@@ -115,7 +120,6 @@ impl<'a> CallPlan<'a> {
     }
 
     fn store_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
-        let kernel = BlockKernel::new(&self.functions, self.bits);
         for (b, part) in parts(self.indices.seqstarts, tokens) {
             let sequence = self.indices.sequence(b);
             let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
@@ -129,7 +133,7 @@ impl<'a> CallPlan<'a> {
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
                     // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; `Cpu` is made for
                     // supported instruction sets alone.
-                    unsafe { kernel.store(&block, writers) }
+                    unsafe { self.kernel(part.kv).store(&block, writers) }
                 });
             }
         }
@@ -156,7 +160,6 @@ impl<'a> CallPlan<'a> {
         tiling: Tiling,
         mut writers: Option<&mut [Writers<'_>; 2]>,
     ) {
-        let kernel = BlockKernel::new(&self.functions, self.bits);
         let &Outputs { num_repeat, pointers } = outputs;
         for (b, part) in parts(self.indices.kvstarts, tokens) {
             let start = self.indices.sequence(b).all.start;
@@ -171,7 +174,7 @@ impl<'a> CallPlan<'a> {
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
                     // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; its copies are the next
                     // num_repeat - 1 heads of the output.
-                    unsafe { kernel.load(&block, writers) }
+                    unsafe { self.kernel(part.kv).load(&block, writers) }
                 });
             }
         }

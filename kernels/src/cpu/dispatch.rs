@@ -11,10 +11,11 @@ use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, Simd, is_amd};
 
 use super::code_type::{CodeType, Float8, Int4, Int8};
-use super::functions::{CacheFormat, Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
+use super::functions::{CacheFormat, Conversion, CopyFunction, HadamardFunction, RowFunctions, RowsFunction, Stores};
 use super::generic::convert::{LoadConverted, StoreConverted};
 use super::generic::copy::{CopyRows, StreamAny, StreamRows};
 use super::generic::dequantize::LoadQuantized;
+use super::generic::hadamard::Hadamard;
 use super::generic::quant_simd::{LONG, ODD, QuantSimd};
 use super::generic::quantize::StoreQuantized;
 use super::generic::store_static::StoreStatic;
@@ -87,7 +88,7 @@ fn for_types<I: Implementation>(
         }
         (_, _, Some(t3)) => scale_type!(t3, T => codes_of::<I, Int8, T>(t1, group)),
     };
-    RowFunctions { conversion: Some(conversion), ..I::copies() }
+    RowFunctions { conversion: Some(conversion), hadamard: float_type!(t1, V => I::hadamard::<V>()), ..I::copies() }
 }
 
 /// The conversion of values of T1 to codes Q with scales T. The specification's types, which scales have too, get
@@ -103,6 +104,9 @@ fn codes_of<I: Implementation, Q: CodeType, T: Float>(t1: ElementType, group: us
 trait Implementation {
     /// The row functions of a cache that holds the values as they are.
     fn copies() -> RowFunctions;
+
+    /// Multiplies heads of V by a Hadamard matrix.
+    fn hadamard<V: Float>() -> HadamardFunction;
 
     /// The conversion of floats V in a cache of C.
     fn converted<V: Float, C: Float>() -> Conversion;
@@ -126,9 +130,14 @@ impl Implementation for Portable {
             stream_any: portable::copy,
             conversion: None,
             rotate: portable::rotate,
+            hadamard: Self::hadamard::<f32>(),
             streams: false,
             fence: || (),
         }
+    }
+
+    fn hadamard<V: Float>() -> HadamardFunction {
+        kvcache_simd::Portable::outlined::<Hadamard<V>>()
     }
 
     fn converted<V: Float, C: Float>() -> Conversion {
@@ -159,9 +168,14 @@ impl<S: QuantSimd> Implementation for Vector<S> {
             stream_any: S::outlined::<StreamAny>(),
             conversion: None,
             rotate: S::outlined::<RotateHeads>(),
+            hadamard: Self::hadamard::<f32>(),
             streams: S::STREAMS,
             fence: S::fence,
         }
+    }
+
+    fn hadamard<V: Float>() -> HadamardFunction {
+        S::outlined::<Hadamard<V>>()
     }
 
     fn converted<V: Float, C: Float>() -> Conversion {

@@ -1,6 +1,6 @@
 //! The row functions of one call: those of an instruction set for the call's types and groups.
 
-use super::block::{Heads, Rows, StridedCopy};
+use super::block::{Blocks, Heads, Rows, StridedCopy};
 
 /// Copies rows of bytes.
 ///
@@ -22,6 +22,13 @@ pub(crate) type RowsFunction = unsafe fn(&Rows);
 /// The instruction set is supported. The first `2 * pairs` elements of every head are valid for reads and writes, and
 /// aligned; they are no part of another head, nor of `pairs` cosines and sines, which are valid for reads.
 pub(crate) type RotateFunction = unsafe fn(&Heads);
+
+/// Multiplies the heads of rows by a Hadamard matrix.
+///
+/// # Safety
+/// The instruction set is supported. The rows are valid for the type that the function was chosen for, and aligned for
+/// it: `from` for reads, `to` for writes; they are the same rows, or do not overlap.
+pub(crate) type HadamardFunction = unsafe fn(&Blocks);
 
 /// A row function that writes plain stores, and one that writes non-temporal stores.
 #[derive(Clone, Copy)]
@@ -69,6 +76,8 @@ pub(crate) struct RowFunctions {
     pub(crate) conversion: Option<Conversion>,
     /// Rotates heads of float32.
     pub(crate) rotate: RotateFunction,
+    /// Multiplies heads of T1 by a Hadamard matrix, where T1 is a float type; else heads of float32.
+    pub(crate) hadamard: HadamardFunction,
     /// Whether the instruction set has non-temporal stores.
     pub(crate) streams: bool,
     /// Orders what a thread has streamed before whatever it writes next.

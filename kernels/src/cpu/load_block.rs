@@ -40,7 +40,7 @@ impl BlockKernel<'_> {
                 match self.functions.conversion {
                     None => (self.functions.copy.plain)(&loaded_copies(&rows, block.copies, bytes)),
                     Some(Conversion { load, .. }) => {
-                        (load.plain)(&rows);
+                        self.load_rows(load.plain, &rows);
                         self.repeat(rows.values, bytes.values, rows.count, block.copies);
                     }
                 }
@@ -58,7 +58,7 @@ impl BlockKernel<'_> {
             }
             return;
         };
-        if block.copies == 1 && block.rows.row.is_whole_registers() {
+        if block.copies == 1 && block.rows.row.is_whole_registers() && self.order == 1 {
             for outer in 0..block.outer {
                 // SAFETY: outer < block.outer, so these rows are the block's; they are whole registers and whole lines.
                 unsafe { (load.stream)(&block.rows_from(outer, 0)) }
@@ -80,7 +80,7 @@ impl BlockKernel<'_> {
                 // SAFETY: inner + count <= block.rows.count, so these rows are the block's; the staging buffer has room
                 // for `at_once` rows.
                 unsafe {
-                    (load.plain)(&Rows { count, values: staged, ..rows });
+                    self.load_rows(load.plain, &Rows { count, values: staged, ..rows });
                     (self.functions.copy.stream)(&StridedCopy { copies: block.copies, ..copy });
                 }
             }
@@ -108,7 +108,7 @@ impl BlockKernel<'_> {
                     match self.functions.conversion {
                         None => (self.functions.copy.plain)(&loaded_copies(&rows, block.copies, bytes)),
                         Some(Conversion { load, .. }) => {
-                            (load.plain)(&rows);
+                            self.load_rows(load.plain, &rows);
                             self.repeat(values, bytes.values, count, block.copies);
                         }
                     }
@@ -142,7 +142,7 @@ impl BlockKernel<'_> {
                     // SAFETY: at + row.len <= rows.row.len, so the piece is of the row; it fits in the staging buffer.
                     unsafe {
                         let values = Operand { data: writer.reserve(to.add(skip.values), len), ..rows.values };
-                        (load.plain)(&Rows { count: 1, row, values, cache, scale, ..rows });
+                        self.load_rows(load.plain, &Rows { count: 1, row, values, cache, scale, ..rows });
                         writer.commit(len, stream);
                     }
                 }
@@ -150,10 +150,10 @@ impl BlockKernel<'_> {
         }
     }
 
-    /// The longest piece of a row whose values fit in a staging buffer, in elements: whole groups, and whole registers
-    /// where there are none. None if a group does not fit.
+    /// The longest piece of a row whose values fit in a staging buffer, in elements: whole groups and blocks of a
+    /// Hadamard matrix, and whole registers where there are none. None if they do not fit.
     fn piece(self, row: Row) -> Option<usize> {
-        let unit = if row.group == 1 { 32 } else { row.group };
+        let unit = if row.group == 1 { 32 } else { self.unit(row) };
         let units = STAGE_BYTES * 8 / self.bits.values / unit;
         (units > 0).then_some(units * unit)
     }

@@ -2,7 +2,7 @@
 //!
 //! Each file imports only from those below it. From the top: `rotate_keys`; `copy_bytes`; `row_loader` (rows for other
 //! kernels); `kernel` (phases); `partition` (tokens to threads) and `call_plan` (a thread's tokens to blocks);
-//! `store_block`, `load_block` and `block_kernel` (a block by row functions) and `dispatch` (which row functions);
+//! `store_block`, `load_block`, `rotated_rows` and `block_kernel` (a block by row functions) and `dispatch` (which row functions);
 //! `tiling`, `x86_64` and `neon`; `generic` (row functions over any vector registers); `portable` (row functions in
 //! plain Rust); `code_type`, `functions` and `block` (types).
 
@@ -26,6 +26,7 @@ mod neon;
 mod partition;
 mod portable;
 mod rotate_keys;
+mod rotated_rows;
 mod row_loader;
 mod store_block;
 mod tiling;

@@ -61,7 +61,7 @@ impl BlockKernel<'_> {
             unsafe {
                 match self.functions.conversion {
                     None => (self.functions.copy.plain)(&stored_copies(&rows, bytes)),
-                    Some(conversion) => (conversion.store.plain)(&rows),
+                    Some(conversion) => self.store_rows(conversion.store.plain, &rows),
                 }
             }
         }
@@ -104,7 +104,7 @@ impl BlockKernel<'_> {
                 // SAFETY: at + row.len <= rows.row.len, so the piece is of the row; it fits in the staging buffer.
                 unsafe {
                     let cache = Operand { data: writer.reserve(rows.cache.data.add(skip.cache), len), ..rows.cache };
-                    store(&Rows { count: 1, row, values, cache, ..rows });
+                    self.store_rows(store, &Rows { count: 1, row, values, cache, ..rows });
                     writer.commit(len, self.functions.copy.stream);
                 }
             }
@@ -143,14 +143,9 @@ impl BlockKernel<'_> {
             // SAFETY: inner + count <= rows.count, so these rows are the block's; the staging buffers have room for
             // `at_once` steps.
             unsafe {
-                store(&Rows {
-                    count: 1,
-                    row: rows.row.times(count * outer),
-                    values,
-                    cache: codes,
-                    scale: scales,
-                    prefetch: Some(Prefetch { row: (count * step.values) as isize, scale: 0 }),
-                });
+                let prefetch = Some(Prefetch { row: (count * step.values) as isize, scale: 0 });
+                let row = rows.row.times(count * outer);
+                self.store_rows(store, &Rows { count: 1, row, values, cache: codes, scale: scales, prefetch });
                 self.write_staged(&staged(cache, outer_step.cache, codes, bytes.cache), codes_writer);
                 self.write_staged(&staged(scale, outer_step.scale, scales, bytes.scale), scales_writer);
             }

@@ -283,6 +283,7 @@ mod tests {
         let quant = QuantBit::of_element(t2).map(|bits| Quant {
             bits,
             group: 128,
+            rotated: false,
             t3: Float16,
             scale_len: layout.shape(scale_dims).iter().product(),
             scale: layout.strides(scale_dims).unwrap(),

@@ -244,6 +244,7 @@ proptest! {
         let quant = quant.map(|(group, t3)| Quant {
             bits: QuantBit::of_element(t2).expect("codes"),
             group,
+            rotated: false,
             t3,
             scale_len: layout.shape(scale_dims).iter().product(),
             scale: layout.strides(scale_dims).unwrap(),

@@ -35,6 +35,7 @@ impl Call {
         let quant = Quant {
             bits,
             group,
+            rotated: false,
             t3: ElementType::Float16,
             scale_len: self.scale.len(),
             scale: layout.strides(CacheDims { inner: head_dim / group, ..dims }).unwrap(),

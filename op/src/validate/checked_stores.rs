@@ -61,6 +61,7 @@ pub(crate) fn tensors(
         (Some(bits), Some(scale)) => Some(Quant {
             bits,
             group: if config.static_scales { dims.head_dim.max(1) } else { config.quant_group },
+            rotated: config.rotated,
             t3: scale.element,
             scale_len: alias_check::len("scale", &scale.shape)?,
             scale: dims.scale.ok_or_else(|| alias_check::overflow("scale", &scale.shape))?,

@@ -85,6 +85,28 @@ fn calls_of_extensions_agree() {
     all_agree(192, &calls, "extensions");
 }
 
+/// Calls whose keys are rotated, of every type of quantized cache. A butterfly gives its NaN a sign of the hardware's.
+#[test]
+fn rotated_calls_agree() {
+    let rotated = |mut call: RandomCall| {
+        call.attributes.insert("quant_rotation", 1);
+        let reference = call.run_on(Backend::Reference, &Serial);
+        for backend in backends() {
+            prop_assert!(call.run_on(backend, &Serial).is_but_for_nan(&reference), "{backend:?}");
+        }
+        Ok(())
+    };
+    let mut runner = TestRunner::new(Config { cases: 6, failure_persistence: None, ..Config::default() });
+    for types in TypeCombination::all().filter(|types| types.t3.is_some()) {
+        let small = plans(12, 12).prop_perturb(move |plan, mut rng| {
+            let group = if types.quant_bit == 4 { plan.group.next_multiple_of(2) } else { plan.group };
+            RandomCall::new(&Plan { types, group, ..plan }, &mut rng)
+        });
+        let long = calls_of_long_heads(types, 2000..2500, None);
+        runner.run(&prop_oneof![5 => small, 1 => long], rotated).unwrap_or_else(|error| panic!("{types:?}: {error}"));
+    }
+}
+
 /// Every row of the table of types, with rows longer than what is quantized, dequantized or streamed at once.
 #[test]
 fn calls_of_long_heads_agree() {

@@ -3,7 +3,8 @@
     path = kvcache_ops.models.build("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2", cache="int8")
 
 A GGUF file or a Hugging Face folder of the families Llama (Mistral among them), Qwen2 and Qwen3 becomes a graph that
-takes the tokens of a ragged batch and the index tensors of a step of `kvcache_ops.manager`. Needs the extra `models`.
+takes the tokens of a ragged batch and the index tensors of a step of `kvcache_ops.manager`; so does an ONNX export of
+any family with GroupQueryAttention. Needs the extra `models`.
 """
 
 from kvcache_ops._optional import require

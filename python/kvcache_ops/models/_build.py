@@ -9,10 +9,13 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from math import gcd
 from pathlib import Path
+from typing import Any
 
 import onnx
+from onnx import ModelProto, helper
 
 from kvcache_ops._cache import T2, CacheSpec
 from kvcache_ops._errors import KvCacheError
@@ -21,6 +24,7 @@ from kvcache_ops.models._decoder import Decoder
 from kvcache_ops.models._gguf import read_gguf
 from kvcache_ops.models._graph import Graph
 from kvcache_ops.models._hugging_face import read_folder
+from kvcache_ops.models._onnx_export import GENAI, Export, is_export
 from kvcache_ops.models._weights import Weight, convert
 
 MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
@@ -31,6 +35,7 @@ STAMP = 16  # bytes at the data's end, which the model's metadata has, too
 _CACHES: dict[T2, int] = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}
 _WEIGHTS = ("auto", "float32", "float16", "int8", "int4")
 _ATTENTIONS = ("fused", "packed")
+_ROPES = ("auto", "long", "short")
 _ACTIVATIONS = {"int8": 4, "float32": 1}
 
 
@@ -41,14 +46,16 @@ def build(
     weights: str = "auto",
     activations: str = "int8",
     cache: T2 = "int8",
-    quant_group: int = 32,
+    quant_group: int | None = None,
     cache_layout: int = 3,
     cache_mode: int = 1,
     page_size: int = 32,
     attention: str = "fused",
+    context: int | None = None,
+    rope: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Makes an ONNX model with a KV cache of our operators from a GGUF file or a Hugging Face folder.
+    """Makes an ONNX model with a KV cache of our operators from a GGUF file, a Hugging Face folder, or an ONNX export.
 
         build("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")
 
@@ -57,38 +64,91 @@ def build(
     "float32", "float16", or "int8" and "int4" in blocks of 32 inputs with a scale each.
     activations: "int8" rounds the inputs of quantized matrices to 8 bits in blocks, as llama.cpp does; "float32" does
     not, and is several times as slow.
-    cache: "float32", "float16", "int8" or "int4", the latter two with a float16 scale for `quant_group` elements.
+    cache: "float32", "float16", "int8" or "int4", the latter two with a float16 scale for `quant_group` elements,
+    by default 32, or the greatest power of two below it that divides a head.
     cache_layout, cache_mode, page_size: as CacheSpec has them.
     attention: "fused" is MultiHeadCacheAttention, "packed" KeyValueCache and MultiHeadAttention.
+    context: the most tokens of a sequence; None is what the model has.
+    rope: of an export whose rotary factors depend on a sequence's length, "long" or "short"; "auto" are those for
+    `context`.
     progress: called with how many tensors are written, and of how many.
 
-    Gives the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_" or
-    "family_" says what is wrong with `source`; "option_unknown", "out_empty" and what CacheSpec raises are about the
-    arguments. What was written until then is removed. Of several builds into one folder the last one stays, whole.
+    An export is a folder of onnxruntime-genai's model builder, whose graph gets our attention. Its weights stay in its
+    own file, to which the new folder has a hard link, or which is copied where there can be none. An export that its
+    own configuration contradicts is built with a warning.
+
+    Gives the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_",
+    "family_" or "graph_" says what is wrong with `source`; "option_unknown", "context_range", "out_empty",
+    "out_is_source" and what CacheSpec raises are about the arguments. What was written until then is removed. Of
+    several builds into one folder the last one stays, whole.
     """
     options = {"weights": (weights, _WEIGHTS), "cache": (cache, _CACHES), "attention": (attention, _ATTENTIONS)}
-    for name, (got, expected) in (options | {"activations": (activations, _ACTIVATIONS)}).items():
+    options |= {"activations": (activations, _ACTIVATIONS), "rope": (rope, _ROPES)}
+    for name, (got, expected) in options.items():
         if got not in expected:
             raise KvCacheError(f"{name} is {got!r}, expected one of {', '.join(expected)}", "option_unknown")
     if not os.fspath(out):
         raise KvCacheError("out is an empty path, expected a folder to write", "out_empty")
-    checkpoint = open_checkpoint(Path(source))
+    checkpoint = open_source(Path(source), rope, context)
     config = checkpoint.config
+    if isinstance(checkpoint, Export) and weights != "auto":
+        raise KvCacheError(f"weights is {weights!r}, expected auto: an export's stay as they are", "option_unknown")
+    if (Path(out) / GENAI).is_file():
+        raise KvCacheError(f"{out} has a {GENAI}, expected a folder that is no export", "out_is_source")
     spec = CacheSpec(
         max_tokens=1,  # the graph leaves it open
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        dtype="float32",
+        dtype=checkpoint.dtype if isinstance(checkpoint, Export) else "float32",
         num_layers=config.num_layers,
         cache_layout=cache_layout,
         quant_bit=_CACHES[cache],
-        quant_group=quant_group,
+        quant_group=gcd(32, config.head_dim) if quant_group is None else quant_group,
         cache_dtype=cache,
         scale_dtype="float16" if _CACHES[cache] else None,
         cache_mode=cache_mode,
         page_size=page_size,
     )
-    shapes = config.tensors()
+    if isinstance(checkpoint, Export):
+        checkpoint.rewrite(spec, attention, activations)  # refuses before anything is written
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(suffix=".part", dir=folder) as name:
+        part = Path(name)
+        if isinstance(checkpoint, Export):
+            model, facts = checkpoint.model, checkpoint.link(part / DATA, progress)
+        else:
+            model, facts = _write(checkpoint, spec, part / DATA, weights, activations, attention, progress)
+        about = {
+            "format": FORMAT,
+            "name": checkpoint.name,
+            "config": asdict(config),
+            "cache": {key: value for key, value in asdict(spec).items() if key != "max_tokens"},
+            "bos": checkpoint.bos,
+            "stops": checkpoint.stops,
+            "chat_template": checkpoint.chat_template,
+        }
+        helper.set_model_props(model, {METADATA: json.dumps(about | facts)})
+        (part / TOKENIZER).write_text(checkpoint.tokenizer.to_str(), encoding="utf-8")
+        data = sorted(part.glob(f"{DATA}*"))
+        onnx.save(model, part / MODEL)
+        with _locked(folder):
+            for path in (*data, part / TOKENIZER, part / MODEL):  # the model last: what can be opened is whole
+                path.replace(folder / path.name)
+    return folder / MODEL
+
+
+def _write(
+    checkpoint: Checkpoint,
+    spec: CacheSpec,
+    path: Path,
+    weights: str,
+    activations: str,
+    attention: str,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[ModelProto, dict[str, Any]]:
+    """Writes the weights of a checkpoint into a file; gives the graph over them, and what `load` must know."""
+    shapes = checkpoint.config.tensors()
     read: set[str] = set()
 
     def tensor(name: str) -> Weight:
@@ -98,33 +158,28 @@ def build(
             progress(len(read), len(shapes))
         return convert(name, weight, weights) if len(shapes[name]) == 2 else weight
 
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
     stamp = secrets.token_bytes(STAMP)
-    with tempfile.TemporaryDirectory(suffix=".part", dir=folder) as part:
-        written = {name: Path(part) / name for name in (DATA, TOKENIZER, MODEL)}
-        with written[DATA].open("wb") as data:
-            graph = Graph(data, DATA, _ACTIVATIONS[activations])
-            Decoder(graph, config, spec, attention, tensor).write()
-            data.write(stamp)
-        about = {
-            "format": FORMAT,
-            "name": checkpoint.name,
-            "config": asdict(config),
-            "cache": {key: value for key, value in asdict(spec).items() if key != "max_tokens"},
-            "bos": checkpoint.bos,
-            "stops": checkpoint.stops,
-            "chat_template": checkpoint.chat_template,
-            "data_bytes": written[DATA].stat().st_size,
-            "stamp": stamp.hex(),
-            "fingerprint": graph.fingerprint(),
-        }
-        onnx.save(graph.model({METADATA: json.dumps(about)}), written[MODEL])
-        written[TOKENIZER].write_text(checkpoint.tokenizer.to_str(), encoding="utf-8")
-        with _locked(folder):
-            for name, path in written.items():  # the model last: what can be opened is whole
-                path.replace(folder / name)
-    return folder / MODEL
+    with path.open("wb") as data:
+        graph = Graph(data, path.name, _ACTIVATIONS[activations])
+        Decoder(graph, checkpoint.config, spec, attention, tensor).write()
+        data.write(stamp)
+    facts = {"data_bytes": path.stat().st_size, "stamp": stamp.hex(), "fingerprint": graph.fingerprint()}
+    return graph.model(), facts
+
+
+def open_source(path: Path, rope: str, context: int | None) -> Checkpoint | Export:
+    """What is in a GGUF file, in a Hugging Face folder, or in an export."""
+    if path.exists() and is_export(path):
+        return Export(path, rope, context)
+    if rope != "auto":
+        raise KvCacheError(f"rope is {rope!r}, expected auto: {path} is no ONNX export", "option_unknown")
+    checkpoint = open_checkpoint(path)
+    if context is None:
+        return checkpoint
+    if not 1 <= context <= checkpoint.config.context_length:
+        message = f"context is {context}, expected 1 to {checkpoint.config.context_length}, the model's"
+        raise KvCacheError(message, "context_range")
+    return replace(checkpoint, config=replace(checkpoint.config, context_length=context))
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

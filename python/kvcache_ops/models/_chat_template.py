@@ -26,15 +26,24 @@ class ChatTemplate:
     def __init__(self, model: Model) -> None:
         if model.chat_template is None:
             raise KvCacheError(f"{model.name} has no chat template, expected a model for chats", "chat_template")
-        jinja2, sandbox = (load_package(name, "ChatTemplate", "models") for name in ("jinja2", "jinja2.sandbox"))
+        ext, nodes, sandbox = (
+            load_package(f"jinja2.{name}", "ChatTemplate", "models") for name in ("ext", "nodes", "sandbox")
+        )
+
+        def parse(_: Any, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
+
+        # What marks answers for training, by {% generation %}.
+        generation = type("Generation", (ext.Extension,), {"tags": {"generation"}, "parse": parse})
         environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=[ext.LoopControlExtension, generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         try:
             self._template = environment.from_string(model.chat_template)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # of Jinja, or of Python for one that is nested too deeply
             raise KvCacheError(f"the chat template of {model.name} is none: {error}", "chat_template") from error
         self._model, self._knows_developers = model, "developer" in model.chat_template
         eos = [model.tokenizer.id_to_token(stop) for stop in model.stops[:1]]
@@ -117,6 +126,12 @@ def _refuse(message: str) -> NoReturn:
     raise ValueError(message)
 
 
-def _to_json(value: Any, **options: Any) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """As transformers has it: Jinja's own escapes characters of HTML."""
-    return json.dumps(value, ensure_ascii=False, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -29,10 +29,15 @@ class Checkpoint:
     name: str
 
     def __post_init__(self) -> None:
-        ids = [*self.tokenizer.get_vocab().values(), *self.stops]
-        largest = max(ids, default=0)
-        if min(ids, default=0) < 0:
-            raise KvCacheError(f"the tokenizer has the token {min(ids)}, expected 0 or more", "tokenizer_mismatch")
-        if largest >= self.config.vocab_size:
-            message = f"the tokenizer has the token {largest}, expected less than vocab_size {self.config.vocab_size}"
-            raise KvCacheError(message, "tokenizer_mismatch")
+        check_tokenizer(self.tokenizer, self.stops, self.config.vocab_size)
+
+
+def check_tokenizer(tokenizer: Tokenizer, stops: tuple[int, ...], vocab_size: int) -> None:
+    """Refuses tokens that the model has not."""
+    ids = [*tokenizer.get_vocab().values(), *stops]
+    largest = max(ids, default=0)
+    if min(ids, default=0) < 0:
+        raise KvCacheError(f"the tokenizer has the token {min(ids)}, expected 0 or more", "tokenizer_mismatch")
+    if largest >= vocab_size:
+        message = f"the tokenizer has the token {largest}, expected less than vocab_size {vocab_size}"
+        raise KvCacheError(message, "tokenizer_mismatch")

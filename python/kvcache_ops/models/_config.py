@@ -158,7 +158,7 @@ def rotary(
         raise KvCacheError(f"rope has the base {base!r} and heads of {head_dim} elements", "config_range")
     frequencies = float(base) ** (-np.arange(0, head_dim, 2) / head_dim)
     scaling, scale = {key: value for key, value in (given or {}).items() if value is not None}, 1.0
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind = scaling.get("rope_type", scaling.get("type", None if "factor" in scaling else "default"))
     if kind not in ("default", "linear", "llama3", "yarn"):
         message = f"rope_type is {kind!r}, expected default, linear, llama3 or yarn"
         raise KvCacheError(message, "rope_unsupported")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from onnx import TensorProto
@@ -20,6 +20,26 @@ INDICES = tuple(AttentionIndices.__annotations__)
 """The operators' index inputs, as a step of the manager has them."""
 
 
+def graph_inputs(spec: CacheSpec, masked: bool) -> Iterator[tuple[str, int, list[str | int]]]:
+    """Names, types and shapes of the inputs of a graph over a cache of `spec`."""
+    for name in ("token_ids", "positions"):
+        yield name, TensorProto.INT64, ["T"]
+    shapes: dict[str, list[str | int]] = {"seqstarts": ["B+1"], "kvstarts": ["B+1"], "start_pos": ["B"]}
+    shapes["cachestarts"] = ["B", "MaxP"] if spec.cache_mode == 1 else ["B"]
+    for name in INDICES:
+        yield name, TensorProto.INT64, shapes.get(name, [1])
+    yield "logit_rows", TensorProto.INT64, ["R"]
+    if masked:
+        yield "attn_mask", TensorProto.FLOAT, ["T or 0", "W"]
+    for name, dtype, shape in (
+        ("cache", spec.cache_dtype, spec.cache_shape),
+        ("scale", spec.scale_dtype, spec.scale_shape),
+    ):
+        if shape is not None:
+            dims = ["MaxT" if axis == "MaxT" else length for axis, length in zip(spec.axes, shape)]
+            yield name, ONNX_TYPES[str(dtype)], dims
+
+
 class Decoder:
     """Writes the decoder of a Config into a graph, reading tensors as they are needed."""
 
@@ -32,7 +52,8 @@ class Decoder:
     def write(self) -> None:
         """All of it: inputs, layers, head."""
         graph, config = self._graph, self._config
-        self._declare()
+        for value in graph_inputs(self._spec, masked=config.window is not None):
+            graph.input(*value)
         x = graph.embedding("embedding", "token_ids", self._tensor("token_embd.weight"))
         self._rotation()
         normal = self._norm("layers.0.attention_norm", x, "blk.0.attn_norm.weight")
@@ -52,25 +73,6 @@ class Decoder:
         else:
             logits = graph.linear("logits", normal, [self._tensor("output.weight")])
         graph.output(logits, TensorProto.FLOAT, ["R", config.vocab_size])
-
-    def _declare(self) -> None:
-        graph, spec = self._graph, self._spec
-        for name in ("token_ids", "positions"):
-            graph.input(name, TensorProto.INT64, ["T"])
-        pages = ["B", "MaxP"] if spec.cache_mode == 1 else ["B"]
-        shapes: dict[str, list[str | int]] = {"seqstarts": ["B+1"], "kvstarts": ["B+1"], "start_pos": ["B"]}
-        for name in INDICES:
-            graph.input(name, TensorProto.INT64, pages if name == "cachestarts" else shapes.get(name, [1]))
-        graph.input("logit_rows", TensorProto.INT64, ["R"])
-        if self._config.window is not None:
-            graph.input("attn_mask", TensorProto.FLOAT, ["T or 0", "W"])
-        for name, dtype, shape in (
-            ("cache", spec.cache_dtype, spec.cache_shape),
-            ("scale", spec.scale_dtype, spec.scale_shape),
-        ):
-            if shape is not None:
-                dims = ["MaxT" if axis == "MaxT" else length for axis, length in zip(spec.axes, shape)]
-                graph.input(name, ONNX_TYPES[str(dtype)], dims)
 
     def _rotation(self) -> None:
         """cos and sin (T, Dh / 2) of the tokens' angles; these are float64, for late positions to be exact."""

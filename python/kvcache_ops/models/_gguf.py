@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvcache_ops.models._config import Config, rotary, unknown_family
 from kvcache_ops.models._weights import FLOATS, GGUF_TYPES, Weight, from_gguf
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
+_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
 class _Reader(gguf.GGUFReader):
@@ -53,23 +55,25 @@ class _Fields:
         return value
 
 
-def read_gguf(path: Path) -> Checkpoint:
-    """The checkpoint in a GGUF file, whose tensors stay mapped.
+def parts(path: Path) -> list[Path]:
+    """The files of a split model of which this is one, by its name; else this one."""
+    if not (named := _PART.fullmatch(path.name)):
+        return [path]
+    return [path.with_name(f"{named[1]}-{i + 1:05}-of-{named[2]}.gguf") for i in range(int(named[2]))]
 
-    Raises KvCacheError: "source_damaged" for what is no whole GGUF file, "family_unknown", "tensor_type" and what
-    `Config` raises.
+
+def read_gguf(path: Path) -> Checkpoint:
+    """The checkpoint in a GGUF file, or in all parts of a split one, whose tensors stay mapped.
+
+    Raises KvCacheError: "source_damaged" for what is no whole GGUF file, "source_missing" for a part that is not there,
+    "family_unknown", "tensor_type" and what `Config` raises.
     """
-    if not path.stat().st_size:
-        raise KvCacheError(f"{path} is no whole GGUF file: it is empty", "source_damaged")
-    try:
-        reader = _Reader(path)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise KvCacheError(f"{path} is no whole GGUF file: {error}", "source_damaged") from error
-    fields, tensors = _Fields(reader), {tensor.name: tensor for tensor in reader.tensors}
+    readers = _readers(path)
+    fields, tensors = _Fields(readers[0]), {tensor.name: tensor for reader in readers for tensor in reader.tensors}
     family = fields.get("general.architecture", str, str)
     if family not in _FAMILIES:
         raise unknown_family("general.architecture", family, tensors, _FAMILIES)
-    for tensor in reader.tensors:
+    for tensor in tensors.values():
         types = GGUF_TYPES if len(tensor.shape) > 1 else FLOATS
         if tensor.tensor_type.name not in types:
             message = f"{tensor.name} has the type {tensor.tensor_type.name}, expected one of {', '.join(types)}"
@@ -88,7 +92,45 @@ def read_gguf(path: Path) -> Checkpoint:
 
     tokenizer, bos, stops = _tokenizer.from_gguf(fields.get)
     template, name = fields.get("tokenizer.chat_template", str), fields.get("general.name", str, path.stem)
+    if template and bos and tokenizer.encode("").ids and "bos_token" not in template and bos not in template:
+        template = "{{ bos_token }}" + template  # llama.cpp begins every prompt with it
     return Checkpoint(config, read, tokenizer, bos, stops, template, name)
+
+
+def _readers(path: Path) -> list[gguf.GGUFReader]:
+    """Those of a file, or of all parts of a split one in their order."""
+    reader = _reader(path)
+    count = _Fields(reader).get("split.count", int, 0)
+    if count < 2:
+        return [reader]
+    if len(paths := parts(path)) != count:
+        message = f"{path.name} is one of {count} parts, expected a name that ends with -00001-of-{count:05}.gguf"
+        raise KvCacheError(message, "source_missing")
+    readers: list[gguf.GGUFReader] = []
+    names: set[str] = set()
+    for i, part in enumerate(paths):
+        if not part.is_file():
+            raise KvCacheError(f"there is no {part.name} in {part.parent}, of {count} parts", "source_missing")
+        readers.append(_reader(part))
+        if (number := _Fields(readers[i]).get("split.no", int, int)) != i:
+            raise KvCacheError(f"{part.name} has split.no {number}, expected {i}", "source_damaged")
+        if again := names & {tensor.name for tensor in readers[i].tensors}:
+            raise KvCacheError(f"{min(again)} is in {part.name} and in a part before it", "source_damaged")
+        names |= {tensor.name for tensor in readers[i].tensors}
+    if len(names) != (expected := _Fields(readers[0]).get("split.tensors.count", int, len(names))):
+        raise KvCacheError(
+            f"{path.name} and its parts have {len(names)} tensors, expected {expected}", "source_damaged"
+        )
+    return readers
+
+
+def _reader(path: Path) -> gguf.GGUFReader:
+    if not path.stat().st_size:
+        raise KvCacheError(f"{path} is no whole GGUF file: it is empty", "source_damaged")
+    try:
+        return _Reader(path)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise KvCacheError(f"{path} is no whole GGUF file: {error}", "source_damaged") from error
 
 
 def _config(
@@ -134,16 +176,18 @@ def _config(
 
 def _scaling(family: str, fields: _Fields) -> dict[str, Any] | None:
     """The RoPE scaling of a file, in the words of config.json."""
-    kind = fields.get(f"{family}.rope.scaling.type", str, "none")
     for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
         key = f"{family}.rope.scaling.{name}"
         if (got := fields.get(key, float, 1.0)) != 1:
             raise KvCacheError(f"{key} is {got}, expected 1", "config_unsupported")
+    old = fields.get(f"{family}.rope.scale_linear", float, 0.0)
+    factor = fields.get(f"{family}.rope.scaling.factor", float, old) or 1.0
+    kind = fields.get(f"{family}.rope.scaling.type", str, "linear")  # as llama.cpp has it
     if kind == "none":
         return None
     return {
         "type": kind,
-        "factor": fields.get(f"{family}.rope.scaling.factor", float, float),
+        "factor": factor,
         "original_max_position_embeddings": fields.get(f"{family}.rope.scaling.original_context_length", int),
         "beta_fast": fields.get(f"{family}.rope.scaling.yarn_beta_fast", float),
         "beta_slow": fields.get(f"{family}.rope.scaling.yarn_beta_slow", float),

@@ -176,10 +176,8 @@ class Graph:
         """The SHA-256 of the weights that have been written."""
         return self._digest.hexdigest()
 
-    def model(self, metadata: dict[str, str]) -> ModelProto:
+    def model(self) -> ModelProto:
         """The finished model."""
         graph = helper.make_graph(self._nodes, "decoder", self._inputs, self._outputs, self._constants)
         opsets = [helper.make_opsetid(*pair) for pair in (("", OPSET), (MICROSOFT, 1), (DOMAIN, 1))]
-        model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="kvcache_ops")
-        helper.set_model_props(model, metadata)
-        return model
+        return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="kvcache_ops")

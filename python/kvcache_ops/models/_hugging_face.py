@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from kvcache_ops.models._config import Config, canonical, hugging_face_name, rot
 from kvcache_ops.models._weights import FLOATS, Dense
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 
 
 def read_folder(folder: Path) -> Checkpoint:
@@ -57,14 +60,18 @@ def read_folder(folder: Path) -> Checkpoint:
         with safe_open(places[name], framework="numpy") as tensors:
             return Dense(tensors.get_tensor(spelled[name]))
 
-    bos, stops, template = of_chats(folder, given.get("eos_token_id"))
-    return Checkpoint(config, read, tokenizer_of(folder), bos, stops, template, folder.resolve().name)
+    tokenizer = tokenizer_of(folder, config.vocab_size)
+    bos, stops, template = of_chats(folder, given.get("eos_token_id"), tokenizer)
+    return Checkpoint(config, read, tokenizer, bos, stops, template, folder.resolve().name)
 
 
-def of_chats(folder: Path, eos: Any) -> tuple[str | None, tuple[int, ...], str | None]:
+def of_chats(
+    folder: Path, eos: Any, tokenizer: Tokenizer | None = None
+) -> tuple[str | None, tuple[int, ...], str | None]:
     """The text of the token that begins a conversation, the tokens that end an answer, and the chat template.
 
-    eos: what the model's configuration says of the tokens that end an answer.
+    eos: what the model's configuration says of the tokens that end an answer. The tokenizer knows the one that
+    tokenizer_config.json names, the first of them, which is the template's `eos_token`.
     """
     said, generation = (
         json_of(path) if path.is_file() else {}
@@ -77,23 +84,25 @@ def of_chats(folder: Path, eos: Any) -> tuple[str | None, tuple[int, ...], str |
     if isinstance(template, list):  # several by name
         entries = [entry for entry in template if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
-    stops = generation.get("eos_token_id", eos)
-    stops = [] if stops is None else stops if isinstance(stops, list) else [stops]
+    end = said.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    stops: list[Any] = [tokenizer.token_to_id(end) if tokenizer is not None and isinstance(end, str) else None]
+    for ids in (generation.get("eos_token_id"), eos):
+        stops += ids if isinstance(ids, list) else [ids]
+    stops = [stop for stop in stops if stop is not None]
     facts = [("bos_token", bos, str), ("chat_template", template, str), *(("eos_token_id", s, int) for s in stops)]
     for name, value, kind in facts:
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             expected = "a text" if kind is str else "a whole number, or a list of them"
             raise KvCacheError(f"{name} is {value!r} in {folder}, expected {expected}", "config_type")
-    return bos, tuple(stops), template
+    return bos, tuple(dict.fromkeys(stops)), template
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of the weights: those that an index names, or else all."""
+    """The files of the weights: those that an index names; or else all shards; or else what is not of others."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        if files := sorted(folder.glob("*.safetensors")):
-            return files
-        raise KvCacheError(f"there is no *.safetensors in {folder}", "source_missing")
+        return _files_without_index(folder)
     names = json_of(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise KvCacheError(f"weight_map of {index} is {names!r:.80}, expected file names", "source_damaged")
@@ -103,12 +112,39 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def tokenizer_of(folder: Path) -> Tokenizer:
+def _files_without_index(folder: Path) -> list[Path]:
+    """All shards; or else model.safetensors; or else all but adapters and Mistral's own file of the same weights."""
+    found = sorted(folder.glob("*.safetensors"))
+    if counts := [int(match[1]) for file in found if (match := _SHARD.fullmatch(file.name))]:
+        shards = [folder / f"model-{i + 1:05}-of-{counts[0]:05}.safetensors" for i in range(counts[0])]
+        if missing := [shard.name for shard in shards if not shard.is_file()]:
+            raise KvCacheError(f"there is no {missing[0]} in {folder}, of {counts[0]} shards", "source_missing")
+        return shards
+    if (whole := folder / "model.safetensors").is_file():
+        return [whole]
+    if files := [file for file in found if not file.name.startswith(("consolidated", "adapter_"))]:
+        return files
+    others = f" but {', '.join(file.name for file in found)}" if found else ""
+    raise KvCacheError(f"there is no *.safetensors in {folder}{others}", "source_missing")
+
+
+def tokenizer_of(folder: Path, vocab_size: int = 2**32) -> Tokenizer:
+    """That of tokenizer.json, which gives all tokens of a text and no others, and none that the model has not."""
     text = _text(folder / "tokenizer.json")
     try:
-        return Tokenizer.from_str(text)
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the package raises no narrower one
         raise KvCacheError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}", "source_damaged") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    beyond = {i: added.content for i, added in tokenizer.get_added_tokens_decoder().items() if i >= vocab_size}
+    if not beyond:
+        return tokenizer
+    message = f"{', '.join(beyond.values())} of tokenizer.json are left out: the model has {vocab_size} tokens"
+    warnings.warn(message, stacklevel=2)
+    data = json.loads(tokenizer.to_str())
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] not in beyond]
+    return Tokenizer.from_str(json.dumps(data))
 
 
 def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config:
@@ -130,6 +166,10 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
         if given.get(key, expected) != expected:
             message = f"{key} is {given[key]!r} in config.json, expected {expected!r}"
             raise KvCacheError(message, "config_unsupported")
+    tied = bool(given.get("tie_word_embeddings", False))
+    if not tied and shapes and "output.weight" not in shapes:
+        warnings.warn("there is no lm_head.weight: the embedding is taken for it", stacklevel=2)
+        tied = True
     layers, heads, hidden = number("num_hidden_layers"), number("num_attention_heads"), number("hidden_size")
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if not isinstance(rope, dict):
@@ -156,7 +196,7 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
         window=_window(given, layers, number),
         biases=family == "qwen2",
         head_norms=family == "qwen3",
-        tied=bool(given.get("tie_word_embeddings", False)),
+        tied=tied,
     )
 
 

@@ -20,6 +20,7 @@ from kvcache_ops._registration import register
 from kvcache_ops.manager import Manager, Rope
 from kvcache_ops.models._build import DATA, FORMAT, METADATA, MODEL, TOKENIZER
 from kvcache_ops.models._config import Config
+from kvcache_ops.models._onnx_export import GraphConfig, LinkedFile
 
 _MOST_THREADS = 1024  # ONNX Runtime starts them all
 
@@ -29,18 +30,20 @@ class Model:
     """What a program needs to run a model of `build`: see `load`.
 
     `cache` describes the cache of a single token; `stops` end an answer; `bos` is the text of the token that begins a
-    conversation, for `chat_template`, one of Jinja's; `fingerprint` is the SHA-256 of the weights.
+    conversation, for `chat_template`, one of Jinja's; `fingerprint` is the SHA-256 of the weights, of
+    large exports of samples; `notes` are what `build` has decided about an export.
     """
 
     path: Path
     name: str
-    config: Config
+    config: Config | GraphConfig
     cache: CacheSpec
     tokenizer: Tokenizer
     bos: str | None
     stops: tuple[int, ...]
     chat_template: str | None
     fingerprint: str
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def _longest(self) -> int:
@@ -73,7 +76,10 @@ class Model:
 
     def manager(self, spec: CacheSpec, **management: Any) -> Manager:
         """A manager of that cache, with the model's RoPE, window and fingerprint. management: as `Manager` has it."""
-        rope = Rope(self.config.head_dim, inv_freq=self.config.inv_freq)
+        rope = None
+        if pairs := len(self.config.inv_freq):
+            interleaved = isinstance(self.config, GraphConfig) and self.config.interleaved
+            rope = Rope(2 * pairs, inv_freq=self.config.inv_freq, style="gptj" if interleaved else "neox")
         facts = {"rope": rope, "window": self.config.window, "fingerprint": self.fingerprint}
         return Manager(spec, **(facts | management))
 
@@ -121,8 +127,17 @@ def load(path: str | os.PathLike[str]) -> Model:
     if about.get("format") != FORMAT:
         message = f"{file} has the format {about.get('format')} of kvcache_ops.models, expected {FORMAT}"
         raise KvCacheError(message, "model_format")
-    _check_data(file.parent / DATA, about["data_bytes"], bytes.fromhex(about["stamp"]))
-    config = Config(**about["config"] | {"inv_freq": tuple(about["config"]["inv_freq"])})
+    facts: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in about["config"].items()
+    }
+    config: Config | GraphConfig
+    if "linked" in about:
+        config = GraphConfig(**facts)
+        for linked in about["linked"]:
+            LinkedFile(**linked).check(file.parent)
+    else:
+        config = Config(**facts)
+        _check_data(file.parent / DATA, about["data_bytes"], bytes.fromhex(about["stamp"]))
     return Model(
         file,
         about["name"],
@@ -133,6 +148,7 @@ def load(path: str | os.PathLike[str]) -> Model:
         tuple(about["stops"]),
         about["chat_template"],
         about["fingerprint"],
+        tuple(about.get("notes", ())),
     )
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from kvcache_ops._cache import T2
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._build import MODEL, build
+from kvcache_ops.models._gguf import parts
 from kvcache_ops.models._model import Model, load
+from kvcache_ops.models._onnx_export import GENAI
 
 
 def open_model(
@@ -23,7 +25,7 @@ def open_model(
     quant_group: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
-    """The model of a built folder; or of a GGUF file or a Hugging Face folder, built into a folder of the user's cache.
+    """The model of a built folder; or of a source of `build`, built into a folder of the user's cache.
 
     cache, quant_group, progress: as `build` has them. None is what a built model has, or `build`'s default. What has
     been built stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is taken again while the source does not
@@ -33,7 +35,8 @@ def open_model(
     """
     given = Path(path)
     asked = {name: value for name, value in (("cache", cache), ("quant_group", quant_group)) if value is not None}
-    if given.suffix == ".onnx" or (given / MODEL).is_file():
+    beside = given.parent if given.suffix == ".onnx" else given
+    if (given.suffix == ".onnx" or (given / MODEL).is_file()) and not (beside / GENAI).is_file():
         model = load(given)
         has = {"cache": model.cache.cache_dtype, "quant_group": model.cache.quant_group}
         for name, value in asked.items():
@@ -67,8 +70,8 @@ def _home() -> Path:
 
 def _key(source: Path, options: Mapping[str, object]) -> str:
     """What the result depends on: the files by size and time, the options, and what builds."""
-    files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
-    stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else parts(source)
+    stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files if path.exists()]
     digest = hashlib.sha256(json.dumps([str(source.resolve()), stats, sorted(options.items())]).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())

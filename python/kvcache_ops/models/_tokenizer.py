@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,29 +12,42 @@ from kvcache_ops._errors import KvCacheError
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2
 
+_NO_TOKEN = 2**32 - 1  # -1, as some files have it
+_SPECIAL = {"bos": 1, "eos": 2}  # of SentencePiece, where a file does not say it, as llama.cpp has it
+# What ends an answer by its name, if it is a control token, as llama.cpp has it.
+_ENDS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>",
+    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>",
+    "<\uff5cend▁of▁sentence\uff5c>",
+}  # fmt: skip
+
 # Words and numbers as Llama 3 and Qwen 2 cut a text before merging; they differ in how many digits are one.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_LLAMA_3 = _WORDS.replace("DIGITS", "{1,3}")
+_QWEN_2 = _WORDS.replace("DIGITS", "")
+_QWEN_35 = _QWEN_2.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
-
-def _split(pattern: str) -> Any:
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _gpt2(*first: Any) -> Any:
-    return pre_tokenizers.Sequence([*first, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-
-
-# How a text is cut, by tokenizer.ggml.pre.
-_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "gpt-2": _gpt2,
-    "smollm": lambda: _gpt2(pre_tokenizers.Digits(individual_digits=True)),
-    "llama-bpe": lambda: _split(_WORDS.replace("DIGITS", "{1,3}")),
-    "qwen2": lambda: _split(_WORDS.replace("DIGITS", "")),
+# How a text is cut, one pattern after the other, by tokenizer.ggml.pre, as llama.cpp has it.
+_PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2", "gigachat", "exaone4"), (_GPT_2,)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "minerva-7b"), (r"\p{N}", _GPT_2)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "smaug-bpe"), (_LLAMA_3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "stablelm2"), (_QWEN_2,)),
+    "qwen35": (_QWEN_35,),
+    "tekken": (_TEKKEN,),
 }
+# By these a word that is a token is not merged, and a prompt begins with bos unless the file says otherwise.
+_WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken"}
 
 
 def from_gguf(get: Callable[..., Any]) -> tuple[Tokenizer, str | None, tuple[int, ...]]:
@@ -61,35 +75,51 @@ def from_gguf(get: Callable[..., Any]) -> tuple[Tokenizer, str | None, tuple[int
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     added = [token for token, type_ in zip(tokens, types) if type_ == _USER_DEFINED]
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
-    keys = ("bos", "eos", "eot")
-    ids = {key: get(f"tokenizer.ggml.{key}_token_id", int) for key in keys}
-    for key, token in ids.items():
-        if token is not None and not 0 <= token < len(tokens):
-            message = f"tokenizer.ggml.{key}_token_id is {token}, expected one of {len(tokens)} tokens"
-            raise KvCacheError(message, "tokenizer_mismatch")
+    ids = {name: _special(get, name, len(tokens)) for name in ("bos", "eos", "eot", "eom")}
     bos = None if ids["bos"] is None else tokens[ids["bos"]]
-    if bos is not None and get("tokenizer.ggml.add_bos_token", bool, kind == "llama"):
+    adds = kind == "llama" or get("tokenizer.ggml.pre", str) in _WHOLE_WORDS
+    if bos is not None and get("tokenizer.ggml.add_bos_token", bool, adds):
         tokenizer.post_processor = processors.Sequence(
             [
                 *([tokenizer.post_processor] if tokenizer.post_processor else []),
                 processors.TemplateProcessing(f"{bos}:0 $A:0", special_tokens=[(bos, ids["bos"])]),
             ]
         )
-    return tokenizer, bos, tuple(dict.fromkeys(ids[key] for key in ("eos", "eot") if ids[key] is not None))
+    stops = [ids[name] for name in ("eos", "eot", "eom")]
+    stops += [i for i, (token, type_) in enumerate(zip(tokens, types)) if type_ == _CONTROL and token in _ENDS]
+    return tokenizer, bos, tuple(dict.fromkeys(stop for stop in stops if stop is not None))
+
+
+def _special(get: Callable[..., Any], name: str, count: int) -> int | None:
+    """A token that has a meaning, one of `count`."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    kind, default = get("tokenizer.ggml.model", str), _SPECIAL.get(name, count)
+    token: int | None = get(key, int, default if kind == "llama" and default < count else None)
+    if token == _NO_TOKEN:
+        warnings.warn(f"{key} is {token}, which is taken for none", stacklevel=2)
+        return None
+    if token is not None and not 0 <= token < count:
+        raise KvCacheError(f"{key} is {token}, expected one of {count} tokens", "tokenizer_mismatch")
+    return token
 
 
 def _byte_level(get: Callable[..., Any], tokens: list[str]) -> Tokenizer:
     """Byte pair encoding over bytes, by the file's merges."""
-    pre = get("tokenizer.ggml.pre", str, str)
+    pre = get("tokenizer.ggml.pre", str)
+    if pre is None:
+        warnings.warn("there is no tokenizer.ggml.pre: texts may be cut otherwise than in training", stacklevel=2)
+        pre = "default"
     if pre not in _PRE_TOKENIZERS:
         message = f"tokenizer.ggml.pre is {pre!r}, expected one of {', '.join(_PRE_TOKENIZERS)}"
         raise KvCacheError(message, "tokenizer_unknown")
     merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges", list, list)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
-    if pre == "qwen2":
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _WHOLE_WORDS))
+    if _PRE_TOKENIZERS[pre] in ((_QWEN_2,), (_QWEN_35,)):
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PRE_TOKENIZERS[pre]]
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

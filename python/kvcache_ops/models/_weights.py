@@ -1,11 +1,12 @@
 """Weights as a model has them: floats, or blocks of codes with their scales and offsets, taken from GGUF's blocks.
 
-Nothing is dequantized, and nothing is rounded but offsets, to float32: the codes are those of the file in ONNX's order.
+Nothing is dequantized, and nothing is rounded but offsets, to float32: the codes are those of the file in ONNX's order,
+around zero, so that activations that are rounded to 8 bits lose as little as they can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +20,6 @@ _Floats = NDArray[np.float32]
 
 FLOATS = ("F32", "F16", "BF16")
 """The types of vectors that are read from GGUF, and of all that is from safetensors."""
-
-GGUF_TYPES = (*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
-"""The types of matrices that are read."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def from_gguf(kind: str, data: NDArray[Any]) -> Weight:
         from ml_dtypes import bfloat16
 
         return Dense(data.view(bfloat16))
-    return {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q6_K": _q6_k}[kind](data)
+    return _BLOCKS[kind](data)
 
 
 def convert(name: str, weight: Weight, weights: str) -> Weight:
@@ -135,31 +133,147 @@ def _q4_1(data: _Bytes) -> Blocks:
     return Blocks(4, 32, _pack(_nibbles(blocks[..., 4:])), scales, 8 * scales + minima)
 
 
+def _q5_0(data: _Bytes) -> Blocks:
+    """32 weights: a float16 d, 32 fifth bits, 16 bytes as in Q4_0; d * (q - 16)."""
+    blocks = data.reshape(len(data), -1, 22)
+    return Blocks(8, 32, _fifth(blocks[..., 2:6], blocks[..., 6:]) + np.uint8(128 - 16), _halves(blocks[..., :2]))
+
+
+def _q5_1(data: _Bytes) -> Blocks:
+    """32 weights: float16 d and m, 32 fifth bits, 16 bytes as in Q4_0; d * q + m."""
+    blocks = data.reshape(len(data), -1, 24)
+    scales, minima = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
+    return Blocks(8, 32, _fifth(blocks[..., 4:8], blocks[..., 8:]) + np.uint8(128 - 16), scales, 16 * scales + minima)
+
+
+def _q2_k(data: _Bytes) -> Blocks:
+    """256 weights in 16 blocks: 4 bits each of scales s and minima m, codes of 2 bits, float16 d and dmin."""
+    blocks = data.reshape(len(data), -1, 84)
+    scales = _halves(blocks[..., 80:82])[..., None] * (blocks[..., :16] & np.uint8(15))
+    minima = _halves(blocks[..., 82:])[..., None] * (blocks[..., :16] >> np.uint8(4))
+    codes = _pairs(blocks[..., 16:80]) + np.uint8(8 - 2)
+    scales, minima = scales.reshape(len(data), -1), minima.reshape(len(data), -1)
+    return Blocks(4, 16, _pack(codes.reshape(*scales.shape, 16)), scales, 2 * scales - minima)
+
+
+def _q3_k(data: _Bytes) -> Blocks:
+    """256 weights in 16 blocks: third bits of codes q, two lower ones, 6 bits each of scales s, a float16 d.
+
+    d * (s - 32) * (q - 4).
+    """
+    blocks = data.reshape(len(data), -1, 110)
+    third = (blocks[..., None, :32] >> _SHIFTS_BY_1) & np.uint8(1)
+    codes = _pairs(blocks[..., 32:96]) + (third.reshape(*blocks.shape[:2], 256) << np.uint8(2)) + np.uint8(4)
+    high = ((blocks[..., None, 104:108] >> _SHIFTS_BY_2) & np.uint8(3)).reshape(*blocks.shape[:2], 16)
+    six = (_nibbles(blocks[..., 96:104]) | (high << np.uint8(4))).astype(np.float32) - 32
+    scales = (_halves(blocks[..., 108:])[..., None] * six).reshape(len(data), -1)
+    return Blocks(4, 16, _pack(codes.reshape(*scales.shape, 16)), scales)
+
+
 def _q4_k(data: _Bytes) -> Blocks:
     """256 weights in 8 blocks: float16 d and dmin, 6 bits each of scales s and minima m; d * s * q - dmin * m."""
-    from gguf.quants import Q4_K
-
     blocks = data.reshape(len(data), -1, 144)
-    of_blocks = (len(data), blocks.shape[1], 8)
-    s, m = (six.reshape(of_blocks) for six in Q4_K.get_scale_min(blocks[..., 4:16].reshape(-1, 12)))
-    scales = _halves(blocks[..., :2])[..., None] * s.astype(np.float32)
-    minima = _halves(blocks[..., 2:4])[..., None] * m.astype(np.float32)
+    scales, minima = _scales_and_minima(blocks)
     codes = _nibbles(blocks[..., 16:].reshape(len(data), -1, 32))  # the next 32 codes are in the high nibbles
-    scales, minima = scales.reshape(len(data), -1), minima.reshape(len(data), -1)
     return Blocks(4, 32, _pack(codes.reshape(*scales.shape, 32)), scales, 8 * scales - minima)
+
+
+def _q5_k(data: _Bytes) -> Blocks:
+    """256 weights as in Q4_K, and 256 fifth bits before the others."""
+    blocks = data.reshape(len(data), -1, 176)
+    scales, minima = _scales_and_minima(blocks)
+    fifth = ((blocks[..., None, 16:48] >> _SHIFTS_BY_1) & np.uint8(1)) << np.uint8(4)
+    low = _nibbles(blocks[..., 48:].reshape(len(data), -1, 32))
+    codes = (low.reshape(*scales.shape, 32) | fifth.reshape(*scales.shape, 32)) + np.uint8(128 - 16)
+    return Blocks(8, 32, codes, scales, 16 * scales - minima)
 
 
 def _q6_k(data: _Bytes) -> Blocks:
     """256 weights in 16 blocks: low 4 and high 2 bits of codes q, signed bytes s, a float16 d; d * s * (q - 32)."""
     blocks = data.reshape(len(data), -1, 210)
-    low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64))
-    low = low.reshape(*blocks.shape[:2], 2, 4, 32)
-    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32) >> shifts) & np.uint8(3)
-    codes: _Bytes = (low | (high << np.uint8(4))) + np.uint8(128 - 32)
+    low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)).reshape(*blocks.shape[:2], 256)
+    codes: _Bytes = (low | (_pairs(blocks[..., 128:192]) << np.uint8(4))) + np.uint8(128 - 32)
     scales = _halves(blocks[..., 208:])[..., None] * blocks[..., 192:208].view(np.int8).astype(np.float32)
     scales = scales.reshape(len(data), -1)
     return Blocks(8, 16, codes.reshape(*scales.shape, 16), scales)
+
+
+def _iq4_nl(data: _Bytes) -> Blocks:
+    """32 weights: a float16 d, 16 bytes as in Q4_0, whose codes are places in a table of signed bytes; d * table[q]."""
+    from gguf.quants import IQ4_NL
+
+    blocks = data.reshape(len(data), -1, 18)
+    return Blocks(8, 32, _looked_up(IQ4_NL.kvalues, _nibbles(blocks[..., 2:])), _halves(blocks[..., :2]))
+
+
+def _iq4_xs(data: _Bytes) -> Blocks:
+    """256 weights in 8 blocks as in IQ4_NL: a float16 d, high 2 and low 4 bits of scales s; d * (s - 32) * table[q]."""
+    from gguf.quants import IQ4_NL
+
+    blocks = data.reshape(len(data), -1, 136)
+    low = (blocks[..., 4:8, None] >> np.array([0, 4], np.uint8)) & np.uint8(15)
+    high = (blocks[..., 2:4, None] >> _SHIFTS_BY_2[:, 0]) & np.uint8(3)
+    six = (low | (high.reshape(low.shape) << np.uint8(4))).reshape(*blocks.shape[:2], 8).astype(np.float32) - 32
+    scales = (_halves(blocks[..., :2])[..., None] * six).reshape(len(data), -1)
+    return Blocks(8, 32, _looked_up(IQ4_NL.kvalues, _nibbles(blocks[..., 8:].reshape(*scales.shape, 16))), scales)
+
+
+def _mxfp4(data: _Bytes) -> Blocks:
+    """32 weights: a power of 2 as its exponent, 16 bytes as in Q4_0, whose codes are places in a table of doubles."""
+    from gguf.quants import MXFP4
+
+    blocks = data.reshape(len(data), -1, 17)
+    scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
+    return Blocks(8, 32, _looked_up(MXFP4.kvalues, _nibbles(blocks[..., 1:])), scales)
+
+
+_BLOCKS: dict[str, Callable[[_Bytes], Blocks]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}
+GGUF_TYPES = (*FLOATS, *_BLOCKS)
+"""The types of matrices that are read."""
+
+_SHIFTS_BY_1 = np.arange(8, dtype=np.uint8)[:, None]
+_SHIFTS_BY_2 = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+
+
+def _scales_and_minima(blocks: _Bytes) -> tuple[_Floats, _Floats]:
+    """Of the 8 blocks in each of Q4_K and Q5_K: (N, K / 32)."""
+    from gguf.quants import Q4_K
+
+    s, m = (of.reshape(*blocks.shape[:2], 8) for of in Q4_K.get_scale_min(blocks[..., 4:16].reshape(-1, 12)))
+    scales = _halves(blocks[..., :2])[..., None] * s.astype(np.float32)
+    minima = _halves(blocks[..., 2:4])[..., None] * m.astype(np.float32)
+    return scales.reshape(len(blocks), -1), minima.reshape(len(blocks), -1)
+
+
+def _fifth(bits: _Bytes, low: _Bytes) -> _Bytes:
+    """Codes of 5 bits: the fifth ones in the order of the codes, the others as in Q4_0."""
+    fifth = np.unpackbits(bits, axis=-1, bitorder="little")
+    return _nibbles(low) | (fifth << np.uint8(4))
+
+
+def _pairs(data: _Bytes) -> _Bytes:
+    """256 codes of 2 bits in 64 bytes: of 32 bytes first all lowest pairs of bits, then the next ones."""
+    pairs = (data.reshape(*data.shape[:-1], 2, 1, 32) >> _SHIFTS_BY_2) & np.uint8(3)
+    return pairs.reshape(*data.shape[:-1], 256)
+
+
+def _looked_up(table: Sequence[int], codes: _Bytes) -> _Bytes:
+    """Entries of a table of signed bytes, as codes of 8 bits."""
+    return (np.array(table) + 128).astype(np.uint8)[codes]
 
 
 def _halves(data: _Bytes) -> _Floats:

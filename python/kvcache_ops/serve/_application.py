@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -69,7 +70,11 @@ class _Routes:
         self._max_requests, self._context_shift = max_requests, context_shift
         self._metrics, self._logprobs = Metrics(), Logprobs(engine.model.tokenizer)
         self.thread = EngineThread(engine, self._metrics, max_requests)
-        self._template = ChatTemplate(engine.model) if engine.model.chat_template is not None else None
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        """The model's, as the first chat needs it: a template that is none refuses chats, and nothing else."""
+        return ChatTemplate(self._engine.model)
 
     def application(self) -> Starlette:
         routes = [
@@ -152,8 +157,6 @@ class _Routes:
         if not chat:
             keep = len(self._engine.encode("")) if self._context_shift else None
             return [self._engine.encode(prompt) for prompt in call.prompts], keep
-        if self._template is None:
-            raise KvCacheError(f"{self._name} has no chat template, expected prompts alone", "chat_template")
         context = self._engine.context_length
         if not self._context_shift:
             return [self._template.tokens(call.messages, most=context, variables=call.variables)], None

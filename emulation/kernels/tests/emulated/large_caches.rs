@@ -21,6 +21,7 @@ fn large_caches() {
             let quant = Quant {
                 bits,
                 group: HEAD_DIM,
+                rotated: false,
                 t3: ElementType::Float16,
                 scale_len: 2 * max_t * num_layer * num_heads,
                 scale: layout.strides(scale_dims).unwrap(),

@@ -4,6 +4,7 @@ pub(super) mod convert;
 pub(super) mod copy;
 pub(super) mod dequantize;
 pub(super) mod group;
+pub(super) mod hadamard;
 pub(super) mod lane_tables;
 pub(super) mod quant_simd;
 pub(super) mod quantize;

@@ -16,6 +16,7 @@ fn problem(t1: ElementType, t2: ElementType, group: Option<usize>, num_heads: us
     let quant = group.map(|group| Quant {
         bits: if t2 == Int4 { QuantBit::Four } else { QuantBit::Eight },
         group,
+        rotated: false,
         t3: Float16,
         scale_len: 2 * 64 * 3 * num_heads * head_dim / group,
         scale: strides(CacheDims { inner: head_dim / group, ..dims }),

@@ -1,0 +1,270 @@
+"""Attention nodes of ONNX Runtime, with a cache of their own each, become ours over one cache of all layers.
+
+    [split q, k, v] -> [norms of the heads] -> [rotation at the step's positions] -> attention -> the node's output
+
+GroupQueryAttention has its tokens as (batch, sequence), and PagedAttention in a row. Both compute each token from its
+own row but for attention, so all tokens of a step, of whatever sequences, are one row of a batch of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, helper, numpy_helper
+
+from kvcache_ops import _native
+from kvcache_ops._cache import CacheSpec
+from kvcache_ops._nodes import make_node
+from kvcache_ops._operators import node_attributes
+from kvcache_ops.models._decoder import INDICES
+from kvcache_ops.models._graph import MICROSOFT
+from kvcache_ops.models._onnx_graph import Values, attributes, called, shape_of, unsupported
+
+# The inputs in their order.
+_QKV_AND_PAST = ("query", "key", "value", "past_key", "past_value")
+INPUTS = {
+    "GroupQueryAttention": (
+        *_QKV_AND_PAST,
+        *("seqlens_k", "total_sequence_length", "cos_cache", "sin_cache", "position_ids", "attention_bias"),
+        *("head_sink", "k_scale", "v_scale", "q_norm_weight", "k_norm_weight", "query_seqlens"),
+    ),
+    "PagedAttention": (
+        *_QKV_AND_PAST,
+        *("cumulative_sequence_length", "past_seqlens", "block_table", "cos_cache", "sin_cache", "slot_mapping"),
+        *("head_sink", "q_norm_weight", "k_norm_weight", "k_scale", "v_scale", "attention_metadata"),
+    ),
+}
+_REFUSED_INPUTS = ("attention_bias", "k_scale", "v_scale", "query_seqlens")
+
+# Attributes that are read, with their defaults; those that must have a value; and those of a cache that goes.
+_READ = {
+    "num_heads": 0,
+    "kv_num_heads": 0,
+    "scale": 0.0,
+    "softcap": 0.0,
+    "do_rotary": 0,
+    "rotary_interleaved": 0,
+    "local_window_size": -1,
+    "smooth_softmax": 0,
+    "qk_norm_epsilon": 1e-6,
+    "q_norm_epsilon": None,
+    "k_norm_epsilon": None,
+}
+_FIXED = {
+    "causal": 1,
+    "is_causal": 1,
+    "qk_output": 0,
+    "k_quant_type": "NONE",
+    "v_quant_type": "NONE",
+    "kv_cache_layout": "SEPARATE",
+    "rotary_offset": 0,
+    "v_head_size": 0,
+    "k_cache_dtype": "",
+    "v_cache_dtype": "",
+}
+_OF_THE_CACHE = ("sliding_window_cache", "kv_cache_bit_width")
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The tables of cosines and sines of a rotary embedding, and which elements of a head are a pair."""
+
+    cos: str
+    sin: str
+    interleaved: bool
+
+
+class Attention:
+    """An attention node: its inputs and attributes by name.
+
+    Raises KvCacheError "graph_unsupported" for what has no place in ours.
+    """
+
+    def __init__(self, node: NodeProto, values: Values) -> None:
+        self.node, self._values = node, values
+        names = INPUTS[node.op_type]
+        if len(node.input) > len(names):
+            raise unsupported(f"{called(node)} has {len(node.input)} inputs, expected at most {len(names)}")
+        self.inputs = {name: value for name, value in zip(names, node.input) if value}
+        for name in _REFUSED_INPUTS:
+            if name in self.inputs:
+                raise unsupported(f"{called(node)} has {name} {self.inputs[name]}, expected none: export without it")
+        self.given = {**_READ, **(found := attributes(node))}
+        for name, value in found.items():
+            if value != _FIXED.get(name, value) or name not in {*_READ, *_FIXED, *_OF_THE_CACHE}:
+                expected = f"{_FIXED[name]!r}" if name in _FIXED else "no such attribute"
+                raise unsupported(f"{called(node)} has {name} {value!r}, expected {expected}")
+        for name in ("past_key", "past_value"):
+            if self.inputs.get(name) not in values.inputs:
+                got = self.inputs.get(name, "absent")
+                raise unsupported(f"{name} of {called(node)} is {got}, expected an input of the graph: a decoder's")
+        pairs = [("key", "value"), ("q_norm_weight", "k_norm_weight"), ("cos_cache", "sin_cache")]
+        for one, other in pairs:
+            if (one in self.inputs) != (other in self.inputs):
+                raise unsupported(f"{called(node)} has one of {one} and {other}, expected both or none")
+        if self.given["do_rotary"] and "cos_cache" not in self.inputs:
+            raise unsupported(f"{called(node)} has do_rotary and no cos_cache, expected it")
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Heads of queries, and of keys."""
+        return self.given["num_heads"], self.given["kv_num_heads"]
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens a query sees, its own included."""
+        return self.given["local_window_size"] if self.given["local_window_size"] > 0 else None
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """What queries and keys are rotated by, if they are."""
+        if not self.given["do_rotary"]:
+            return None
+        tables = (self.inputs["cos_cache"], self.inputs["sin_cache"])
+        for table in tables:
+            if self._values.constant(table) is None:
+                raise unsupported(f"{table}, which {called(self.node)} rotates by, is computed, expected a constant")
+        return Rotation(*tables, bool(self.given["rotary_interleaved"]))
+
+    def head_dim(self) -> int | None:
+        """Elements of a head, if the graph says it."""
+        past = self._values.inputs[self.inputs["past_key"]]
+        found = (shape_of(past) or [None])[-1]
+        heads, kv_heads = self.heads
+        named = {value.name: value for value in self._values.graph.value_info}
+        query = named.get(self.inputs["query"])
+        width = (shape_of(query) or [None])[-1] if query is not None else None
+        parts = heads if "key" in self.inputs else heads + 2 * kv_heads
+        if width is None:
+            return found
+        if width % parts or (found is not None and width != parts * found):
+            message = f"the query of {called(self.node)} has {width} elements, expected {parts} heads"
+            raise unsupported(f"{message} of {found or 'equal size'}")
+        return width // parts
+
+
+class Replacement:
+    """Writes the nodes that do what an attention node does, but over `cache`."""
+
+    def __init__(self, values: Values, spec: CacheSpec, kind: str, paged: bool) -> None:
+        self._values, self._spec, self._kind, self._paged = values, spec, kind, paged
+        self._nodes: list[NodeProto] = []
+        self._made: set[str] = set()
+
+    def attention(self, attention: Attention, layer: int) -> list[NodeProto]:
+        """The nodes of a layer."""
+        self._nodes = []
+        name = f"kvcache/layers.{layer}"
+        inputs, (heads, kv_heads), head_dim = attention.inputs, attention.heads, self._spec.head_dim
+        sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+        parts = [f"{name}/{part}" for part in ("query", "key", "value")]
+        if "key" in inputs:
+            packed = [inputs[part] for part in ("query", "key", "value")]
+        else:
+            packed = [f"{part}/packed" for part in parts]
+            split = self.constant("qkv_sizes", np.array(sizes))
+            self._nodes.append(helper.make_node("Split", [inputs["query"], split], packed, name, axis=-1))
+        rows = []
+        for part, x, count, letter in zip(parts, packed, (heads, kv_heads, kv_heads), "qkv"):
+            by_heads = self.constant(f"{count}_heads", np.array([-1, count, head_dim]))
+            if letter != "v" and "q_norm_weight" in inputs:
+                x = self._node("Reshape", [x, by_heads], f"{part}/unscaled")
+                given = attention.given[f"{letter}_norm_epsilon"]
+                epsilon = attention.given["qk_norm_epsilon"] if given is None else given
+                norm = [x, inputs[f"{letter}_norm_weight"]]
+                x = self._node("SimplifiedLayerNormalization", norm, f"{part}/normal", axis=-1, epsilon=epsilon)
+            if letter != "v" and attention.rotation is not None:
+                flat = self.constant(f"{count}_heads_in_a_row", np.array([1, -1, count * head_dim]))
+                x = self._node("Reshape", [x, flat], f"{part}/flat")
+                x = self._rotated(x, attention, part, count)
+            rows.append(self._node("Reshape", [x, by_heads], part))
+        mixed = self._operators(name, attention, layer, *rows)
+        shape = [-1, heads * head_dim] if self._paged else [1, -1, heads * head_dim]
+        flat = self.constant("mixed_heads", np.array(shape))
+        self._nodes.append(helper.make_node("Reshape", [mixed, flat], attention.node.output[:1], f"{name}/mixed"))
+        return self._nodes
+
+    def rotary(self, node: NodeProto) -> list[NodeProto]:
+        """ONNX Runtime's RotaryEmbedding at the step's positions, of which there may be more than its tables' rows."""
+        self._nodes = []
+        cos, sin = self._tables(node.input[2], node.input[3], "positions")
+        node.input[:] = [node.input[0], self.constant("first_row", np.array([0])), cos, sin]
+        return [*self._nodes, node]
+
+    def constant(self, name: str, array: Any) -> str:
+        """A small array; an equal one of that name is the same."""
+        name = f"kvcache/{name}"
+        if name not in self._made:
+            self._made.add(name)
+            self._values.graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def _node(self, op_type: str, inputs: list[str], name: str, domain: str = "", **given: Any) -> str:
+        self._nodes.append(helper.make_node(op_type, inputs, [name], name, domain=domain, **given))
+        return name
+
+    def _tables(self, cos: str, sin: str, positions: str) -> list[str]:
+        """The rows of cosines and sines of the step's tokens, which layers share."""
+        names = []
+        for table in (cos, sin):
+            names.append(name := f"kvcache/{table}/{positions}")
+            if name not in self._made:
+                self._made.add(name)
+                self._node("Gather", [table, positions], name, axis=0)
+        return names
+
+    def _rotated(self, x: str, attention: Attention, part: str, count: int) -> str:
+        rotation, positions = attention.rotation, attention.inputs.get("position_ids", "positions")
+        assert rotation is not None
+        if positions != "positions":
+            row = self.constant("row", np.array([-1]))
+            positions = self._node("Reshape", [positions, row], f"{part}/positions")
+        tables = self._tables(rotation.cos, rotation.sin, positions)
+        table = self._values.constant(rotation.cos)
+        assert table is not None  # as `rotation` has it
+        return self._node(
+            "RotaryEmbedding",
+            [x, self.constant("first_row", np.array([0])), *tables],
+            f"{part}/rotated",
+            MICROSOFT,
+            num_heads=count,
+            rotary_embedding_dim=2 * table.dims[-1],
+            interleaved=int(rotation.interleaved),
+        )
+
+    def _operators(self, name: str, attention: Attention, layer: int, query: str, key: str, value: str) -> str:
+        """What stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
+        given, spec = attention.given, self._spec
+        more: dict[str, Any] = {"num_heads": given["num_heads"]}
+        if given["scale"] and np.float32(given["scale"]) != np.float32(1 / sqrt(spec.head_dim)):
+            more["scale"] = given["scale"]
+        if given["softcap"]:
+            more["softcap"] = given["softcap"]
+        if attention.window is not None:
+            more["local_window_size"] = attention.window
+        inputs = {index: index for index in INDICES} | {"cache": "cache", "query": query}
+        inputs |= {"current_key": key, "current_value": value}
+        if spec.scale_dtype is not None:
+            inputs["scale"] = "scale"
+        if "head_sink" in attention.inputs:
+            inputs["head_sink"] = attention.inputs["head_sink"]
+        elif given["smooth_softmax"]:
+            inputs["head_sink"] = self.constant("head_sink", np.zeros(given["num_heads"], spec.dtype))
+        output = f"{name}/attention"
+        if self._kind == "fused":
+            kinds = [("MultiHeadCacheAttention", [output], {"layer_idx": layer} | more)]
+        else:
+            inputs |= {"key": f"{name}/keys", "value": f"{name}/values"}
+            kinds = [
+                ("KeyValueCache", [inputs["key"], inputs["value"]], {"layer_idx": layer}),
+                ("MultiHeadAttention", [output], more),
+            ]
+        for op_type, outputs, chosen in kinds:
+            taken = {theirs: inputs[theirs] for theirs in _native.input_names(op_type) if theirs in inputs}
+            self._nodes.append(
+                make_node(op_type, taken, outputs, node_attributes(op_type, spec, chosen), name=outputs[0])
+            )
+        return output

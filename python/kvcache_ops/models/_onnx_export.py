@@ -1,0 +1,511 @@
+"""Exports of onnxruntime-genai's model builder: genai_config.json, a graph, its data, a tokenizer.
+
+The graph gets our attention, and loses its pasts, presents and masks; the weights stay where they are:
+
+    find the attention nodes; settle what depends on a sequence's length
+    write ours in their place; gather the rows of logits before the head
+    keep what the logits need; refuse what then still needs an input that is gone
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, inliner
+
+from kvcache_ops._cache import T1, CacheSpec
+from kvcache_ops._errors import KvCacheError
+from kvcache_ops._nodes import DOMAIN
+from kvcache_ops.models._checkpoint import check_tokenizer
+from kvcache_ops.models._decoder import INDICES, graph_inputs
+from kvcache_ops.models._hugging_face import json_of, of_chats, tokenizer_of
+from kvcache_ops.models._onnx_attention import INPUTS, Attention, Replacement, Rotation
+from kvcache_ops.models._onnx_graph import (
+    LengthChoice,
+    Values,
+    all_nodes,
+    all_tensors,
+    bytes_of,
+    called,
+    rename,
+    shape_of,
+    unsupported,
+)
+
+GENAI = "genai_config.json"
+_OURS = ("token_ids", "positions", *INDICES, "logit_rows", "cache", "scale")
+_REMEDY = (
+    "export the model with `python -m onnxruntime_genai.models.builder -e cpu`, or build from its checkpoint, a GGUF "
+    "file or a folder of safetensors"
+)
+# What the head's result may go through: each logit by itself.
+_ELEMENTWISE = ("Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Sub", "Tanh", "Where")
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    """What a graph and its genai_config.json say about a model; a `Config` says more, which a graph has in its nodes.
+
+    `inv_freq`: as in Config, of as many pairs as are rotated; none where layers differ. `interleaved`: pairs are
+    neighbors. `windows`: how many tokens a query of each layer sees, its own included; None for all. `window` is None:
+    the nodes hide what is behind it.
+    """
+
+    family: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    inv_freq: tuple[float, ...]
+    interleaved: bool
+    windows: tuple[int | None, ...]
+    window: None = None
+
+
+class Export:
+    """An export that can be built: everything about it is checked, and nothing is written."""
+
+    def __init__(self, path: Path, rope: str, context: int | None) -> None:
+        self._folder = folder = path if path.is_dir() else path.parent
+        genai = json_of(folder / GENAI) if (folder / GENAI).is_file() else {}
+        self._genai = _section(genai, "model")
+        self._decoder = _section(self._genai, "decoder")
+        for part, of in (("encoder", self._genai), ("pipeline", self._decoder)):
+            if of.get(part):
+                raise unsupported(f"{folder / GENAI} has {part}, expected a decoder of one graph alone")
+        self._file = folder / self._decoder.get("filename", path.name if path.is_file() else "model.onnx")
+        self._bytes, self.model = _load(self._file)
+        self._data = _data_files(self.model, folder)
+        self._names = self._renamed()
+        self._values = Values(self.model.graph, folder)
+        self.notes: list[str] = []
+        settled = self._settle(genai, rope, context)
+        self._attentions = self._find_attention()
+        if not genai:
+            raise KvCacheError(f"there is no {GENAI} in {folder}: {_REMEDY}", "source_missing")
+        self.dtype, self.config = self._type(), self._config(*settled, context)
+        self._rope = self.notes[0] if self.notes else ""
+        self.tokenizer, self.name = tokenizer_of(folder, self.config.vocab_size), folder.resolve().name
+        eos = self._genai.get("eos_token_id")
+        self.bos, self.stops, self.chat_template = of_chats(folder, eos, self.tokenizer)
+        check_tokenizer(self.tokenizer, self.stops, self.config.vocab_size)
+        for warning in self._contradictions():
+            warnings.warn(warning, stacklevel=4)
+
+    def _renamed(self) -> dict[str, str]:
+        """Frees the names that the new graph's inputs and outputs have; what the export's are called now."""
+        graph, wanted = self.model.graph, _section(self._decoder, "outputs").get("logits", "logits")
+        if all(value.name != wanted for value in graph.output):
+            raise unsupported(f"{self._file} has no output {wanted}: {_REMEDY}")
+        names = {name: f"export/{name}" for name in (*_OURS, "attn_mask", "logits", wanted)}
+        rename(graph, names)
+        inputs = _section(self._decoder, "inputs")
+        kinds = ("input_ids", "attention_mask", "position_ids", "block_table", "logits_indices")
+        found = {kind: inputs.get(kind, kind) for kind in kinds} | {"logits": wanted}
+        return {kind: names.get(name, name) for kind, name in found.items()}
+
+    def _settle(self, genai: dict[str, Any], rope: str, context: int | None) -> tuple[int, str]:
+        """Puts the branch for the context in the place of `If`s by length; the greatest context, and what says so."""
+        declared = _whole(self._genai, "context_length") if genai else 1
+        block = _section(_section(genai, "engine"), "dynamic_batching").get("block_size", 256)
+        choice = LengthChoice(self.model, self._values, partial(_fed, self._names, block))
+        first, last = choice.at(1), choice.at(declared)
+        if first == last and rope != "auto":
+            raise KvCacheError(f"rope is {rope!r}, expected auto: the graph has no choice by length", "option_unknown")
+        wanted = choice.at(min(context or declared, declared))
+        short = first != last and (rope == "short" or (rope == "auto" and wanted == first))
+        most, why = declared, f"context_length of {GENAI}"
+        if first != last:
+            limit = choice.last_like_first(declared)
+            most = limit if short else declared
+            kind, side = ("short", "up to") if short else ("long", "above")
+            why = f"the {kind} rotary factors, which are for contexts {side} {limit}"
+            self.notes.append(f"rope: {why}")
+        choice.settle(1 if short else declared)
+        self._values = Values(self.model.graph, self._folder)
+        return most, why
+
+    def _find_attention(self) -> list[Attention]:
+        """The attention nodes, one for a layer, all of one size."""
+        values = self._values
+        places, _ = values.needed([self._names["logits"]])
+        live = [values.nodes[place] for place in sorted(places)]
+        every = [node for node in all_nodes(live) if "Attention" in node.op_type]
+        kinds = {node.op_type for node in every}
+        if len(kinds) > 1:
+            raise unsupported(f"the graph has {' and '.join(sorted(kinds))}, expected one kind of attention: {_REMEDY}")
+        outside = sum("Attention" in node.op_type for node in live)
+        if not kinds & INPUTS.keys() or outside != len(every):
+            got = next(iter(kinds), "by MatMul and Softmax, or there is none")
+            got += " in an inner graph" if outside != len(every) else ""
+            message = f"attention of {self._file} is {got}, expected {' or '.join(INPUTS)} of com.microsoft"
+            raise unsupported(f"{message}: {_REMEDY}")
+        found = [Attention(node, values) for node in live if node.op_type in kinds]
+        pasts = [attention.inputs["past_key"] for attention in found]
+        for past in pasts:
+            if pasts.count(past) > 1:
+                raise unsupported(f"{past} is the past of {pasts.count(past)} nodes, expected a past for each")
+        first = found[0]
+        for other in found:
+            if (other.heads, other.head_dim()) != (first.heads, first.head_dim()):
+                sizes = [f"{called(a.node)} has heads {a.heads} of {a.head_dim()}" for a in (first, other)]
+                raise unsupported(f"{', '.join(sizes)}: expected one size in all layers")
+        return found
+
+    def _type(self) -> T1:
+        types = {self._values.inputs[a.inputs["past_key"]].type.tensor_type.elem_type for a in self._attentions}
+        known: dict[int, T1] = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
+        if len(types) > 1 or not types <= known.keys():
+            got = ", ".join(TensorProto.DataType.Name(kind) for kind in sorted(types))
+            raise unsupported(f"keys and values have the type {got}, expected FLOAT or FLOAT16: {_REMEDY}")
+        return known[types.pop()]
+
+    def _config(self, most: int, why: str, context: int | None) -> GraphConfig:
+        attentions, decoder = self._attentions, self._decoder
+        (heads, kv_heads), head_dim = attentions[0].heads, attentions[0].head_dim() or _whole(decoder, "head_size")
+        tables = {attention.rotation for attention in attentions}
+        names = {rotation.cos for rotation in tables if rotation is not None}
+        names |= {node.input[2] for node in self._values.nodes if node.op_type == "RotaryEmbedding"}
+        for name in names:
+            table = self._values.constant(name)
+            if table is not None and len(table.dims) == 2 and table.dims[0] < most:
+                warnings.warn(f"{name} has {table.dims[0]} rows, fewer than {most}, {why}", stacklevel=5)
+                most, why = table.dims[0], f"the rows of {name}"
+        if context is not None and not 1 <= context <= most:
+            raise KvCacheError(f"context is {context}, expected 1 to {most}, {why}", "context_range")
+        logits = next(value for value in self._values.graph.output if value.name == self._names["logits"])
+        vocab_size = (shape_of(logits) or [None])[-1]
+        angles = [_frequencies(rotation, self._values) if rotation is not None else () for rotation in tables]
+        return GraphConfig(
+            family=str(self._genai.get("type", "")),
+            num_layers=len(attentions),
+            hidden=_whole(decoder, "hidden_size"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=vocab_size or _whole(self._genai, "vocab_size"),
+            context_length=context or most,
+            inv_freq=angles[0] if len(tables) == 1 else (),
+            interleaved=any(rotation is not None and rotation.interleaved for rotation in tables),
+            windows=tuple(attention.window for attention in attentions),
+        )
+
+    def _contradictions(self) -> list[str]:
+        """What the export's configurations say of the model that its graph does not do."""
+        config, decoder = self.config, self._decoder
+        graph = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
+        graph |= {"num_hidden_layers": config.num_layers, "head_size": config.head_dim}
+        found = [
+            f"{GENAI} says {name} {decoder[name]}, the graph has {number}, which counts"
+            for name, number in graph.items()
+            if decoder.get(name, number) != number
+        ]
+        sources = [(GENAI, _windows_of_genai(decoder, config.num_layers))]
+        if (self._folder / "config.json").is_file():
+            given = json_of(self._folder / "config.json")
+            sources.append(("config.json", _windows_of_config(given.get("text_config", given), config.num_layers)))
+        for source, windows in sources:
+            context = config.context_length
+            pairs = enumerate(zip(windows, config.windows))
+            differ = [i for i, (said, has) in pairs if min(said or context, context) != min(has or context, context)]
+            if differ:
+                i = differ[0]
+                said, has = f"sliding_window {windows[i]}", f"local_window_size {config.windows[i] or -1}"
+                message = f"{source} says {said} of layer {i}, the graph has {has}, which counts"
+                found.append(
+                    f"{message}; so in {len(differ)} layers: behind a window, answers are not the checkpoint's"
+                )
+        return found
+
+    def rewrite(self, spec: CacheSpec, kind: str, activations: str) -> None:
+        """Makes of `model` the graph over a cache of `spec`: once."""
+        values, names, graph = self._values, self._names, self.model.graph
+        paged = self._attentions[0].node.op_type == "PagedAttention"
+        write = Replacement(values, spec, kind, paged)
+        replaced: dict[str, list[NodeProto]] = {}
+        for layer, attention in enumerate(self._attentions):
+            replaced[attention.node.output[0]] = write.attention(attention, layer)
+        for node in values.nodes:
+            if (node.op_type, node.domain) == ("RotaryEmbedding", "com.microsoft"):
+                if node.input[1] == names["position_ids"]:
+                    replaced[node.output[0]] = write.rotary(node)
+            if node.op_type == "MatMulNBits" and activations == "float32":
+                level = [a for a in node.attribute if a.name != "accuracy_level"]
+                del node.attribute[:]
+                node.attribute.extend([*level, helper.make_attribute("accuracy_level", 1)])
+        head, gather = self._head(write)
+        replaced[head.output[0]] = [*gather, head]
+        nodes = self._prelude(write)
+        for node in values.nodes:
+            nodes.extend(replaced.pop(node.output[0], [node]))
+        by_rows = write.constant("logits_shape", np.array([-1, self.config.vocab_size]))
+        rows = helper.make_node("Reshape", [names["logits"], by_rows], ["kvcache/logits"])
+        nodes += [rows, helper.make_node("Cast", ["kvcache/logits"], ["logits"], to=TensorProto.FLOAT)]
+        mine = {name for node in nodes for name in node.output}
+        inputs = [value for value in graph.input if value.name not in mine]
+        for field, entries in (("node", nodes), ("input", inputs), ("output", [])):
+            graph.ClearField(field)
+            getattr(graph, field).extend(entries)
+        self._check(finished := Values(graph, self._folder))
+        finished.only(["logits"])
+        graph.input.extend(helper.make_tensor_value_info(*value) for value in graph_inputs(spec, masked=False))
+        shape: list[str | int] = ["R", self.config.vocab_size]
+        graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape))
+        for domain in (DOMAIN, "com.microsoft"):
+            if all(opset.domain != domain for opset in self.model.opset_import):
+                self.model.opset_import.append(helper.make_opsetid(domain, 1))
+
+    def _prelude(self, write: Replacement) -> list[NodeProto]:
+        """The export's inputs, from the step's: as a batch of one, or in a row, as the export has them."""
+        nodes = []
+        for kind, ours in (("input_ids", "token_ids"), ("position_ids", "positions"), ("logits_indices", "logit_rows")):
+            value = self._values.inputs.get(self._names[kind])
+            if value is None:
+                continue
+            rank, taken = len(value.type.tensor_type.shape.dim), ours
+            if rank == 2:
+                taken = f"kvcache/{kind}"
+                nodes.append(helper.make_node("Unsqueeze", [ours, write.constant("batch", np.array([0]))], [taken]))
+            elif rank != 1:
+                raise unsupported(f"{value.name} has {rank} axes, expected (batch, sequence) or (tokens)")
+            nodes.append(helper.make_node("Cast", [taken], [value.name], to=value.type.tensor_type.elem_type))
+        return nodes
+
+    def _head(self, write: Replacement) -> tuple[NodeProto, list[NodeProto]]:
+        """The product that gives the logits, and the node that gathers its rows, unless the export gathers them."""
+        values, name = self._values, self._names["logits"]
+        while True:
+            node = values.maker(name)
+            data = [] if node is None else [i for i, x in enumerate(node.input) if x and values.inputs_of(x)]
+            if node is not None and data == [0] and (node.op_type.startswith("MatMul") or node.op_type == "Gemm"):
+                break
+            if node is None or len(data) != 1 or node.op_type not in _ELEMENTWISE:
+                got = "no node" if node is None else called(node)
+                raise unsupported(f"the logits come from {got}, expected a MatMul, and what scales or caps its result")
+            name = node.input[data[0]]
+        if self._names["logits_indices"] in values.inputs_of(node.input[0]):
+            return node, []
+        hidden, last = node.input[0], values.maker(node.input[0])
+        while last is not None and last.op_type in ("Unsqueeze", "Squeeze", "Reshape", "Identity"):
+            last = values.maker(last.input[0])
+        if last is not None and last.op_type == "Gather" and values.constant(last.input[1]) is not None:
+            hidden = last.input[0]  # the last token's row, where an export prunes its head
+        node.input[0] = "kvcache/logit_rows"
+        return node, [helper.make_node("Gather", [hidden, "logit_rows"], ["kvcache/logit_rows"], axis=-2)]
+
+    def _check(self, finished: Values) -> None:
+        """Refuses a graph whose logits need an input that is gone, or what sees the row of tokens as one sequence."""
+        places, leaves = finished.needed(["logits"])
+        left = leaves - {tensor.name for tensor in finished.graph.initializer} - set(_OURS)
+        for name in sorted(left):
+            what = "that only attention needs it" if name in finished.inputs else "a node that computes it"
+            raise unsupported(f"{called(finished.reader(name, places))} needs {name}, expected {what}: {_REMEDY}")
+        for node in (finished.nodes[place] for place in sorted(places)):
+            counts = node.op_type in ("Range", "CumSum")
+            if counts or node.op_type.startswith("Reduce"):
+                of = finished.needed(node.output)[1] & set(_OURS)
+                if (counts and of) or of == {"positions"}:
+                    raise unsupported(
+                        f"{called(node)} takes a step's tokens for one sequence, expected none: {_REMEDY}"
+                    )
+
+    def link(self, path: Path, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
+        """Puts the data beside the new model: hard links, or copies where those cannot be. Gives what `load` checks."""
+        places = {location: f"{path}.{i}" if i else str(path) for i, location in enumerate(self._data)}
+        for tensor in all_tensors(self.model.graph):
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = Path(places[entry.value]).name
+        linked = []
+        for location, place in (places or {"": str(path)}).items():
+            source = (self._folder / location).resolve()
+            if location:
+                self.notes.append(f"weights: {_linked(source, Path(place))} {source}")
+            else:
+                path.touch()  # all of it is in the model
+            linked.append(LinkedFile.of(Path(place)))
+            if progress is not None:
+                progress(len(linked), len(places))
+        parts = [self._bytes, self._rope.encode(), *(file.sha256.encode() for file in linked)]
+        digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts))
+        return {"linked": [asdict(file) for file in linked], "fingerprint": digest.hexdigest(), "notes": self.notes}
+
+
+@dataclass(frozen=True)
+class LinkedFile:
+    """A file of a built model that is an export's, too, as it was when the model was built."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> LinkedFile:
+        """A file as it is now."""
+        stat = path.stat()
+        return cls(path.name, stat.st_size, stat.st_mtime_ns, _digest(path))
+
+    def check(self, folder: Path) -> None:
+        """Refuses a file that has changed; one of another time, as copies are, is read."""
+        path = folder / self.name
+        stat = path.stat()
+        if stat.st_size != self.size or (stat.st_mtime_ns != self.mtime_ns and _digest(path) != self.sha256):
+            message = f"{path} has changed since the model was built, with the export that it belongs to: build again"
+            raise KvCacheError(message, "model_damaged")
+
+
+def is_export(path: Path) -> bool:
+    """Whether this is a folder with an ONNX model of others, or its file."""
+    if path.is_file():
+        return path.suffix == ".onnx"
+    return (path / GENAI).is_file() or (any(path.glob("*.onnx")) and not any(path.glob("*.safetensors")))
+
+
+def _linked(source: Path, place: Path) -> str:
+    """Makes a file the other, too, or a copy; gives which."""
+    try:
+        os.link(source, place)
+        return "a hard link to"
+    except OSError:  # of another file system, or another owner
+        shutil.copyfile(source, place)
+        return "a copy, since no hard link was possible, of"
+
+
+def _digest(path: Path) -> str:
+    """The SHA-256 of a file; of more than 64 MiB that of 4096 places, since all of it takes its time."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    step, length = (1 << 20, 1 << 20) if size <= 1 << 26 else (size >> 12, 1 << 12)
+    with path.open("rb") as file:
+        for place in range(0, size, step):
+            file.seek(place)
+            digest.update(file.read(length))
+    return digest.hexdigest()
+
+
+def _section(given: dict[str, Any], name: str) -> dict[str, Any]:
+    section = given.get(name, {})
+    if not isinstance(section, dict):
+        raise KvCacheError(f"{name} is {section!r:.80} in {GENAI}, expected an object", "config_type")
+    return section
+
+
+def _whole(section: dict[str, Any], name: str) -> int:
+    number = section.get(name)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        wrong = "config_missing" if number is None else "config_type"
+        raise KvCacheError(f"{name} is {number!r} in {GENAI}, expected a whole number from 1", wrong)
+    return number
+
+
+def _load(file: Path) -> tuple[bytes, ModelProto]:
+    """A file's bytes, and its model without functions of its own."""
+    if not file.is_file():
+        raise KvCacheError(f"there is no {file.name} in {file.parent}", "source_missing")
+    content = file.read_bytes()
+    try:
+        model = ModelProto.FromString(content)
+    except Exception as error:  # protobuf's own
+        raise KvCacheError(f"{file} is no ONNX model: {error}", "source_damaged") from error
+    newest = {"": onnx.defs.onnx_opset_version(), "ai.onnx": onnx.defs.onnx_opset_version(), "com.microsoft": 1}
+    for opset in model.opset_import:
+        if opset.version > newest.get(opset.domain, opset.version):
+            message = f"{file} has opset {opset.version} of {opset.domain or 'ai.onnx'}"
+            raise unsupported(f"{message}, expected at most {newest[opset.domain]}")
+    return content, inliner.inline_local_functions(model) if model.functions else model
+
+
+def _data_files(model: ModelProto, folder: Path) -> list[str]:
+    """The files with the model's tensors, each of which is there, and long enough."""
+    sizes: dict[str, int] = {}
+    for tensor in all_tensors(model.graph):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        location = where.get("location", "")
+        if location not in sizes:
+            path = folder / location
+            if not path.is_file():
+                message = f"there is no {location} in {folder}, where {tensor.name} is"
+                raise KvCacheError(message, "source_missing")
+            sizes[location] = path.stat().st_size
+        needed = bytes_of(tensor)
+        begin, length = int(where.get("offset", 0)), int(where.get("length", needed))
+        if length != needed or begin < 0 or begin + length > sizes[location]:
+            message = f"{tensor.name} has {length} bytes from {begin} of {location}, which has {sizes[location]}"
+            raise KvCacheError(f"{message}; expected {needed} within it", "source_damaged")
+    return list(sizes)
+
+
+def _fed(names: dict[str, str], block: int, value: ValueInfoProto, length: int) -> NDArray[Any] | None:
+    """What an input is when a sequence has `length` tokens, if that says it all."""
+    kinds = {name: kind for kind, name in names.items()}
+    dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    row = {
+        "attention_mask": np.ones(length),
+        "input_ids": np.zeros(length),
+        "position_ids": np.arange(length),
+        "block_table": np.zeros(-(-length // block)),
+    }.get(kinds.get(value.name, ""))
+    if row is None:
+        return None
+    return row.astype(dtype).reshape([1] * (len(value.type.tensor_type.shape.dim) - 1) + [-1])
+
+
+def _frequencies(rotation: Rotation, values: Values) -> tuple[float, ...]:
+    """The angles of neighboring positions, from tables of their cosines and sines, whatever these are scaled by.
+
+    Angles of 1, 2, 4, ... positions, which a table has modulo a turn, make the estimate twice as exact each time. A
+    table must have the multiples of these angles: exports for DirectML and WebGPU have two tables in one.
+    """
+    tables = [values.constant(name) for name in (rotation.cos, rotation.sin)]
+    cos, sin = (values.array(table) for table in tables if table is not None)
+    found = np.arctan2(sin, cos, dtype=np.float64)
+    angles, apart = found[min(1, len(found) - 1)], 2
+    while apart < len(found):
+        turns = np.round((apart * angles - found[apart]) / (2 * np.pi))
+        angles, apart = found[apart] / apart + 2 * np.pi * turns / apart, 2 * apart
+    rows = np.linspace(0, len(found) - 1, 100).astype(int)
+    if np.abs(np.sin((found[rows] - rows[:, None] * angles) / 2)).max(initial=0) > 0.1:
+        raise unsupported(f"{rotation.cos} has no angles that grow by the same from row to row: {_REMEDY}")
+    return tuple(angles.tolist())
+
+
+def _windows_of_genai(decoder: dict[str, Any], layers: int) -> list[int | None]:
+    """The windows of layers by genai_config.json, if it says any."""
+    given = decoder.get("sliding_window")
+    if not isinstance(given, dict) or not isinstance(window := given.get("window_size"), int):
+        return []
+    local = given.get("layers") or range(layers)  # none of them: the builder did not find out which
+    return [window if i in local else None for i in range(layers)]
+
+
+def _windows_of_config(given: dict[str, Any], layers: int) -> list[int | None]:
+    """The windows of layers by config.json, as transformers reads it."""
+    window, kind = given.get("sliding_window"), str(given.get("model_type", ""))
+    used = given.get("use_sliding_window", not kind.startswith("qwen"))
+    if not isinstance(window, int) or not used:
+        return [None] * layers
+    types = given.get("layer_types")
+    if isinstance(types, list) and len(types) == layers:
+        local = [kind == "sliding_attention" for kind in types]
+    elif kind.startswith(("gemma2", "gemma3")):
+        pattern = given.get("sliding_window_pattern", 2 if kind == "gemma2" else 6)
+        local = [(i + 1) % pattern != 0 for i in range(layers)]
+    else:
+        local = [i >= given.get("max_window_layers", 0) for i in range(layers)]
+    return [window if here else None for here in local]

@@ -1,0 +1,154 @@
+//! Blocks of numbers times the normalized Hadamard matrix of Sylvester, whose order is a power of two.
+//!
+//! ```text
+//! for each block of `order` float32
+//!     for distance in 1, 2, 4, ..., order / 2
+//!         for each two elements a and b of this distance, a first: (a, b) = (a + b, a - b)
+//!     each element *= the float32 nearest order^-1/2
+//! ```
+//!
+//! A lane's sum or difference is rounded once, whether one instruction makes it or several, so all instruction sets
+//! give the same bits.
+
+use crate::float::Float;
+use crate::simd::{MOST_LANES, Simd};
+
+/// The float32 nearest `order^-1/2`.
+fn factor(order: usize) -> f32 {
+    (1.0 / (order as f64).sqrt()) as f32
+}
+
+/// Multiplies whole blocks, number by number.
+pub fn hadamard(values: &mut [f32], order: usize) {
+    for block in values.chunks_exact_mut(order) {
+        let mut distance = 1;
+        while distance < order {
+            for pairs in block.chunks_exact_mut(2 * distance) {
+                let (first, second) = pairs.split_at_mut(distance);
+                for (a, b) in first.iter_mut().zip(second) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            distance *= 2;
+        }
+        block.iter_mut().for_each(|x| *x *= factor(order));
+    }
+}
+
+/// Multiplies the whole blocks of `len` values, each rounded at the end, over registers. `order` is at most 256.
+///
+/// # Safety
+/// The conditions are those of [`Simd`]. `from` is valid for reads of the values, `to` for writes; they are one place, or
+/// do not overlap.
+#[inline(always)]
+pub unsafe fn hadamard_over<S: Simd, V: Float>(from: *const V, to: *mut V, len: usize, order: usize) {
+    // SAFETY: the conditions are those of this function; a block is as many registers, or is shorter than one.
+    unsafe {
+        match order / S::LANES {
+            0 | 1 => multiply::<S, V, 1>(from, to, len, order),
+            2 => multiply::<S, V, 2>(from, to, len, order),
+            4 => multiply::<S, V, 4>(from, to, len, order),
+            8 => multiply::<S, V, 8>(from, to, len, order),
+            16 => multiply::<S, V, 16>(from, to, len, order),
+            _ => multiply::<S, V, 32>(from, to, len, order),
+        }
+    }
+}
+
+/// Multiplies blocks of `REGISTERS` registers, or of less than one.
+///
+/// # Safety
+/// The conditions are those of [`hadamard_over`].
+#[inline(always)]
+unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize>(from: *const V, to: *mut V, len: usize, order: usize) {
+    // SAFETY: i + REGISTERS * LANES <= len in the loop; behind it `len - i` values are left, less than a register,
+    // because a block of more registers divides `len`.
+    unsafe {
+        let factor = S::splat(factor(order));
+        let mut i = 0;
+        while i + REGISTERS * S::LANES <= len {
+            let mut x = [factor; REGISTERS];
+            for (k, x) in x.iter_mut().enumerate() {
+                *x = butterflies::<S>(V::read::<S>(from.add(i + k * S::LANES)), order);
+            }
+            let mut distance = 1;
+            while distance < REGISTERS {
+                for k in 0..REGISTERS {
+                    if k & distance == 0 {
+                        let (a, b) = (x[k], x[k + distance]);
+                        (x[k], x[k + distance]) = (S::add(a, b), S::sub(a, b));
+                    }
+                }
+                distance *= 2;
+            }
+            for (k, x) in x.into_iter().enumerate() {
+                V::write::<S, false>(to.add(i + k * S::LANES), S::mul(x, factor));
+            }
+            i += REGISTERS * S::LANES;
+        }
+        if i < len {
+            let x = butterflies::<S>(V::read_some::<S>(from.add(i), len - i), order);
+            V::write_some::<S>(to.add(i), S::mul(x, factor), len - i);
+        }
+    }
+}
+
+/// The stages whose distances are less than a register, below `order`.
+///
+/// # Safety
+/// The instruction set is enabled.
+#[inline(always)]
+unsafe fn butterflies<S: Simd>(x: S::F32, order: usize) -> S::F32 {
+    // SAFETY: the instruction set is enabled.
+    unsafe {
+        let x = if order > 1 { butterfly::<S, 1>(x) } else { x };
+        let x = if order > 2 { butterfly::<S, 2>(x) } else { x };
+        let x = if order > 4 { butterfly::<S, 4>(x) } else { x };
+        if order > 8 && S::LANES > 8 { butterfly::<S, 8>(x) } else { x }
+    }
+}
+
+/// One stage: the product with 1 or -1 is exact, so the sum is rounded once, fused or not.
+///
+/// # Safety
+/// The instruction set is enabled.
+#[inline(always)]
+unsafe fn butterfly<S: Simd, const DISTANCE: usize>(x: S::F32) -> S::F32 {
+    // SAFETY: the instruction set is enabled, and the array has a register.
+    unsafe { S::mul_add(x, S::read_f32(const { &signs(DISTANCE) }.as_ptr()), S::swap::<DISTANCE>(x)) }
+}
+
+/// -1 for lanes that are the second of their two.
+const fn signs(distance: usize) -> [f32; MOST_LANES] {
+    let mut signs = [1.0; MOST_LANES];
+    let mut lane = 0;
+    while lane < MOST_LANES {
+        if lane & distance != 0 {
+            signs[lane] = -1.0;
+        }
+        lane += 1;
+    }
+    signs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The product with the matrix of Sylvester, whose entry (i, j) is negative where i and j share an odd number of
+    /// bits.
+    #[test]
+    fn blocks_are_multiplied_by_the_matrix() {
+        for order in (0..9).map(|exponent| 1 << exponent) {
+            let values: Vec<f32> = (0..3 * order).map(|i| ((i * 37 + i / 5) % 101) as f32 - 50.0).collect();
+            let mut got = values.clone();
+            hadamard(&mut got, order);
+            for (i, &got) in got.iter().enumerate() {
+                let block = &values[i / order * order..][..order];
+                let sum: f32 =
+                    (0..order).map(|j| if (i % order & j).count_ones() % 2 == 1 { -block[j] } else { block[j] }).sum();
+                assert_eq!(got, sum * (1.0 / (order as f64).sqrt()) as f32, "element {i}, order {order}");
+            }
+        }
+    }
+}
