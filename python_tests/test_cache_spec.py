@@ -81,7 +81,9 @@ def test_attributes_are_all_of_the_nodes() -> None:
     float8 = CacheSpec(8, 1, 8, quant_bit=8, cache_dtype=float8_e4m3fn)
     assert (float8.cache_dtype, float8.attributes()["quant_type"]) == ("float8e4m3fn", 1)
     names = [attribute["name"] for attribute in SCHEMA["attributes"]]
-    assert [*spec.attributes(), "quant_type"] == list(float8.attributes()) == names
+    rotated = replace(float8, quant_rotation=1)
+    assert [*spec.attributes(), "quant_type"] == list(float8.attributes()) == names[:-1]
+    assert rotated.attributes() == float8.attributes() | {names[-1]: 1}
 
 
 @pytest.mark.parametrize(

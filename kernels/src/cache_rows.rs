@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination};
+use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination, rotation_order};
 
 use crate::cache_bytes::TensorBytes;
 use crate::rows_error::RowsError;
@@ -34,6 +34,7 @@ pub struct CacheRows {
     head_dim: usize,
     t2: ElementType,
     quant: Option<RowQuant>,
+    has_quant_rotation: bool,
     pub(crate) cache: TensorRows,
     pub(crate) scale: TensorRows,
 }
@@ -94,7 +95,14 @@ impl CacheRows {
         };
         let cache = TensorRows::new("cache", layout, dims, t2)?;
         let quant = quant.and_then(|(group, t3)| Some(RowQuant { bits: QuantBit::of_element(t2)?, group, t3 }));
-        Ok(Self { max_t, num_layer, num_heads, head_dim, t2, quant, cache, scale })
+        Ok(Self { max_t, num_layer, num_heads, head_dim, t2, quant, has_quant_rotation: false, cache, scale })
+    }
+
+    /// The rows of a cache whose keys were multiplied by a Hadamard matrix before they were quantized
+    /// (`quant_rotation`). Without quantization there is no such cache.
+    #[must_use]
+    pub fn with_quant_rotation(self, has_quant_rotation: bool) -> Self {
+        Self { has_quant_rotation, ..self }
     }
 
     /// The type of `cache`, and that of `scale` with quantization.
@@ -187,6 +195,11 @@ impl CacheRows {
     /// The quantization.
     pub(crate) fn quant(&self) -> Option<RowQuant> {
         self.quant
+    }
+
+    /// The order of the Hadamard matrix that keys were multiplied by, block by block; 1 where they were not.
+    pub(crate) fn rotation_order(&self) -> usize {
+        if self.has_quant_rotation && self.quant.is_some() { rotation_order(self.head_dim) } else { 1 }
     }
 
     /// The strides of `cache` and of `scale`.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::{cast_slice, pod_read_unaligned};
+use kvcache_simd::hadamard;
 
 use crate::cache_bytes::TensorBytes;
 use crate::cache_rows::{CacheRows, RowQuant, TensorRows, check_len};
@@ -110,7 +111,7 @@ impl CacheRows {
     }
 
     /// The keys of one layer in a canonical row, as float32: `keys` has the shape (num_heads, head_dim). Codes are
-    /// dequantized; int8 without scales is what it is, float8 without scales is refused.
+    /// dequantized, and keys that were multiplied by a Hadamard matrix are multiplied once more; int8 without scales is what it is, float8 without scales is refused.
     ///
     /// # Errors
     /// [`RowsError::Layer`], [`RowsError::Length`], [`RowsError::Types`].
@@ -132,6 +133,7 @@ impl CacheRows {
                 Some(RowQuant { bits, group, t3 }) => float_type!(t3, T => {
                     let scales: Vec<T> = scales.chunks_exact(size_of::<T>()).map(pod_read_unaligned).collect();
                     HeadCodec { bits, group }.decode(cells, &scales, values);
+                    hadamard(values, self.rotation_order());
                 }),
             }
         }

@@ -72,6 +72,7 @@ pub(crate) struct Settings {
     pub(crate) layout: CacheLayout,
     pub(crate) cache_type: ElementType,
     pub(crate) quant: Option<Quant>,
+    pub(crate) quant_rotation: bool,
     pub(crate) mode: Mode,
     pub(crate) max_pages: Option<usize>,
     pub(crate) prefix_sharing: bool,
@@ -145,6 +146,11 @@ impl CacheSpec {
     /// these where scales are static.
     pub fn quant(&self) -> Option<(QuantBit, usize, ElementType)> {
         self.settings.quant.map(|quant| (quant.bit, quant.group, quant.scale_type))
+    }
+
+    /// Whether keys are multiplied by a Hadamard matrix before they are quantized (`quant_rotation`).
+    pub fn has_quant_rotation(&self) -> bool {
+        self.settings.quant_rotation
     }
 
     /// Slots of a page; in the modes `runs` and `cells`, 1.
@@ -234,6 +240,7 @@ impl CacheSpec {
         if self.rows.has_static_scales() {
             (attributes.quant_bit, attributes.quant_type) = (QuantBit::Float8.code(), STATIC_SCALES);
         }
+        attributes.quant_rotation = self.has_quant_rotation().into();
         attributes
     }
 

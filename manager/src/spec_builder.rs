@@ -52,6 +52,9 @@ setters! {
         settings.cache_type = bit.element(),
         settings.quant = Some(Quant { bit, group, scale_type })
     }
+    /// Whether keys are multiplied by a Hadamard matrix before they are quantized (`quant_rotation`): they are not
+    /// unless given.
+    quant_rotation(quant_rotation: bool) { settings.quant_rotation = quant_rotation }
     /// How sequences get their slots: pages of 128 unless given.
     mode(mode: Mode) { settings.mode = mode }
     /// Fixes the columns of `cachestarts` (MaxP), and with it the pages of a sequence. Unless given, `cachestarts` is
@@ -130,6 +133,9 @@ impl CacheSpecBuilder {
             RowsError::SizeOverflow { tensor, shape } => Error::SizeOverflow { tensor, shape },
             _ => Error::Types { cache: cache_type, scale: quant.map(|quant| quant.scale_type) },
         })?;
+        let is_quantized = quant.is_some() || rows.has_static_scales();
+        range("quant_rotation", settings.quant_rotation.into(), 0, is_quantized.into())?;
+        let rows = rows.with_quant_rotation(settings.quant_rotation);
         let shift_limit = match shift_limit {
             ShiftLimit::Given(limit) => limit,
             ShiftLimit::Default => (cache_type == ElementType::Int4).then_some(4),
@@ -154,6 +160,7 @@ impl CacheSpec {
             layout: CacheLayout::TokenMajor,
             cache_type: ElementType::Float16,
             quant: None,
+            quant_rotation: false,
             mode: Mode::Paged { page_size: 128 },
             max_pages: None,
             prefix_sharing: true,

@@ -18,6 +18,7 @@ struct Fields {
     max_tokens: usize,
     cache_layout: i64,
     quant_group: usize,
+    quant_rotation: i64,
     cache_dtype: String,
     scale_dtype: Option<String>,
     static_scale: bool,
@@ -43,7 +44,7 @@ pub fn builder(spec: &Bound<'_, PyAny>) -> PyResult<CacheSpecBuilder> {
     let layout = CacheLayout::from_code(fields.cache_layout).ok_or_else(other)?;
     let cache_type = ElementType::from_name(&fields.cache_dtype).ok_or_else(other)?;
     let scale_type = fields.scale_dtype.as_deref().filter(|_| !fields.static_scale).and_then(ElementType::from_name);
-    let builder = core::CacheSpec::builder(geometry).layout(layout);
+    let builder = core::CacheSpec::builder(geometry).layout(layout).quant_rotation(fields.quant_rotation == 1);
     Ok(match (QuantBit::of_element(cache_type), scale_type) {
         (Some(bit), Some(scale_type)) => builder.quantized(bit, fields.quant_group, scale_type),
         _ => builder.cache_type(cache_type),

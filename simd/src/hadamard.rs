@@ -18,8 +18,11 @@ fn factor(order: usize) -> f32 {
     (1.0 / (order as f64).sqrt()) as f32
 }
 
-/// Multiplies whole blocks, number by number.
+/// Multiplies whole blocks, number by number; nothing where the order is 1.
 pub fn hadamard(values: &mut [f32], order: usize) {
+    if order == 1 {
+        return;
+    }
     for block in values.chunks_exact_mut(order) {
         let mut distance = 1;
         while distance < order {

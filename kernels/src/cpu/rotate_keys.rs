@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use kvcache_schema::ElementType;
 
-use super::block::{Heads, Operand, Row, Rows};
+use super::block::{Blocks, Heads, Operand, Row, Rows};
 use super::dispatch;
-use super::functions::{CacheFormat, Conversion, RotateFunction, RowFunctions, RowsFunction};
+use super::functions::{CacheFormat, Conversion, HadamardFunction, RotateFunction, RowFunctions, RowsFunction};
 use super::kernel::{Cpu, QUANTIZE_FACTOR};
 use super::partition;
 use crate::cache_rows::CacheRows;
@@ -26,7 +26,9 @@ impl CacheRows {
     ///
     /// Keys of float32 are rotated as they are, those of float16 in float32 and then rounded. A quantized head is
     /// dequantized to float32 (T1), rotated, and quantized with new scales: all of it, since elements that are not
-    /// rotated share groups with those that are. Values, and keys that are rotated by 0, keep their bytes.
+    /// rotated share groups with those that are. Where keys were multiplied by a Hadamard matrix before they were
+    /// quantized, a head is multiplied before it is rotated, and once more after that, in float32. Values, and keys that
+    /// are rotated by 0, keep their bytes.
     ///
     /// # Errors
     /// [`RowsError::KeyType`], [`RowsError::Rope`], [`RowsError::Length`], [`RowsError::Misaligned`],
@@ -83,6 +85,7 @@ struct Keys<'a> {
     head: Row,
     conversion: Option<[RowsFunction; 2]>,
     rotate: RotateFunction,
+    hadamard: HadamardFunction,
 }
 
 // SAFETY: threads rotate disjoint ranges of slots, which KeyRotation holds to be in one rotation at most; `cache` and
@@ -120,7 +123,7 @@ impl<'a> Keys<'a> {
         let starts = rotations.iter().map(|rotation| (slots, slots += rotation.len).0).collect();
         let ((t2, t3), head_dim) = (rows.types(), rows.dims().inner);
         let group = rows.quant().map_or(1, |quant| quant.group);
-        let RowFunctions { conversion, rotate, .. } =
+        let RowFunctions { conversion, rotate, hadamard, .. } =
             dispatch::row_functions(kernel.instructions, (ElementType::Float32, t2, t3), group);
         let (conversion, len) = match conversion {
             Some(Conversion { format, store, load }) => {
@@ -142,6 +145,7 @@ impl<'a> Keys<'a> {
             head: Row::new(len, group),
             conversion,
             rotate,
+            hadamard,
         }
     }
 
@@ -230,11 +234,20 @@ impl<'a> Keys<'a> {
             scale: Operand { data: scale, step: rows.scale },
             prefetch: None,
         };
+        let (order, values) = (self.rows.rotation_order(), moved.values);
+        let blocks = Blocks { from: values, to: values, count: 1, len: rows.len * row.len, order };
         // SAFETY: the rows are of the types that the functions were chosen for, aligned by KeyRotation; the buffer has
-        // room for them; `Cpu` is made for supported instruction sets alone.
+        // room for them, which follow each other, and are whole heads where the order is not 1; `Cpu` is made for
+        // supported instruction sets alone.
         unsafe {
             load(&moved);
+            if order > 1 {
+                (self.hadamard)(&blocks);
+            }
             (self.rotate)(&Heads { values: buffer, step: self.head.len, count: rows.len * heads, ..in_place });
+            if order > 1 {
+                (self.hadamard)(&blocks);
+            }
             store(&moved);
         }
     }

@@ -82,7 +82,8 @@ impl Setup {
         let Geometry { num_layer, num_heads, head_dim, .. } = self.spec.geometry();
         let dims = CacheDims { max_t: self.config.block, num_layer, num_heads, inner: head_dim };
         let quant = self.spec.quant().map(|(_, group, t3)| (group, t3));
-        let cache_rows = CacheRows::new(CacheLayout::TokenMajor, dims, self.spec.cache_type(), quant)?;
+        let cache_rows = CacheRows::new(CacheLayout::TokenMajor, dims, self.spec.cache_type(), quant)?
+            .with_quant_rotation(self.spec.has_quant_rotation());
         // Aligned for every type.
         let memory = |len: usize| vec![0_u64; len.div_ceil(8)];
         let (mut cache, mut scale) = (memory(cache_rows.cache_len()), memory(cache_rows.scale_len()));

@@ -20,6 +20,9 @@ fn quantization(spec: &CacheSpec) -> [(&'static str, usize); 2] {
     [("quant_bit", bit), ("quant_group", group)]
 }
 
+/// 1 where keys were multiplied by a Hadamard matrix. Files that do not have it are of caches without.
+const ROTATION: &str = "quant_rotation";
+
 fn scale_type(spec: &CacheSpec) -> Option<&'static str> {
     spec.quant().map(|(_, _, scale_type)| scale_type.name())
 }
@@ -52,6 +55,9 @@ pub(crate) fn metadata(spec: &CacheSpec) -> BTreeMap<&'static str, String> {
     ]);
     let numbers = dimensions(spec).into_iter().chain(quantization(spec));
     metadata.extend(numbers.map(|(key, number)| (key, number.to_string())));
+    if spec.has_quant_rotation() {
+        metadata.insert(ROTATION, "1".to_owned());
+    }
     metadata.extend(scale_type(spec).map(|scale_type| ("scale_type", scale_type.to_owned())));
     if let Some(rope) = spec.rope() {
         metadata.insert("rope_style", rope_style(rope).to_owned());
@@ -72,8 +78,11 @@ pub(crate) fn check<R>(spec: &CacheSpec, file: &Reader<R>) -> Result<(), Session
         }
     }
     check_type("cache", spec.cache_type().name(), text("cache_type")?)?;
-    for (attribute, expected) in quantization(spec) {
-        let got = number(attribute)?;
+    let quantization =
+        quantization(spec).into_iter().map(|(attribute, expected)| (attribute, expected, number(attribute)));
+    let rotation = if file.get(ROTATION).is_some() { number(ROTATION) } else { Ok(0) };
+    for (attribute, expected, got) in quantization.chain([(ROTATION, spec.has_quant_rotation().into(), rotation)]) {
+        let got = got?;
         if got != expected {
             return Err(SessionError::Quantization { attribute, expected, got });
         }

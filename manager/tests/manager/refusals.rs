@@ -47,6 +47,8 @@ fn specifications_outside_their_ranges() {
     assert!(matches!(error, Error::SpecRange { name: "max_t / page_size", .. }), "{error}");
     let error = refused(builder().max_pages(0));
     assert!(matches!(error, Error::SpecRange { name: "max_pages", got: 0, .. }), "{error}");
+    let error = refused(builder().quant_rotation(true));
+    assert_eq!(error.to_string(), "quant_rotation is 1, expected 0 to 0");
     assert_eq!(error.kind(), "spec_range");
 }
 

@@ -299,6 +299,7 @@ fn rows_of_another_cache_are_refused() {
     for (builder, kind, what) in [
         (like(2), "quantization", "quant_bit"),
         (like(4), "quantization", "quant_group"),
+        (like(3).quant_rotation(true), "quantization", "quant_rotation"),
         (like(2).quantized(QuantBit::Eight, 2, ElementType::Float16), "types", "scale"),
     ] {
         refused(&path, builder, kind, what);

@@ -79,6 +79,7 @@ def multi_head_cache_attention(
     cache_mode: int = 0,
     cache_layout: int = 0,
     page_size: int = 128,
+    quant_rotation: int = 0,
 ) -> Tensor:
     """Stores as `key_value_cache` does, then attends as `multi_head_attention` does, straight over the cache.
 
@@ -91,5 +92,5 @@ def multi_head_cache_attention(
     step = [seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen]
     inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
     attributes = [num_heads, head_dim, is_causal, is_alibi, num_kv_heads, num_layer, layer_idx, quant_bit, quant_group]
-    (attn_output,) = _CACHED(inputs, [*attributes, cache_mode, cache_layout, page_size])
+    (attn_output,) = _CACHED(inputs, [*attributes, cache_mode, cache_layout, page_size, quant_rotation])
     return attn_output

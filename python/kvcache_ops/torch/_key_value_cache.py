@@ -39,6 +39,7 @@ def key_value_cache(
     cache_mode: int = 0,
     cache_layout: int = 0,
     page_size: int = 128,
+    quant_rotation: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Stores the current keys and values of a ragged batch into the cache; returns all of every sequence, packed.
 
@@ -57,5 +58,5 @@ def key_value_cache(
     """
     step = [seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen]
     attributes = [num_layer, layer_idx, quant_bit, quant_group, num_repeat, cache_mode, cache_layout, page_size]
-    key, value = _OPERATOR([current_key, current_value, *step, cache, scale], attributes)
+    key, value = _OPERATOR([current_key, current_value, *step, cache, scale], [*attributes, quant_rotation])
     return key, value

@@ -2,7 +2,8 @@
 
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_kernels::{CacheRows, Cpu, InstructionSet, Rope, Rotation, RowsError, read_floats, write_floats};
-use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
+use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit, rotation_order};
+use kvcache_simd::hadamard;
 use kvcache_testing::backends::Threads;
 
 /// Memory that is aligned for float32, and for no more.
@@ -48,6 +49,8 @@ pub struct Cache {
     pub rows: CacheRows,
     pub dims: CacheDims,
     pub group: usize,
+    /// The order of the Hadamard matrix that keys were multiplied by.
+    pub order: usize,
     pub memory: [Memory; 2],
 }
 
@@ -55,7 +58,12 @@ impl Cache {
     pub fn new(layout: CacheLayout, dims: CacheDims, types: (ElementType, Option<ElementType>), group: usize) -> Self {
         let rows = CacheRows::new(layout, dims, types.0, types.1.map(|t3| (group, t3))).unwrap();
         let memory = [rows.cache_len(), rows.scale_len()].map(|len| Memory::new(len, |_| 0));
-        Self { rows, dims, group, memory }
+        Self { rows, dims, group, order: 1, memory }
+    }
+
+    /// The cache with keys that were multiplied by a Hadamard matrix.
+    pub fn with_quant_rotation(self) -> Self {
+        Self { rows: self.rows.with_quant_rotation(true), order: rotation_order(self.dims.inner), ..self }
     }
 
     /// Fills it with numbers made of `next`: keys and scales of common sizes, now and then any bits.
@@ -126,7 +134,9 @@ impl Cache {
         kvcache_kernels::float_type!(t3, T => {
             let mut steps: Vec<T> = scales.chunks(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect();
             codec.decode(cells, &steps, &mut values);
+            hadamard(&mut values, self.order);
             rope.rotate(delta, &mut values);
+            hadamard(&mut values, self.order);
             codec.encode(&values, cells, &mut steps);
             scales.copy_from_slice(bytemuck::cast_slice(&steps));
         });

@@ -135,14 +135,15 @@ fn rotations() -> impl Strategy<Value = (Cache, Vec<Rotation>, Rope)> {
     // Groups that kernels have functions of their own for, and others; heads up to and past the buffer of a thread.
     let inner = (prop::sample::select(&[1usize, 2, 3, 4, 6, 8, 16, 32, 33, 64, 128, 200][..]), 1usize..5, 0..40u32);
     let layout = prop::sample::select(&CacheLayout::ALL[..]);
-    (layout, prop::sample::select(&TYPES[..]), axes, inner, any::<u64>()).prop_flat_map(
-        |(layout, types, (max_t, num_layer, num_heads), (group, groups, long), seed)| {
+    (layout, prop::sample::select(&TYPES[..]), axes, inner, any::<(u64, bool)>()).prop_flat_map(
+        |(layout, types, (max_t, num_layer, num_heads), (group, groups, long), (seed, rotated))| {
             let group = if types.0 == Int4 { group + group % 2 } else { group };
             let groups = if long == 0 { 4200 / group + 1 } else { groups };
             let max_t = if long == 0 { max_t.min(3) } else { max_t };
             let inner = (group * groups).max(2).next_multiple_of(group);
             let mut cache = Cache::new(layout, CacheDims { max_t, num_layer, num_heads, inner }, types, group);
             cache.fill(&mut random(seed));
+            cache = if rotated && types.1.is_some() { cache.with_quant_rotation() } else { cache };
             (Just(cache), cuts(max_t), ropes(inner))
         },
     )
