@@ -1,7 +1,8 @@
 //! Rows of one layer, and keys as numbers, against the naive model of `cache_rows`.
 
 use half::{bf16, f16};
-use kvcache_schema::{CacheDims, ElementType};
+use kvcache_schema::{CacheDims, ElementType, rotation_order};
+use kvcache_simd::hadamard;
 use proptest::prelude::*;
 
 use crate::cache_rows::{caches, slots, with};
@@ -42,6 +43,14 @@ proptest! {
         let layer = layer.index(num_layer);
         let mut keys = vec![0.0; num_heads * inner];
         cache.rows().keys(layer, &cache.canonical(&model.rows, 0), &mut keys).unwrap();
+        let (rotated, mut expected) = (cache.rows().with_quant_rotation(true), keys.clone());
+        let mut unrotated = keys.clone();
+        rotated.keys(layer, &cache.canonical(&model.rows, 0), &mut unrotated).unwrap();
+        expected.chunks_exact_mut(inner.max(1)).filter(|_| cache.quant.is_some()).for_each(|head| {
+            hadamard(head, rotation_order(inner));
+        });
+        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        prop_assert!(unrotated.iter().zip(&expected).all(same));
         for (i, key) in keys.into_iter().enumerate() {
             let number = model.rows[0][0][layer * 2 * num_heads * inner + i];
             let code = match cache.t2 {
