@@ -101,6 +101,9 @@ class Attention:
             if self.inputs.get(name) not in values.inputs:
                 got = self.inputs.get(name, "absent")
                 raise unsupported(f"{name} of {called(node)} is {got}, expected an input of the graph: a decoder's")
+        heads, kv_heads = self.heads
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+            raise unsupported(f"{called(node)} has {heads} heads on {kv_heads}, expected a multiple")
         pairs = [("key", "value"), ("q_norm_weight", "k_norm_weight"), ("cos_cache", "sin_cache")]
         for one, other in pairs:
             if (one in self.inputs) != (other in self.inputs):

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from kvcache_ops._cache import T2
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops.models._build import MODEL, build
+from kvcache_ops.models._build import METADATA, MODEL, build
 from kvcache_ops.models._gguf import parts
 from kvcache_ops.models._model import Model, load
-from kvcache_ops.models._onnx_export import GENAI
 
 
 def open_model(
@@ -35,8 +34,8 @@ def open_model(
     """
     given = Path(path)
     asked = {name: value for name, value in (("cache", cache), ("quant_group", quant_group)) if value is not None}
-    beside = given.parent if given.suffix == ".onnx" else given
-    if (given.suffix == ".onnx" or (given / MODEL).is_file()) and not (beside / GENAI).is_file():
+    file = given if given.suffix == ".onnx" else given / MODEL
+    if file.is_file() and METADATA.encode() in file.read_bytes():
         model = load(given)
         has = {"cache": model.cache.cache_dtype, "quant_group": model.cache.quant_group}
         for name, value in asked.items():
@@ -44,6 +43,8 @@ def open_model(
                 message = f"{given} has {name} {has[name]}, expected {value}: build it again from its source"
                 raise KvCacheError(message, "cache_mismatch")
         return model
+    if file.is_file():  # an export's
+        given = file.parent
     if not given.exists():
         raise KvCacheError(f"there is no file or folder {given}", "source_missing")
     folder = _home() / f"{given.resolve().stem}-{_key(given, asked)}"
