@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
     "mask": (before_the_logits("Add", "mask.less"), "the logits come from Add last, expected a MatMul"),
     "mask in a layer": (
         with_input(0, "mask.less"),
-        "ReduceSum mask.sum needs attention_mask, expected that only attention",
+        "ReduceSum mask.sum needs attention_mask, not for attention alone",
     ),
     "head": (before_the_logits("Softmax"), "the logits come from Softmax last, expected a MatMul"),
     "opset": (lambda model: setattr(model.opset_import[0], "version", 99), "has opset 99 of ai.onnx, expected at most"),

@@ -312,8 +312,9 @@ class Export:
         places, leaves = finished.needed(["logits"])
         left = leaves - {tensor.name for tensor in finished.graph.initializer} - set(_OURS)
         for name in sorted(left):
-            what = "that only attention needs it" if name in finished.inputs else "a node that computes it"
-            raise unsupported(f"{called(finished.reader(name, places))} needs {name}, expected {what}: {_REMEDY}")
+            reader = called(finished.reader(name, places))
+            what = "inputs of tokens and positions alone" if name in finished.inputs else "a node that computes it"
+            raise unsupported(f"{reader} needs {name}, not for attention alone; expected {what}: {_REMEDY}")
         for node in (finished.nodes[place] for place in sorted(places)):
             counts = node.op_type in ("Range", "CumSum")
             if counts or node.op_type.startswith("Reduce"):
