@@ -1,7 +1,7 @@
 //! Golden rows of the manager's specification, by their ids, through the public interface: those that no model
 //! computes.
 
-use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
+use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Geometry, Manager, Mode, Rope, SeqId, find_slot};
 use kvcache_testing::manager::memory::Memory;
 
@@ -67,20 +67,6 @@ fn g6_byte_offsets_of_slots() {
     assert_eq!([offset(6), offset(13)], [49152, 106496]);
 }
 
-/// Appends chunks; by step, the pages of the sequence while the step is open, and after its commit.
-fn pages_of_chunks(builder: CacheSpecBuilder, chunk: usize, steps: usize) -> Vec<(usize, usize)> {
-    let (mut manager, mut memory) = made(builder);
-    let seq = manager.create();
-    let mut step = || {
-        let step = manager.begin_step(&[Append::count(seq, chunk)]).unwrap().apply(&mut memory).unwrap();
-        let during = step.cachestarts().iter().filter(|&&start| start >= 0).count();
-        step.commit();
-        manager.check().unwrap();
-        (during, live_pages(&manager))
-    };
-    (0..steps).map(|_| step()).collect()
-}
-
 #[test]
 fn g14_windows() {
     let (mut manager, mut memory) = made(small(Mode::Paged { page_size: 1 }, 4).window(4));
@@ -91,15 +77,6 @@ fn g14_windows() {
         written.push(*slots(&manager, seq).last().unwrap());
     }
     assert_eq!(written, [0, 1, 2, 3, 0, 1, 2, 3]);
-
-    let wide = builder(1, 1, 2, 33 * 128).mode(Mode::Paged { page_size: 128 }).window(4096);
-    let pages = pages_of_chunks(wide, 1, 9000);
-    assert_eq!(pages.iter().map(|pages| pages.0).max(), Some(33));
-
-    let sink = small(Mode::Paged { page_size: 4 }, 20).window(8).sink(4);
-    let pages = pages_of_chunks(sink, 3, 40);
-    assert_eq!(pages.iter().map(|pages| pages.0).max(), Some(5));
-    assert_eq!(pages.iter().map(|pages| pages.1).max(), Some(4));
 }
 
 #[test]
@@ -114,16 +91,6 @@ fn g16_forks_of_a_prompt() {
     assert_eq!(copied, 56);
     let unshared: usize = seqs.iter().map(|&seq| manager.seq_len(seq).unwrap().div_ceil(16)).sum();
     assert_eq!(unshared, 552);
-}
-
-#[test]
-fn g18_bytes_per_token() {
-    let (f16, bits) = (ElementType::Float16, [QuantBit::Eight, QuantBit::Four]);
-    let llama = || builder(32, 8, 128, 1024);
-    let figures =
-        [builder(16, 8, 64, 1024), llama(), llama().quantized(bits[0], 8, f16), llama().quantized(bits[1], 32, f16)]
-            .map(|builder| builder.build().unwrap().bytes_per_token());
-    assert_eq!(figures, [32768, 131_072, 81920, 36864]);
 }
 
 #[test]

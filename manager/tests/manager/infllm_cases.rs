@@ -1,5 +1,5 @@
 //! InfLLM where single cases say most: positions, failures, saved sequences, refusals. Files that are not whole are
-//! refused by what reads sessions: `session_refusals` has every byte.
+//! refused by what reads sessions: `sessions` has every byte.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
