@@ -30,8 +30,10 @@ def limits(attribute: Entry, schema: Entry) -> str:
         words = f"{attribute['min']} to {attribute['max'] if 'max' in attribute else codes[-1]['code']}"
     elif "below" in attribute:
         words = f"{attribute['min']} to `{attribute['below']}` - 1"
+    elif attribute.get("type") == "float":
+        words = f"finite, at least {attribute['min']}" if "min" in attribute else "finite"
     else:
-        words = f"at least {attribute['min']}"
+        words = f"at least {attribute['min']}" + (f", not {attribute['not']}" if "not" in attribute else "")
     for key, text in (
         ("divides", ", a divisor of `{}` where it is not 0"),
         ("with_quant_bit", ", other than 0 only where `quant_bit` is {}"),

@@ -38,6 +38,7 @@ FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.IN
 # As ONNX text has them.
 TEXT_TYPES = {FLOAT: "float", HALF: "float16", INT8: "int8", INT4: "int4", TensorProto.INT64: "int64"}
 ROWS = ("query", "key", "value", "current_key", "current_value")
+OPTIONAL = ("attn_mask", "head_sink")
 
 
 def node_types(t1: int, t2: int, t3: int | None = None) -> dict[str, int]:
@@ -48,7 +49,7 @@ def node_types(t1: int, t2: int, t3: int | None = None) -> dict[str, int]:
 
 def types_for(operator: str, **changed: int) -> dict[str, int]:
     """The types of a float32 node's required inputs, some of them changed."""
-    required = [name for name in OPERATORS[operator][0] if name not in ("scale", "attn_mask")]
+    required = [name for name in OPERATORS[operator][0] if name not in ("scale", *OPTIONAL)]
     return {name: FLOAT if name in (*ROWS, "cache") else TensorProto.INT64 for name in required} | changed
 
 
@@ -207,11 +208,11 @@ class Node:
         return found | (self.heads if self.group else {})
 
     def types(self, given: Arrays | None = None, operator: str | None = None) -> dict[str, int]:
-        """The element types of the inputs, by name; the mask is there if it is given."""
+        """The element types of the inputs, by name; the mask and the sinks are there if they are given."""
         spec = self.spec
-        known = dict.fromkeys((*ROWS, "attn_mask"), spec.dtype) | dict(cache=spec.cache_dtype, scale=spec.scale_dtype)
+        known = dict.fromkeys((*ROWS, *OPTIONAL), spec.dtype) | dict(cache=spec.cache_dtype, scale=spec.scale_dtype)
         found = {name: known.get(name, "int64") for name in OPERATORS[operator or self.operator][0]}
-        left_out = {"attn_mask"} - (given or {}).keys()
+        left_out = set(OPTIONAL) - (given or {}).keys()
         return {name: ONNX_TYPES[type_] for name, type_ in found.items() if type_ and name not in left_out}
 
     def model(self, given: Arrays | None = None) -> bytes:

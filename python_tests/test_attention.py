@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import kvcache_ops
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -47,7 +48,7 @@ def test_what_real_exports_contain(cache_dtype: str, scale: str) -> None:
     ]
     name = "/layers.0/MultiHeadCacheAttention"
     made = helper.make_node(
-        "MultiHeadCacheAttention", FUSED_INPUTS, ["attn_output"], name, domain=DOMAIN, **attention.attributes
+        "MultiHeadCacheAttention", FUSED_INPUTS[:-1], ["attn_output"], name, domain=DOMAIN, **attention.attributes
     )
     held = [] if scale == "fed" else [numpy_helper.from_array(empty, "scale")]
     output = helper.make_tensor_value_info("attn_output", HALF, None)
@@ -85,6 +86,9 @@ ATTRIBUTES = dict(num_heads=4, head_dim=8, num_kv_heads=2)
         ("MultiHeadAttention", dict(num_kv_heads=3), {}, "expected 0 or a divisor of num_heads = 4"),
         ("MultiHeadAttention", dict(is_alibi=1.0), {}, "is_alibi is of another type, expected an integer"),
         ("MultiHeadAttention", dict(head_dim=None), {}, "head_dim"),
+        ("MultiHeadAttention", dict(scale=1), {}, "scale is of another type, expected a float"),
+        ("MultiHeadAttention", dict(softcap=-1.0), {}, "softcap is -1, expected a finite number of at least 0"),
+        ("MultiHeadCacheAttention", dict(local_window_size=0), {}, "local_window_size is 0, expected at least -1"),
     ],
 )
 def test_a_node_that_cannot_work(operator: str, attributes: dict, types: dict, expected: str) -> None:
@@ -92,6 +96,33 @@ def test_a_node_that_cannot_work(operator: str, attributes: dict, types: dict, e
     given = {name: value for name, value in (ATTRIBUTES | attributes).items() if value is not None}
     message = refusal_of(node_model(types_for(operator, **types), given, operator=operator))
     assert expected in message and (f"{operator} node 'cached'" in message or None in attributes.values())
+
+
+def test_variants_are_those_of_a_call_without_a_graph() -> None:
+    """A window, a scale, a soft cap and sinks: near numpy's, and each changes the output."""
+    attention = node(group=2)
+    inputs, memory = one_call(attention, seqlens=[3], past=[6])
+    sinks = dict(head_sink=np.linspace(-1, 2, attention.num_heads, dtype=np.float32))
+    variants = dict(local_window_size=4, scale=0.01, softcap=3.0)
+    after, cached = copy_of(memory), arrays_of(memory)
+    called = {"attention_scale" if name == "scale" else name: value for name, value in variants.items()}
+    given = [inputs.get(name) for name in FUSED_INPUTS[: FUSED_INPUTS.index("cache")]]
+    expected = kvcache_ops.multi_head_cache_attention(attention.attributes, *given, after.cache, **sinks, **called)
+    model = node_model(attention.types(sinks), attention.attributes | variants, operator="MultiHeadCacheAttention")
+    [got] = session_of(model).run(None, inputs | cached | sinks)
+    assert_same_bits("attn_output", got, expected)
+    for name in variants:
+        left = {other: value for other, value in called.items() if not other.endswith(name)}
+        changed = kvcache_ops.multi_head_cache_attention(attention.attributes, *given, after.cache, **sinks, **left)
+        assert not np.array_equal(changed, expected), name
+    key, value = kvcache_ops.run(attention.spec, *given[1:7], *given[8:], after.cache)
+    query = inputs["query"].astype(np.float64)
+    for h, sink in enumerate(sinks["head_sink"]):
+        scores = 3 * np.tanh(0.01 * query[:, h] @ key[:, h // 2].T / 3)
+        distance = np.arange(9) - (6 + np.arange(3)[:, None])
+        weights = np.where((distance <= 0) & (distance > -4), np.exp(scores), 0)
+        answer = weights @ value[:, h // 2] / (weights.sum(-1, keepdims=True) + np.exp(sink))
+        np.testing.assert_allclose(got[:, h], answer, rtol=1e-5, atol=1e-4)
 
 
 def test_a_mask_of_a_type_that_no_operator_has() -> None:

@@ -58,10 +58,11 @@ for op_type, function in (("KeyValueCache", _key_value_cache.key_value_cache),
     calls, parameters = [], inspect.signature(function).parameters
     function(**{name: name for name in parameters})
     [(operator, inputs, attributes)] = calls
-    assert inputs == operator._inputs and attributes == operator._attributes
+    named = lambda name: "attention_scale" if name == "scale" else name
+    assert inputs == operator._inputs and attributes == [named(name) for name in operator._attributes]
     schema, required = BY_DOMAIN_AND_NAME[DOMAIN, op_type], inspect.Parameter.empty
     expected = {tensor.name: None if tensor.optional else required for tensor in schema.inputs}
-    expected |= {a.name: required if a.default is None else a.default for a in schema.attributes
+    expected |= {named(a.name): required if a.default is None else a.default for a in schema.attributes
                  if a.name not in _operator.OF_FLOAT8}
     assert {name: p.default for name, p in parameters.items()} == expected and list(parameters) == list(expected)
 """

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from kvcache_ops import CacheSpec, make_node
-from onnx import helper
+from onnx import AttributeProto, helper
 
 from compare import refused
 from one_node import INPUTS, PACKED_INPUTS
@@ -34,6 +34,19 @@ def test_inputs_by_position() -> None:
         {"num_heads": 4, "head_dim": 8},
     )
     assert list(fused.input)[-3:] == ["cache", "", "attn_mask"]
+
+
+def test_floats_are_floats() -> None:
+    """Whatever number is given for them; as a keyword `scale` is the attribute, too."""
+    inputs = {name: name for name in (*ATTENTION, "head_sink")}
+    numbers = {"scale": 1, "softcap": 30, "local_window_size": 4}
+    node = make_node("MultiHeadAttention", inputs, ["attn_output"], {"num_heads": 4, "head_dim": 8}, **numbers)
+    assert list(node.input)[-3:] == ["max_kvlen", "", "head_sink"]
+    assert {a.name: a.type for a in node.attribute if a.name in numbers} == {
+        "scale": AttributeProto.FLOAT,
+        "softcap": AttributeProto.FLOAT,
+        "local_window_size": AttributeProto.INT,
+    }
 
 
 def test_attributes_of_a_spec() -> None:
@@ -67,6 +80,11 @@ def test_attributes_of_a_spec() -> None:
         (dict(num_repaet=2), "attribute_unknown", '"num_repaet"'),
         (dict(layer_idx=3), "attribute_out_of_range", "attribute layer_idx is 3, expected 0 to 2"),
         (dict(attributes={"num_layer": "1"}), "attribute_type", "attribute num_layer is '1'"),
+        (
+            dict(op_type="MultiHeadAttention", inputs=ATTENTION, scale="1"),
+            "attribute_type",
+            "scale is '1', expected a number",
+        ),
         (dict(op_type="MultiHeadAttention", inputs=ATTENTION, outputs=["o"]), "attribute_missing", "num_heads"),
     ],
 )

@@ -29,6 +29,8 @@ pub struct DeviceAttention {
     pub query: u64,
     /// `attn_mask`, if given.
     pub attn_mask: Option<DeviceMask>,
+    /// `head_sink`, if given: T1, shape (Hq).
+    pub head_sink: Option<u64>,
     /// `attn_output`.
     pub attn_output: u64,
     /// `attention_mass`, if it is asked for: float32, shape (Hq, rows of keys).

@@ -1,15 +1,19 @@
 //! The keys that a query sees, and the biases of its scores.
 
+use std::ops::Range;
+
 use kvcache_kernels::read_floats;
 use kvcache_schema::ElementType;
 
 use crate::problem::{AttentionGeometry, Mask};
 
-/// The number of keys, the first ones of sequence `b`, that query `i` of `n` may see of `m`: all, or, under a causal
-/// mask or ALiBi, the keys up to its own position, which is aligned at the end. `attn_mask` may forbid more.
-pub fn visible_keys(geometry: &AttentionGeometry, b: usize, n: usize, m: usize, i: usize) -> usize {
+/// The keys of sequence `b` that query `i` of `n` may see of `m`: all, or, under a causal mask or ALiBi, the keys up to
+/// its own position, which is aligned at the end; of these no more than the window has. `attn_mask` may forbid more.
+pub fn visible_keys(geometry: &AttentionGeometry, b: usize, n: usize, m: usize, i: usize) -> Range<usize> {
     let causal = geometry.is_causal && n > 1 && b >= geometry.decoding_batches;
-    if causal || geometry.is_alibi { (m + i + 1).saturating_sub(n) } else { m }
+    let own_end = (m + i + 1).saturating_sub(n);
+    let end = if causal || geometry.is_alibi { own_end } else { m };
+    geometry.local_window_size.map_or(0, |window| own_end.saturating_sub(window))..end
 }
 
 /// ALiBi's slope of each query head: with c the largest power of two that is at most `num_heads`, `2^(-8k/c)` for k = 1

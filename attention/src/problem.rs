@@ -29,7 +29,7 @@ pub trait AttentionKernel: Sync {
 }
 
 /// Dimensions, types and masks of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionGeometry {
     /// Sequences (B).
     pub batch: usize,
@@ -39,7 +39,8 @@ pub struct AttentionGeometry {
     pub num_kv_heads: usize,
     /// Elements of a head (Dh).
     pub head_dim: usize,
-    /// The type of `query`, of the keys and values, of `attn_mask` and of `attn_output` (T1): float32 or float16.
+    /// The type of `query`, of the keys and values, of `attn_mask`, `head_sink` and `attn_output` (T1): float32 or
+    /// float16.
     pub t1: ElementType,
     /// Whether queries of one sequence do not see what is behind them.
     pub is_causal: bool,
@@ -47,6 +48,12 @@ pub struct AttentionGeometry {
     pub is_alibi: bool,
     /// Sequences without a causal mask, the first ones; at most `batch`.
     pub decoding_batches: usize,
+    /// What the products of queries and keys are multiplied with.
+    pub scale: f32,
+    /// c of `c * tanh(s / c)`, which a scaled product s becomes before all that is added; 0 is none.
+    pub softcap: f32,
+    /// The keys that a query sees at most, those up to its own; none without a window.
+    pub local_window_size: Option<usize>,
 }
 
 /// The rows of `query` and the keys of each sequence.
@@ -107,6 +114,8 @@ pub struct AttentionPointers {
     pub query: *const u8,
     /// `attn_mask`, if given.
     pub attn_mask: Option<Mask>,
+    /// `head_sink`, if given: T1, shape (Hq).
+    pub head_sink: Option<*const u8>,
 }
 
 /// One call of an attention operator, already checked: all but its output.

@@ -41,31 +41,32 @@ impl AttentionKernel for AttentionReference {
             return; // and the others may be any number, whose memory there is not
         }
         let Tensors { geometry, indices, query, mask, mut rows } = problem.tensors();
-        let slopes = alibi_slopes(num_heads);
+        let (slopes, sinks) = (alibi_slopes(num_heads), problem.sinks());
         let head_len = t1.byte_len(head_dim);
         let (mut q, mut result) = (vec![0.0; head_dim], vec![0.0; head_dim]);
         for b in 0..batch {
             let RaggedRows { queries, keys } = indices.sequence(b);
             let (n, m) = (queries.len(), keys.len());
             for (i, token) in queries.enumerate() {
-                let visible = visible_keys(&geometry, b, n, m, i);
+                let seen = visible_keys(&geometry, b, n, m, i);
                 for (h, slope) in slopes.iter().enumerate() {
                     let at = (token * num_heads + h) * head_len;
                     read_floats(t1, &query[at..][..head_len], &mut q);
-                    let mut bias = vec![0.0; visible];
+                    let mut bias = vec![0.0; seen.len()];
                     if let Some(mask) = &mask {
-                        mask.read(h, token, keys.start, &mut bias);
+                        mask.read(h, token, keys.start + seen.start, &mut bias);
                     }
                     if geometry.is_alibi {
-                        for (j, bias) in bias.iter_mut().enumerate() {
+                        for (j, bias) in seen.clone().zip(&mut bias) {
                             *bias += slope * (j as i64 - (m + i - n) as i64) as f32;
                         }
                     }
                     let kv_h = h / (num_heads / geometry.num_kv_heads);
-                    let row = Row { kv: KEY, b, start: keys.start, t: 0, h: kv_h };
-                    let probabilities = attend(&q, &mut rows, row, &bias, &mut result);
+                    let row = Row { kv: KEY, b, start: keys.start, t: seen.start, h: kv_h };
+                    let sink = sinks.get(h).copied().unwrap_or(f32::NEG_INFINITY);
+                    let probabilities = attend(&geometry, &q, &mut rows, row, &bias, sink, &mut result);
                     if let Some(mass) = &mut mass {
-                        let of_keys = &mut mass[h * problem.total_kvlen() + keys.start..];
+                        let of_keys = &mut mass[h * problem.total_kvlen() + keys.start + seen.start..];
                         of_keys.iter_mut().zip(probabilities).for_each(|(sum, probability)| *sum += probability);
                     }
                     write(&result, t1, &mut attn_output[at..][..head_len]);
@@ -77,8 +78,16 @@ impl AttentionKernel for AttentionReference {
 
 /// The output of query `q` over as many keys and values, from the token of `row` on, as there are elements in `bias`.
 /// Gives each key's probability.
-fn attend(q: &[f32], rows: &mut Rows<'_>, row: Row, bias: &[f32], result: &mut [f32]) -> Vec<f32> {
-    let factor = 1.0 / (q.len() as f32).sqrt();
+fn attend(
+    geometry: &AttentionGeometry,
+    q: &[f32],
+    rows: &mut Rows<'_>,
+    row: Row,
+    bias: &[f32],
+    sink: f32,
+    result: &mut [f32],
+) -> Vec<f32> {
+    let &AttentionGeometry { scale, softcap, .. } = geometry;
     let mut values = vec![0.0; q.len()];
     let scores: Vec<f32> = bias
         .iter()
@@ -87,13 +96,17 @@ fn attend(q: &[f32], rows: &mut Rows<'_>, row: Row, bias: &[f32], result: &mut [
             if bias == f32::NEG_INFINITY {
                 return bias; // whatever the key: NaN does not reach whom a mask hides it from
             }
-            rows.read(Row { kv: KEY, t, ..row }, &mut values);
+            rows.read(Row { kv: KEY, t: row.t + t, ..row }, &mut values);
             let product = q.iter().zip(&values).fold(0.0, |sum, (q, k)| sum + q * k);
-            product * factor + bias
+            let score = product * scale;
+            bias + if softcap == 0.0 { score } else { softcap * (score / softcap).tanh() }
         })
         .collect();
     // A NaN is never the largest, but makes its weight NaN and so everything.
     let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    // A sink is nothing to a query that sees no key.
+    let sink = if largest == f32::NEG_INFINITY { largest } else { sink };
+    let largest = largest.max(sink);
     result.fill(0.0);
     let mut total = 0.0;
     let mut weights = vec![0.0; scores.len()];
@@ -104,10 +117,13 @@ fn attend(q: &[f32], rows: &mut Rows<'_>, row: Row, bias: &[f32], result: &mut [
         let weight = (score - largest).exp();
         weights[t] = weight;
         total += weight;
-        rows.read(Row { kv: VALUE, t, ..row }, &mut values);
+        rows.read(Row { kv: VALUE, t: row.t + t, ..row }, &mut values);
         for (sum, value) in result.iter_mut().zip(&values) {
             *sum += weight * value;
         }
+    }
+    if sink != f32::NEG_INFINITY {
+        total += (sink - largest).exp();
     }
     // Nothing seen: zeros.
     if total != 0.0 {

@@ -1,5 +1,7 @@
 //! A call's tensors as bytes whose bounds are checked.
 
+use kvcache_kernels::read_floats;
+
 use crate::masking::MaskRows;
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem};
 use crate::rows::{Rows, bytes};
@@ -15,9 +17,19 @@ pub(crate) struct Tensors<'a> {
 }
 
 impl AttentionProblem<'_> {
+    /// The sink of each query head; none without.
+    pub(crate) fn sinks(&self) -> Vec<f32> {
+        let AttentionGeometry { num_heads, t1, .. } = *self.geometry();
+        let Some(data) = self.pointers().head_sink else { return Vec::new() };
+        let mut sinks = vec![0.0; num_heads];
+        // SAFETY: assume_checked: `head_sink` has a T1 for each head, which nobody writes.
+        read_floats(t1, unsafe { bytes(data, t1.byte_len(num_heads)) }, &mut sinks);
+        sinks
+    }
+
     /// The tensors, bounds-checked.
     pub(crate) fn tensors(&self) -> Tensors<'_> {
-        let AttentionPointers { query, attn_mask } = self.pointers();
+        let AttentionPointers { query, attn_mask, .. } = self.pointers();
         // SAFETY: assume_checked: each pointer is valid for its tensor's shape, which is that of the output for
         // `query`. Bytes are aligned anywhere. The address of an empty tensor is not used.
         unsafe {

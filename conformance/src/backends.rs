@@ -195,7 +195,7 @@ pub fn check_attention<'a, N: Borrow<str> + Ord>(
     (backend, store): (AttentionBackend, Backend),
 ) -> Result<AttentionCall<'a>, Error> {
     let input = |name: &str| read(&inputs[name]);
-    let attn_mask = inputs.get("attn_mask").map(read);
+    let [attn_mask, head_sink] = ["attn_mask", "head_sink"].map(|name| inputs.get(name).map(read));
     let Some(cache) = cache else {
         let op = MultiHeadAttention::new(attributes.attention.clone())?.with_backend(backend);
         return op.check(&AttentionInputs {
@@ -208,6 +208,7 @@ pub fn check_attention<'a, N: Borrow<str> + Ord>(
             max_seqlen: input("max_seqlen"),
             max_kvlen: input("max_kvlen"),
             attn_mask,
+            head_sink,
         });
     };
     let op = MultiHeadCacheAttention::new(attributes.clone())?.with_backends(backend, store);
@@ -216,6 +217,7 @@ pub fn check_attention<'a, N: Borrow<str> + Ord>(
         stored: inputs_of(inputs),
         decoding_batches: input("decoding_batches"),
         attn_mask,
+        head_sink,
     };
     op.check(&inputs, write(cache), scale.map(write))
 }

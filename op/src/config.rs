@@ -108,20 +108,32 @@ pub(crate) fn not_rotated(config: &CacheConfig, reader: &str) -> Result<(), Erro
 }
 
 /// Attributes of an attention that have been checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AttentionConfig {
     pub(crate) num_heads: usize,
     pub(crate) num_kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) is_causal: bool,
     pub(crate) is_alibi: bool,
+    pub(crate) scale: f32,
+    pub(crate) softcap: f32,
+    pub(crate) local_window_size: Option<usize>,
 }
 
 impl AttentionConfig {
     /// Checks every attribute: first its own range, then that key heads divide query heads.
     pub(crate) fn new(attributes: &AttentionAttributes) -> Result<Self, Error> {
         ranges(&AttentionAttributes::SPEC, attributes)?;
-        let &AttentionAttributes { num_heads, head_dim, is_causal, is_alibi, num_kv_heads } = attributes;
+        for spec in &AttentionAttributes::FLOATS {
+            let got = spec.value(attributes);
+            if !spec.contains(got) {
+                let at_least = spec.min.map_or(String::new(), |min| format!(" of at least {min}"));
+                let (got, expected) = (got.to_string(), format!("a finite number{at_least}"));
+                return Err(Error::FloatOutOfRange { name: spec.name, got, expected });
+            }
+        }
+        let &AttentionAttributes { num_heads, head_dim, is_causal, is_alibi, num_kv_heads, .. } = attributes;
+        let &AttentionAttributes { scale, softcap, local_window_size, .. } = attributes;
         if num_kv_heads != 0 && num_heads % num_kv_heads != 0 {
             let expected = format!("0 or a divisor of num_heads = {num_heads}");
             return Err(Error::AttributeOutOfRange { name: "num_kv_heads", got: num_kv_heads, expected });
@@ -132,6 +144,10 @@ impl AttentionConfig {
             head_dim: head_dim as usize,
             is_causal: is_causal == 1,
             is_alibi: is_alibi == 1,
+            scale: if scale == 0.0 { 1.0 / (head_dim as f32).sqrt() } else { scale },
+            softcap,
+            // -1 is no window.
+            local_window_size: usize::try_from(local_window_size).ok(),
         })
     }
 }
@@ -141,10 +157,11 @@ pub(crate) fn ranges<A>(specs: &[AttributeSpec<A>], attributes: &A) -> Result<()
     for spec in specs {
         let got = spec.value(attributes);
         if !spec.contains(got) {
-            let expected = match (spec.one_of, spec.max) {
-                (Some(legal), _) => format!("one of {legal:?}"),
-                (None, Some(max)) => format!("{} to {max}", spec.min),
-                (None, None) => format!("at least {}", spec.min),
+            let expected = match (spec.one_of, spec.max, spec.not) {
+                (Some(legal), ..) => format!("one of {legal:?}"),
+                (None, Some(max), _) => format!("{} to {max}", spec.min),
+                (None, None, None) => format!("at least {}", spec.min),
+                (None, None, Some(not)) => format!("at least {} but not {not}", spec.min),
             };
             return Err(Error::AttributeOutOfRange { name: spec.name, got, expected });
         }

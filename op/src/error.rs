@@ -20,6 +20,11 @@ pub enum Error {
     #[error("attribute {name} is {got}, expected {expected}")]
     AttributeOutOfRange { name: &'static str, got: i64, expected: String },
 
+    /// A float attribute outside its range; `got` is the number as text.
+    #[error("attribute {name} is {got}, expected {expected}")]
+    #[strum(serialize = "attribute_out_of_range")]
+    FloatOutOfRange { name: &'static str, got: String, expected: String },
+
     /// A combination of types that the table of types does not have for one of `t1s`, the operator's types of
     /// `current_key`.
     #[error(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._operators import Attributes, node_attributes
+from kvcache_ops._operators import FLOATS, Attributes, node_attributes
 from kvcache_ops._optional import load
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def make_node(
     *,
     domain: str = DOMAIN,
     name: str = "",
-    **more: int,
+    **more: float,
 ) -> NodeProto:
     """A node of an ONNX graph, checked: "KeyValueCache", "MultiHeadAttention" or "MultiHeadCacheAttention".
 
@@ -34,7 +34,7 @@ def make_node(
 
     inputs: the graph's values by the operator's names of its inputs, or in its order, "" for what is left out.
     outputs: names for key and value, or for attn_output and perhaps attention_mass. attributes: by name, or the
-    CacheSpec of the cache; more: further ones, as layer_idx, num_repeat, num_heads. `cache` must be an
+    CacheSpec of the cache; more: further ones, as layer_idx, num_repeat, num_heads, scale. `cache` must be an
     input of the graph, and `scale`, too, unless it is only read (`quant_type` 2).
 
     Needs the package onnx. Raises KvCacheError: "package_missing", "operator_unknown", "domain_unknown",
@@ -64,6 +64,7 @@ def make_node(
     values = [given.get(input_name, "") for input_name in names]
     while not values[-1]:  # a runtime before 1.24 does not take an empty name at the end
         values.pop()
+    chosen |= {attribute: float(chosen[attribute]) for attribute in FLOATS & chosen.keys()}
     node: NodeProto = helper.make_node(op_type, values, list(outputs), name=name, domain=domain, **chosen)
     return node
 

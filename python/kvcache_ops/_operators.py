@@ -47,15 +47,19 @@ _OPERATORS = ("KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention")
 _INPUTS = {op_type: _native.input_names(op_type) for op_type in _OPERATORS}
 _INDICES = frozenset(AttentionIndices.__annotations__)
 
+FLOATS = frozenset({"scale", "softcap"})
+"""The attributes that are floats."""
+
 Indices = Tensor | int | Sequence[int] | Sequence[Sequence[int]]
 """int64: a tensor, an int, or a list of ints."""
 
-Attributes = CacheSpec | Mapping[str, int]
+Attributes = CacheSpec | Mapping[str, float]
 """A node's attributes, or the cache that they describe, to which further attributes are given by keyword."""
 
 
-def node_attributes(op_type: str, given: Attributes | None, more: Mapping[str, int]) -> dict[str, int]:
+def node_attributes(op_type: str, given: Attributes | None, more: Mapping[str, float]) -> dict[str, float]:
     """The attributes of a node: of a CacheSpec, those that the operator has; `more` replaces them."""
+    more = {"scale" if name == "attention_scale" else name: value for name, value in more.items()}
     if given is None or isinstance(given, Mapping):
         return {**(given or {}), **more}
     if not isinstance(given, CacheSpec):
@@ -112,25 +116,28 @@ def multi_head_attention(
     max_seqlen: Indices,
     max_kvlen: Indices,
     attn_mask: Tensor | None = None,
+    head_sink: Tensor | None = None,
     *,
     attn_output: _Attended | None = None,
     attention_mass: Tensor | None = None,
-    **more: int,
+    **more: float,
 ) -> _Attended:
     """MultiHeadAttention: each sequence's queries attend over its packed keys and values.
 
     attributes: a CacheSpec, which gives num_kv_heads and head_dim, or the node's attributes by name; num_heads (Hq) has
-    no default. more: further attributes, as is_causal (1 if not given) and is_alibi (0).
+    no default. more: further attributes, as is_causal (1 if not given), is_alibi (0), local_window_size (-1: no
+    window), scale (0: 1 / sqrt(head_dim)) and softcap (0: none).
     query: T1 (float32 or float16), (seqstarts[B], Hq, Dh). key, value: T1, (kvstarts[B], Hk, Dh). decoding_batches:
     int64, so many first sequences are not masked by is_causal; 0 is right where each of them has one query.
     attn_mask: T1, (seqstarts[B], W) or (Hq, seqstarts[B], W) with W >= kvstarts[B], added to the scores.
+    head_sink: T1, (Hq), a score of each query head that has no key and no value.
     attn_output: where to write the output, of query's type and shape.
     attention_mass: where to write, if anywhere, the sum of the probabilities that the queries of its sequence give each
     key in each query head, float32 (Hq, kvstarts[B]). Scores are computed twice for that.
 
     Gives attn_output. Raises KvCacheError; nothing has then been written.
     """
-    inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask]
+    inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask, head_sink]
     (output,) = _call("MultiHeadAttention", attributes, more, inputs, [attn_output, attention_mass])
     attended: _Attended = output
     return attended
@@ -151,26 +158,30 @@ def multi_head_cache_attention(
     cache: Tensor,
     scale: Tensor | None = None,
     attn_mask: Tensor | None = None,
+    head_sink: Tensor | None = None,
     *,
     attn_output: _Attended | None = None,
     attention_mass: Tensor | None = None,
-    **more: int,
+    **more: float,
 ) -> _Attended:
     """MultiHeadCacheAttention: `run`, then `multi_head_attention`, straight over the cache.
 
     query: T1 (float32 or float16), (seqstarts[B], Hq, Dh), rotary embedding applied; the other inputs are as theirs.
     more: further attributes, as num_heads, which has no default, and layer_idx, 0 if not given; num_repeat is none.
+    The attribute `scale` has the name of an input: as a keyword it is attention_scale.
 
     Gives attn_output, T1 (seqstarts[B], Hq, Dh). Raises KvCacheError; nothing has then been written.
     """
     step = [seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen]
-    inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
+    inputs = [query, current_key, current_value, *step, cache, scale, attn_mask, head_sink]
     (output,) = _call("MultiHeadCacheAttention", attributes, more, inputs, [attn_output, attention_mass])
     attended: _Attended = output
     return attended
 
 
-def _call(op_type: str, attributes: Attributes, more: Mapping[str, int], inputs: list[Any], outputs: list[Any]) -> Any:
+def _call(
+    op_type: str, attributes: Attributes, more: Mapping[str, float], inputs: list[Any], outputs: list[Any]
+) -> Any:
     """The outputs: those given, new arrays for the others. Tensors are held against the CacheSpec, if it is one."""
     tensors = _tensors(op_type, inputs)
     return _native.run(op_type, node_attributes(op_type, attributes, more), tensors, outputs, _operands(attributes))

@@ -13,10 +13,10 @@ Dimensions = list[str | int] | str
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute, an integer; without a default it is required."""
+    """An attribute, an integer or, if its default is one, a float; without a default it is required."""
 
     name: str
-    default: int | None
+    default: float | None
     meaning: str
 
 

@@ -11,7 +11,8 @@ pub mod shape;
 mod static_cache_layout;
 
 pub use attributes::{
-    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, OperatorAttributes, StaticAttributes,
+    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, FloatSpec, OperatorAttributes,
+    StaticAttributes,
 };
 pub use cache_layout::{Axis, CacheDims, CacheLayout, CacheStrides};
 pub use cache_mode::CacheMode;

@@ -51,8 +51,18 @@ pub mod multi_head_attention {
     pub const NAME: &str = "MultiHeadAttention";
 
     /// The names of the operator's inputs, by position.
-    pub const INPUTS: [&str; 9] =
-        ["query", "key", "value", "seqstarts", "kvstarts", "decoding_batches", "max_seqlen", "max_kvlen", "attn_mask"];
+    pub const INPUTS: [&str; 10] = [
+        "query",
+        "key",
+        "value",
+        "seqstarts",
+        "kvstarts",
+        "decoding_batches",
+        "max_seqlen",
+        "max_kvlen",
+        "attn_mask",
+        "head_sink",
+    ];
 
     /// The names of the operator's outputs, by position.
     pub const OUTPUTS: [&str; 1] = ["attn_output"];
@@ -61,7 +71,7 @@ pub mod multi_head_attention {
     /// extension.
     pub const MASS: &str = "attention_mass";
 
-    /// Legal types of `query`, of the keys and values, of `attn_mask` and of `attn_output`.
+    /// Legal types of `query`, of the keys and values, of `attn_mask`, `head_sink` and `attn_output`.
     pub const T1: [ElementType; ElementType::FLOATS.len()] = ElementType::FLOATS;
 
     /// The operator as data: the text of `multi_head_attention.yaml`.
@@ -78,7 +88,7 @@ pub mod multi_head_cache_attention {
     pub const NAME: &str = "MultiHeadCacheAttention";
 
     /// The names of the operator's inputs, by position.
-    pub const INPUTS: [&str; 13] = [
+    pub const INPUTS: [&str; 14] = [
         "query",
         "current_key",
         "current_value",
@@ -92,6 +102,7 @@ pub mod multi_head_cache_attention {
         "cache",
         "scale",
         "attn_mask",
+        "head_sink",
     ];
 
     /// The operator as data: the text of `multi_head_cache_attention.yaml`.

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use kvcache_schema::{
     AttentionAttributes, AttributeSpec, Attributes, Axis, CacheAttentionAttributes, CacheLayout, CacheMode, DOMAINS,
-    ElementType, INPUTS, NAME, OUTPUTS, QuantBit, SCALE_FLOOR, SCHEMA, StaticAttributes, StaticAxis, StaticCacheLayout,
-    TypeCombination, VERSION, multi_head_attention, multi_head_cache_attention, static_key_value_cache,
+    ElementType, INPUTS, NAME, OUTPUTS, OperatorAttributes, QuantBit, SCALE_FLOOR, SCHEMA, StaticAttributes,
+    StaticAxis, StaticCacheLayout, TypeCombination, VERSION, multi_head_attention, multi_head_cache_attention,
+    static_key_value_cache,
 };
 use kvcache_testing::schemas::schemas;
 use serde::Deserialize;
@@ -33,12 +34,16 @@ struct Attribute {
     name: String,
     #[serde(default)]
     required: bool,
+    /// "float" of one; the others are integers.
+    #[serde(rename = "type")]
+    number: Option<String>,
     /// 0 where there is none, as in Rust.
     #[serde(default)]
-    default: i64,
-    min: i64,
+    default: f64,
+    min: Option<f64>,
     max: Option<i64>,
     one_of: Option<Vec<i64>>,
+    not: Option<i64>,
     /// The list whose codes are the legal values.
     codes_of: Option<String>,
 }
@@ -137,11 +142,23 @@ fn attributes_agree<'a, A: 'a>(
             Some("cache_layouts") => layouts.last().map(|layout| layout.code),
             Some(other) => panic!("{other} is no list of codes"),
         };
-        assert_eq!((&*yaml.name, yaml.required), (rust.name, rust.required));
-        assert_eq!(yaml.default, rust.default, "{}", rust.name);
-        assert_eq!(yaml.min, rust.min, "{}", rust.name);
+        assert_eq!((&*yaml.name, yaml.required, &yaml.number), (rust.name, rust.required, &None));
+        assert_eq!(yaml.default, rust.default as f64, "{}", rust.name);
+        assert_eq!(yaml.min, Some(rust.min as f64), "{}", rust.name);
         assert_eq!(max, rust.max, "{}", rust.name);
         assert_eq!(yaml.one_of.as_deref(), rust.one_of, "{}", rust.name);
+        assert_eq!(yaml.not, rust.not, "{}", rust.name);
+    }
+}
+
+/// The attributes of attention, integers and then floats.
+fn attention_agrees(yaml: &[Attribute]) {
+    let (integers, floats) = yaml.split_at(AttentionAttributes::SPEC.len());
+    attributes_agree(integers.iter(), &AttentionAttributes::SPEC, &[]);
+    assert_eq!(floats.len(), AttentionAttributes::FLOATS.len());
+    for (yaml, rust) in floats.iter().zip(&AttentionAttributes::FLOATS) {
+        assert_eq!((&*yaml.name, yaml.number.as_deref(), yaml.default), (rust.name, Some("float"), 0.0));
+        assert_eq!(yaml.min, rust.min.map(f64::from), "{}", rust.name);
     }
 }
 
@@ -216,7 +233,7 @@ fn attention_over_packed_keys_and_values() {
     let yaml: Operator = operator("multi_head_attention.yaml");
     let outputs = [multi_head_attention::OUTPUTS[0], multi_head_attention::MASS];
     operator_agrees(&yaml, &multi_head_attention::INPUTS, &outputs);
-    attributes_agree(yaml.attributes.iter(), &AttentionAttributes::SPEC, &[]);
+    attention_agrees(&yaml.attributes);
 }
 
 #[test]
@@ -224,8 +241,8 @@ fn attention_over_the_cache() {
     let yaml: Operator = operator("multi_head_cache_attention.yaml");
     let outputs = [multi_head_cache_attention::OUTPUTS[0], multi_head_cache_attention::MASS];
     operator_agrees(&yaml, &multi_head_cache_attention::INPUTS, &outputs);
-    let (attention, cache) = yaml.attributes.split_at(AttentionAttributes::SPEC.len());
-    attributes_agree(attention.iter(), &AttentionAttributes::SPEC, &[]);
+    let (attention, cache) = yaml.attributes.split_at(AttentionAttributes::names().len());
+    attention_agrees(attention);
     let not_an_attribute = CacheAttentionAttributes::NOT_AN_ATTRIBUTE;
     let rust: Vec<_> = Attributes::SPEC.into_iter().filter(|spec| spec.name != not_an_attribute).collect();
     assert_eq!(rust.len(), Attributes::SPEC.len() - 1);

@@ -27,6 +27,7 @@ pub struct Model {
     pub quant_group: i64,
     /// The rank of `attn_mask`, if there is one.
     pub mask: Option<usize>,
+    pub has_sinks: bool,
     pub seed: u64,
 }
 
@@ -57,6 +58,7 @@ enum Of {
     Key,
     Value,
     Mask,
+    Sink,
 }
 
 fn hash(parts: &[u64]) -> u64 {
@@ -75,11 +77,27 @@ impl Model {
         let [is_causal, is_alibi] = [(); 2].map(|()| entropy.below(2) as i64);
         Self {
             types: entropy.pick(&types),
-            attention: AttentionAttributes { num_heads, head_dim, is_causal, is_alibi, num_kv_heads },
+            attention: AttentionAttributes {
+                num_heads,
+                head_dim,
+                is_causal,
+                is_alibi,
+                num_kv_heads,
+                ..Default::default()
+            },
             quant_group,
             mask: entropy.pick(&[None, Some(2), Some(3)]),
+            has_sinks: false,
             seed: entropy.next(),
         }
+    }
+
+    /// The model with any window, scale, soft cap and sinks, or without.
+    pub fn with_variants(mut self, entropy: &mut Unstructured) -> Self {
+        self.attention.local_window_size = entropy.pick(&[-1, -1, 1, 3, 8]);
+        self.attention.scale = entropy.pick(&[0.0, 0.0, 0.5, -0.25]);
+        self.attention.softcap = entropy.pick(&[0.0, 0.0, 2.0, 30.0]);
+        Self { has_sinks: entropy.one_in(2), ..self }
     }
 
     /// A number between -4 and 4. Every fourth sequence has NaN among its keys and values; the one before it has keys
@@ -89,7 +107,7 @@ impl Model {
         let bits = hash(&[self.seed, of as u64, sequence as u64, at[0], at[1], at[2]]);
         let has_infinite_key = || hash(&[self.seed, sequence as u64, at[0]]).is_multiple_of(7);
         match of {
-            Of::Mask if bits.is_multiple_of(5) => f32::NEG_INFINITY,
+            Of::Mask | Of::Sink if bits.is_multiple_of(5) => f32::NEG_INFINITY,
             Of::Key | Of::Value if sequence % 4 == 3 && bits.is_multiple_of(31) => f32::NAN,
             Of::Key if sequence % 4 == 2 && at[2] == 0 && has_infinite_key() => f32::NEG_INFINITY,
             Of::Value if sequence % 4 == 2 && has_infinite_key() => f32::INFINITY,
@@ -332,6 +350,10 @@ impl<'a> Sequences<'a> {
         ]);
         if let Some(rank) = model.mask {
             inputs.insert("attn_mask", self.attn_mask(rank, parts, tokens));
+        }
+        if model.has_sinks {
+            let sinks: Vec<_> = (0..num_heads as usize).map(|h| model.number(Of::Sink, 0, [h, 0, 0])).collect();
+            inputs.insert("head_sink", model.floats(vec![sinks.len()], &sinks));
         }
         inputs
     }

@@ -1,6 +1,7 @@
 //! The operands of one call.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use kvcache_kernels::RowLoader;
 use kvcache_schema::ElementType::Float32;
@@ -12,8 +13,8 @@ use super::dispatch::{
 use super::generic::panel::WORDS;
 use super::generic::qk_panels::PARTS;
 use super::generic::rows::BLOCK;
-use super::generic::softmax::QueryRow;
-use super::generic::softmax::SUMS;
+use super::generic::softcap::Products;
+use super::generic::softmax::{QueryRow, SUMS};
 use super::source::Source;
 use crate::masking::{alibi_slopes, visible_keys};
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem, Keys, RaggedRows};
@@ -89,10 +90,10 @@ pub(super) struct AttentionArgs<'a> {
     /// processors take 0.8 to 0.9 of the time (Zen 5) where a head's rows are contiguous; others are too far apart for
     /// the few lines that one set of that cache holds. Intel's wait for few lines at once there.
     pub(super) prefetch_to_l1: bool,
-    /// The factor of products.
-    pub(super) factor: f32,
     /// ALiBi's slope of each query head; empty without.
     slopes: Vec<f32>,
+    /// The sink of each query head; empty without.
+    sinks: Vec<f32>,
     pointers: AttentionPointers,
     attn_output: *mut u8,
     /// By query row and head: the largest score and the sum of weights; null unless somebody needs them.
@@ -167,8 +168,8 @@ impl<'a> AttentionArgs<'a> {
             loaded_offsets: each(float_bytes),
             loaded_at_once: (LOADED_BYTES / (width * float_bytes).max(1) / SUMS * SUMS).clamp(SUMS, BLOCK),
             prefetch_to_l1,
-            factor: 1.0 / (head_dim as f32).sqrt(),
             slopes: if geometry.is_alibi { alibi_slopes(num_heads) } else { Vec::new() },
+            sinks: problem.sinks(),
             pointers: problem.pointers(),
             attn_output: attn_output.as_mut_ptr().cast(),
             totals: totals.map_or(std::ptr::null_mut(), <[_]>::as_mut_ptr),
@@ -187,8 +188,8 @@ impl<'a> AttentionArgs<'a> {
         if self.source.heads_are_adjacent() { self.geometry.num_kv_heads } else { 1 }
     }
 
-    /// The number of keys that query `i` of sequence `b` sees, but for the mask.
-    pub(super) fn visible(&self, b: usize, i: usize) -> usize {
+    /// The keys that query `i` of sequence `b` sees, but for the mask.
+    pub(super) fn visible(&self, b: usize, i: usize) -> Range<usize> {
         let RaggedRows { queries, keys } = self.indices.sequence(b);
         visible_keys(&self.geometry, b, queries.len(), keys.len(), i)
     }
@@ -202,13 +203,32 @@ impl<'a> AttentionArgs<'a> {
             let at = (plane * self.total_seqlen + token) * mask.width + keys.start;
             mask.data.wrapping_add(at * self.t1_bytes)
         });
+        let seen = self.visible(b, i);
         QueryRow {
-            visible: visible_keys(&self.geometry, b, queries.len(), keys.len(), i),
+            visible: seen.end,
+            hidden: seen.start,
             mask,
             slope: self.slopes.get(h).copied().unwrap_or(0.0),
             position: (keys.len() + i) as i64 - queries.len() as i64,
+            sink: self.sinks.get(h).copied().unwrap_or(f32::NEG_INFINITY),
             at: (token * self.geometry.num_heads + h) * self.geometry.head_dim * self.t1_bytes,
         }
+    }
+
+    /// Turns the products of so many rows and keys into scores, if there is a soft cap. Gives the factor that turns what
+    /// is there then into scores.
+    ///
+    /// # Safety
+    /// The instruction set is supported, and these products are there, one row each [`BLOCK`] elements, in whole
+    /// registers.
+    pub(super) unsafe fn soft_cap(&self, products: *mut f32, rows: usize, keys: usize) -> f32 {
+        let AttentionGeometry { scale: factor, softcap, .. } = self.geometry;
+        if softcap == 0.0 {
+            return factor;
+        }
+        // SAFETY: see `# Safety`.
+        unsafe { (self.functions.soft_cap)(&Products { products, rows, keys, factor, softcap }) }
+        1.0
     }
 
     /// A row's elements of `query`.

@@ -73,7 +73,7 @@ pub(super) unsafe fn attend_decode(
             rows,
             keys: keys.clone(),
             scores: weights,
-            factor: args.factor,
+            factor: args.soft_cap(weights, rows.len(), padded),
             max: state.max,
             sums: state.weights,
             rescale,

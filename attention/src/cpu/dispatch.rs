@@ -18,6 +18,7 @@ use super::generic::qk_panels::{PanelScores, QkPanels};
 use super::generic::qk_rows::{QkRows, RowScores};
 use super::generic::read_rows::{Read, ReadRows, ReadScales};
 use super::generic::scales::{ScaleWeights, Scaled, Transpose, TransposeScales};
+use super::generic::softcap::{Products, SoftCap};
 use super::generic::softmax::{Masked, ScoreBlock, Softmax};
 use super::generic::softmax_rows::{ScoreRows, SoftmaxRows};
 use super::generic::tiles::Tiles;
@@ -48,6 +49,7 @@ pub(crate) struct Functions {
     /// QK scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which
     /// each element is converted once.
     pub(crate) qk_rows: Option<QkRowsFunction>,
+    pub(crate) soft_cap: unsafe fn(&Products),
     pub(crate) softmax: for<'a> unsafe fn(&ScoreBlock<'a>) -> Masked,
     pub(crate) softmax_rows: for<'a> unsafe fn(&ScoreRows<'a>) -> bool,
     /// PV products over rows of values that are [read](Self::read_rows), and over those that are where they are.
@@ -185,6 +187,7 @@ fn for_floats<S: Tiles, T1: Float, E: Float>() -> Functions {
         read_rows: S::outlined::<ReadRows<E>>(),
         qk_panels: S::outlined::<QkPanels>(),
         qk_rows: (size_of::<E>() == size_of::<f32>() || S::CONVERTS_F16).then_some(S::outlined::<QkRows<E>>()),
+        soft_cap: S::outlined::<SoftCap>(),
         softmax: S::outlined::<Softmax<T1>>(),
         softmax_rows: S::outlined::<SoftmaxRows>(),
         pv_rows: S::outlined::<PvRows<f32>>(),

@@ -74,14 +74,16 @@ pub(super) unsafe fn run(args: &AttentionArgs<'_>, &MassTask { b, head, split }:
                     *state.max.add(r) = args.total(row)[0];
                 }
                 let seen = rows.last().map_or(0, |row| row.visible).min(split.end);
-                for start in (split.start..seen).step_by(BLOCK) {
+                let hidden = rows.first().map_or(0, |row| row.hidden) / BLOCK * BLOCK;
+                for start in (split.start.max(hidden)..seen).step_by(BLOCK) {
                     let keys = start..split.end.min(start + BLOCK);
                     args.source.offsets(b, keys.clone(), &mut offsets);
                     let (heads, offsets) = (&(head..head + 1), &offsets);
                     let here = BlockRows { head, heads, offsets, next_offsets: offsets };
                     let queries = Queries { rows: &rows, query, state };
                     qk_packed(args, &queries, keys.len().next_multiple_of(SUMS), [here, here], memory);
-                    let (scores, rescale, factor) = (memory.weights, memory.rescale, args.factor);
+                    let (scores, rescale) = (memory.weights, memory.rescale);
+                    let factor = args.soft_cap(scores, rows.len(), keys.len().next_multiple_of(SUMS));
                     let (max, sums) = (state.max, state.weights);
                     // The maximum is final: weights need no rescaling.
                     (args.functions.softmax)(&ScoreBlock {

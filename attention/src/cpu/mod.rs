@@ -4,12 +4,13 @@
 //! All is float32. Of a query with `head_dim` elements, and the keys t = 0, 1, ... of its sequence that it sees:
 //! 1. A product is the sum over `head_dim` in [`PARTS`](generic::qk_panels::PARTS) partial sums, that of element d in
 //!    number `d % PARTS`: fused multiply-adds, from the first element to the last. They are added by halves: number i
-//!    and number `i + PARTS / 2`, and so on until one is left. The score is `product * (1 / sqrt(head_dim))`, or with a
-//!    mask or ALiBi a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and
-//!    the mask's number. Integer codes of a quantized cache are summed by groups: fused multiply-adds of query and code
-//!    from the first element of a group to its last; that sum times the group's scale is added to those of the groups
-//!    before by a fused multiply-add. A scale that is infinite makes the score NaN; so may queries so large (above
-//!    10^35) that the sum of a group is beyond float32 before it is scaled.
+//!    and number `i + PARTS / 2`, and so on until one is left. The score is `product * scale`, or with a mask or ALiBi
+//!    a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and the mask's
+//!    number. With a soft cap, what the bias is added to is `tanh(product * scale * (1 / softcap)) * softcap`, rounded
+//!    after each operation. Integer codes of a quantized cache are summed by groups: fused multiply-adds of query and
+//!    code from the first element of a group to its last; that sum times the group's scale is added to those of the
+//!    groups before by a fused multiply-add. A scale that is infinite makes the score NaN; so may queries so large
+//!    (above 10^35) that the sum of a group is beyond float32 before it is scaled.
 //! 2. Keys are taken by blocks of [`BLOCK`](generic::rows::BLOCK), the first of which begins at key 0 of the sequence.
 //!    A block raises the running maximum to that of its scores; what has been summed before is multiplied with
 //!    `exp(old maximum - new maximum)`. The weight of a key is `exp(score - maximum)`.
@@ -19,8 +20,9 @@
 //! 4. Blocks are summed by KV splits of [`KV_SPLIT`](schedule::KV_SPLIT) keys, the first of which begins at key 0. Each
 //!    split has a maximum and sums of its own. They are merged into those of the splits before them, in order: both are
 //!    multiplied with `exp(own maximum - larger maximum)` and added.
-//! 5. In the end the partial sums of weights are added by halves, and each sum of weighted values is divided by that. A
-//!    zero is +0, NaN is one NaN.
+//! 5. In the end the head's sink, if there is one, is merged in as one more split, of one key with a value of 0, unless
+//!    the query has seen no key. Then the partial sums of weights are added by halves, and each sum of weighted values
+//!    is divided by that. A zero is +0, NaN is one NaN.
 //! 6. The mass of a key, where it is asked for, is a sum over the queries of its sequence, in order, of the key's
 //!    weight with the final maximum, divided by that sum of weights.
 //!

@@ -2,9 +2,10 @@
 //! values are worth packing, too.
 //!
 //! ```text
-//! rows without a visible key of the block are left out
+//! rows without a visible key of the block are left out, the first and the last ones
 //! for each panel of 32 keys: pack the keys, scores = query rows x panel
-//! weights = exp(scores - new maximum), a register of rows at once where there is neither mask nor ALiBi
+//! weights = exp(scores - new maximum), a register of rows at once where there is neither mask nor
+//!                                         ALiBi, nor a window that begins in the block
 //! pack the values; sums = sums * exp(old maximum - new maximum) + weights x panels of values
 //! ```
 //!
@@ -19,7 +20,7 @@ use super::generic::pv_panels::{PackRows, WeightedPanels};
 use super::generic::qk_panels::PanelScores;
 use super::generic::read_rows::Read;
 use super::generic::rows::{BLOCK, Next};
-use super::generic::softmax::{SUMS, ScoreBlock};
+use super::generic::softmax::{QueryRow, SUMS, ScoreBlock};
 use super::generic::softmax_rows::ScoreRows;
 use super::integers::PackedKeys;
 
@@ -38,9 +39,11 @@ pub(super) unsafe fn attend_prefill(
     let BlockMemory { panel, weights, rescale, .. } = memory;
     let head_dim = args.geometry.head_dim;
     let padded = keys.len().next_multiple_of(SUMS);
-    // A row sees no less than the one before it: the first ones may see nothing of the block.
+    // A row sees no less than the one before it, and a window hides no less from it: the first ones may see nothing of
+    // the block yet, and the last ones nothing any more.
     let blind = queries.rows.partition_point(|row| row.visible <= keys.start);
-    let rows = &queries.rows[blind..];
+    let past = queries.rows.partition_point(|row| row.hidden < keys.end);
+    let rows = &queries.rows[blind..past];
     let (state, query) = (queries.state.row(blind), queries.query.wrapping_add(blind * width));
     let seen: Vec<usize> = rows.iter().map(|row| (row.visible - keys.start).min(keys.len())).collect();
     // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last, or of any numbers.
@@ -63,8 +66,10 @@ pub(super) unsafe fn attend_prefill(
             (functions.pack_keys)(&Pack { rows: panel_rows, keys, panel });
             (functions.qk_panels)(&PanelScores { query, query_step: width, queries, head_dim, panel, keys, scores });
         }
-        let (factor, max, sums) = (args.factor, state.max, state.weights);
-        let masked = if rows.iter().all(|row| row.mask.is_null() && row.slope == 0.0) {
+        let factor = args.soft_cap(weights, rows.len(), padded);
+        let (max, sums) = (state.max, state.weights);
+        let is_plain = |row: &QueryRow| row.mask.is_null() && row.slope == 0.0 && row.hidden <= keys.start;
+        let masked = if rows.iter().all(is_plain) {
             (functions.softmax_rows)(&ScoreRows { scores: weights, seen: &seen, factor, max, sums, rescale })
         } else {
             let block = ScoreBlock { rows, keys: keys.clone(), scores: weights, factor, max, sums, rescale };

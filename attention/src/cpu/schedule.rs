@@ -4,9 +4,10 @@
 //! for each sequence
 //!     for some of its queries                            as many as are worth one pass over the keys
 //!         for some key heads                             all, if a token's heads are adjacent; else one
-//!             work tile: these query rows, over the keys that the last of them sees
+//!             work tile: these query rows, over the keys from the first that the first of them sees, at the border of
+//!                        a block, to the last that the last of them sees
 //! for each work tile
-//!     KV splits of 1024 keys, the first of which begins at key 0
+//!     KV splits of 1024 keys, of which one begins at key 0: those that have some of these keys
 //!     task: some of its splits in a row, so many that each thread gets several tasks
 //!     several tasks share a reduction: each split's state is kept, and the last task to end merges them in order
 //! the tasks with most work first
@@ -18,7 +19,9 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// Keys in a KV split, the first of which is key 0 of a sequence; whole blocks.
+use super::generic::rows::BLOCK;
+
+/// Keys in a KV split, the first of which begins at key 0 of a sequence; whole blocks.
 pub(super) const KV_SPLIT: usize = 1024;
 
 /// Query rows of one key head that are computed together, at most, unless one query has more.
@@ -48,8 +51,8 @@ pub(super) struct WorkTile {
     pub(super) queries: Range<usize>,
     /// The key heads.
     pub(super) heads: Range<usize>,
-    /// The number of keys that are seen, the first ones.
-    pub(super) keys: usize,
+    /// The keys that are seen, from the beginning of a block on.
+    pub(super) keys: Range<usize>,
     /// All queries of the sequence, times its keys.
     pub(super) work: usize,
     /// How the results of its tasks are merged, if it is several tasks.
@@ -109,9 +112,9 @@ impl WorkTile {
         self.queries.len() * group
     }
 
-    /// The number of its KV splits.
-    pub(super) fn splits(&self) -> usize {
-        self.keys.div_ceil(KV_SPLIT)
+    /// Its KV splits, counted in the sequence.
+    pub(super) fn splits(&self) -> Range<usize> {
+        self.keys.start / KV_SPLIT..self.keys.end.div_ceil(KV_SPLIT)
     }
 
     fn cost(&self, size: &Size, keys: usize) -> usize {
@@ -120,47 +123,48 @@ impl WorkTile {
 }
 
 impl Schedule {
-    /// Cuts the call of these sequences: of each its queries and, by query, how many keys it sees.
+    /// Cuts the call of these sequences: of each its queries and, by query, the keys that it sees.
     pub(super) fn new(
         size: Size,
         batch: impl Iterator<Item = (usize, usize)>,
-        visible: impl Fn(usize, usize) -> usize,
+        visible: impl Fn(usize, usize) -> Range<usize>,
     ) -> Self {
         let mut schedule = Self::default();
         let Size { num_kv_heads, group, heads_are_adjacent, threads, .. } = size;
         let most_queries = (MOST_ROWS / group).max(1);
         for (b, queries) in batch {
-            let work = queries * queries.checked_sub(1).map_or(0, |last| visible(b, last));
+            let work = queries * queries.checked_sub(1).map_or(0, |last| visible(b, last).len());
             for first in (0..queries).step_by(most_queries) {
                 let queries = first..queries.min(first + most_queries);
                 let heads = match heads_are_adjacent {
                     true => (MOST_ROWS_OF_HEADS / (queries.len() * group)).clamp(1, num_kv_heads),
                     false => 1,
                 };
-                let keys = visible(b, queries.end - 1);
+                let keys = visible(b, first).start / BLOCK * BLOCK..visible(b, queries.end - 1).end;
                 for head in (0..num_kv_heads).step_by(heads) {
                     let heads = head..num_kv_heads.min(head + heads);
-                    schedule.tiles.push(WorkTile { b, queries: queries.clone(), heads, keys, work, reduction: None });
+                    let (queries, keys) = (queries.clone(), keys.clone());
+                    schedule.tiles.push(WorkTile { b, queries, heads, keys, work, reduction: None });
                 }
             }
         }
-        let cost: usize = schedule.tiles.iter().map(|tile| tile.cost(&size, tile.keys)).sum();
+        let cost: usize = schedule.tiles.iter().map(|tile| tile.cost(&size, tile.keys.len())).sum();
         schedule.parallel = threads > 1 && cost >= size.parallel_cost;
         for (i, tile) in schedule.tiles.iter_mut().enumerate() {
             let splits = tile.splits();
             let per_thread = if tile.rows(group) < LARGE_TILE_ROWS { TASKS_PER_THREAD } else { LARGE_TASKS_PER_THREAD };
             let most = if schedule.parallel { cost / (threads * per_thread) } else { usize::MAX };
-            let at_once = most.div_ceil(tile.cost(&size, KV_SPLIT).max(1)).clamp(1, splits.max(1));
-            if at_once < splits {
-                let tasks = splits.div_ceil(at_once);
-                let rows = splits * tile.rows(group) * tile.heads.len();
+            let at_once = most.div_ceil(tile.cost(&size, KV_SPLIT).max(1)).clamp(1, splits.len().max(1));
+            if at_once < splits.len() {
+                let tasks = splits.len().div_ceil(at_once);
+                let rows = splits.len() * tile.rows(group) * tile.heads.len();
                 tile.reduction =
                     Some(Reduction { index: schedule.reductions, tasks, first_row: schedule.reduction_rows });
                 schedule.reductions += 1;
                 schedule.reduction_rows += rows;
             }
-            let firsts = (0..splits.max(1)).step_by(at_once);
-            schedule.tasks.extend(firsts.map(|first| Task { tile: i, splits: first..splits.min(first + at_once) }));
+            let firsts = (splits.start..splits.end.max(splits.start + 1)).step_by(at_once);
+            schedule.tasks.extend(firsts.map(|first| Task { tile: i, splits: first..splits.end.min(first + at_once) }));
         }
         if cost >= size.parallel_cost {
             // Sequences with more work first, so that what is left at the end is little; key head by key head, whose

@@ -7,7 +7,7 @@
 //!         for each key head of the tile: scores, softmax, PV products   (decode, prefill)
 //!     merge the split's state, or keep it for the reduction
 //! the last task of a reduction merges all kept states, in order
-//! divide by the sums of weights and write the output rows
+//! add the sinks, divide by the sums of weights and write the output rows
 //! ```
 
 use std::mem::swap;
@@ -71,15 +71,16 @@ pub(super) unsafe fn run(args: &AttentionArgs<'_>, task: &Task, shared: &Shared<
                 (args.functions.read_query)(&QueryElements { from: args.query(row), len: args.geometry.head_dim, to });
             }
             total.clear(all_rows);
+            let first = tile.splits().start;
             for split in task.splits.clone() {
                 let state = match &tile.reduction {
-                    Some(reduction) => reduction_state(args, shared, reduction, split * all_rows, all_rows),
-                    None if split == 0 => total,
+                    Some(reduction) => reduction_state(args, shared, reduction, (split - first) * all_rows, all_rows),
+                    None if split == first => total,
                     None => split_state,
                 };
                 state.clear(all_rows);
                 attend_split(args, tile, &queries, query, state, block_memory, split);
-                if tile.reduction.is_none() && split > 0 {
+                if tile.reduction.is_none() && split > first {
                     merge(args, total, state, all_rows);
                 }
             }
@@ -88,11 +89,12 @@ pub(super) unsafe fn run(args: &AttentionArgs<'_>, task: &Task, shared: &Shared<
                 if shared.ended[reduction.index].fetch_add(1, Ordering::AcqRel) + 1 < reduction.tasks {
                     return;
                 }
-                for split in 0..tile.splits() {
+                for split in 0..tile.splits().len() {
                     merge(args, total, reduction_state(args, shared, reduction, split * all_rows, all_rows), all_rows);
                 }
             }
             for (r, row) in queries.iter().enumerate() {
+                add_sink(args, row, total.row(r), split_state);
                 let sums = total.row(r).accumulator();
                 let len = args.geometry.head_dim;
                 let weights = (args.functions.finish)(&OutputRow { sums, output: args.output(row), len });
@@ -128,15 +130,16 @@ unsafe fn attend_split(
     split: usize,
 ) {
     let rows = tile.rows(args.group());
-    let block = |first: usize| first..tile.keys.min(first + BLOCK);
-    let first = split * KV_SPLIT;
+    let block = |first: usize| first..tile.keys.end.min(first + BLOCK);
+    let end = tile.keys.end.min((split + 1) * KV_SPLIT);
+    let first = tile.keys.start.max(split * KV_SPLIT);
     // Those of the block, and of the next, if there is one.
     let (mut offsets, mut next_offsets) = (&mut Offsets::default(), &mut Offsets::default());
     args.source.offsets(tile.b, block(first), next_offsets);
-    for first in (first..tile.keys.min(first + KV_SPLIT)).step_by(BLOCK) {
+    for first in (first..end).step_by(BLOCK) {
         swap(&mut offsets, &mut next_offsets);
         let next = first + BLOCK;
-        args.source.offsets(tile.b, block(if next < tile.keys { next } else { first }), next_offsets);
+        args.source.offsets(tile.b, block(if next < tile.keys.end { next } else { first }), next_offsets);
         for (i, head) in tile.heads.clone().enumerate() {
             let row = i * rows;
             let queries = Queries {
@@ -152,6 +155,22 @@ unsafe fn attend_split(
             let attend = if rows < PREFILL_ROWS { attend_decode } else { attend_prefill };
             // SAFETY: see `# Safety`; the block is one of the split, and the offsets are its own.
             unsafe { attend(args, &queries, block(first), [here, next], memory) }
+        }
+    }
+}
+
+/// Adds the sink of a row, if it has one, to the sums over all keys, as one more key, whose value is 0. It is nothing to a
+/// row that has seen none.
+///
+/// # Safety
+/// The conditions of [`run`]; the states are those of a row, of which `sink` has nothing that is still needed.
+unsafe fn add_sink(args: &AttentionArgs<'_>, row: &QueryRow, total: SoftmaxState, sink: SoftmaxState) {
+    // SAFETY: see `# Safety`.
+    unsafe {
+        if row.sink != f32::NEG_INFINITY && *total.max != f32::NEG_INFINITY {
+            sink.clear(1);
+            (*sink.max, *sink.weights) = (row.sink, 1.0);
+            merge(args, total, sink, 1);
         }
     }
 }

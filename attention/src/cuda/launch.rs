@@ -132,7 +132,7 @@ impl DeviceAttention {
     }
 
     fn parameters(&self, units: &Units) -> Result<AttentionParameters, TooLarge> {
-        let AttentionGeometry { num_heads, num_kv_heads, head_dim, is_causal, is_alibi, decoding_batches, .. } =
+        let AttentionGeometry { num_heads, num_kv_heads, is_causal, is_alibi, decoding_batches, scale, .. } =
             self.geometry;
         let (tokens, rows, scales, seqstarts) = match &self.keys {
             DeviceKeys::Packed(packed) => (packed.tokens(&self.geometry)?, packed.rows_at, [0; 2], packed.seqstarts),
@@ -173,7 +173,7 @@ impl DeviceAttention {
             most_step_rows: narrow("num_heads", units.most_step_rows)?,
             tiles_per_step: narrow("num_heads", units.tiles_per_step)?,
             rows_per_tile: narrow("num_heads", units.rows_per_tile)?,
-            factor: 1.0 / (head_dim as f32).sqrt(),
+            factor: scale,
             is_causal: is_causal.into(),
             alibi_heads: if is_alibi { 1 << num_heads.ilog2() } else { 0 },
             packed: matches!(self.keys, DeviceKeys::Packed(_)).into(),

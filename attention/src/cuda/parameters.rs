@@ -54,7 +54,7 @@ pub struct AttentionParameters {
     pub tiles_per_step: u32,
     /// Rows in a tile of a decoding step.
     pub rows_per_tile: u32,
-    /// `1 / sqrt(Dh)`.
+    /// What products are multiplied with.
     pub factor: f32,
     /// Whether queries of one sequence do not see what is behind them.
     pub is_causal: u32,

@@ -47,6 +47,14 @@ impl DeviceAttention {
         if head_dim > MAX_HEAD_DIM {
             return Err(TooLarge { what: "head_dim", got: head_dim, limit: MAX_HEAD_DIM });
         }
+        let variants = [
+            ("softcap, rounded up,", self.geometry.softcap.ceil() as usize),
+            ("local_window_size", self.geometry.local_window_size.unwrap_or(0)),
+            ("the length of head_sink", self.head_sink.map_or(0, |_| num_heads)),
+        ];
+        if let Some((what, got)) = variants.into_iter().find(|&(_, got)| got > 0) {
+            return Err(TooLarge { what, got, limit: 0 });
+        }
         let heads = num_heads / num_kv_heads.max(1);
         let most = heads.max(TILE);
         let most_step_rows = self.max_seqlen.saturating_mul(heads).clamp(heads, most);

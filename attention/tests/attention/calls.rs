@@ -13,7 +13,7 @@ use crate::kernels;
 fn model(entropy: &mut Unstructured) -> Model {
     let heads = [(1, 1), (2, 1), (3, 1), (4, 2), (6, 2), (8, 1)];
     let sizes = [(8, 8), (8, 4), (4, 2), (12, 4), (40, 8), (16, 8), (48, 16), (64, 2), (64, 32), (80, 80)];
-    Model::draw(entropy, &heads, &sizes)
+    Model::draw(entropy, &heads, &sizes).with_variants(entropy)
 }
 
 /// Calls with some of six sequences each, in any order; some of them without new tokens.
@@ -87,7 +87,7 @@ fn a_shared_prefix_is_as_good_as_ones_own() {
     for types in multi_head_cache_attention::all_combinations() {
         let attention =
             AttentionAttributes { num_heads: 4, head_dim: 8, num_kv_heads: 2, ..AttentionAttributes::default() };
-        let model = Model { types, attention, quant_group: 4, mask: None, seed: 7 };
+        let model = Model { types, attention, quant_group: 4, mask: None, has_sinks: false, seed: 7 };
         let placement = Placement { mode: CacheMode::Paged, page_size: 4, ..Placement::SIMPLE };
         for kernel in kernels() {
             // A prompt of eight tokens and three more, in pages of four.

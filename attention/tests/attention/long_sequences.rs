@@ -39,10 +39,11 @@ fn part(sequence: usize, tokens: usize) -> Part {
 fn causal(types: TypeCombination, heads: [i64; 3], is_alibi: bool, mask: Option<usize>) -> Model {
     let [num_heads, num_kv_heads, head_dim] = heads;
     let is_alibi = i64::from(is_alibi);
-    let attention = AttentionAttributes { num_heads, num_kv_heads, head_dim, is_causal: 1, is_alibi };
+    let attention =
+        AttentionAttributes { num_heads, num_kv_heads, head_dim, is_causal: 1, is_alibi, ..Default::default() };
     // Groups that are whole registers, and others.
     let quant_group = if head_dim % 32 == 0 { 16 } else { 8 };
-    Model { types, attention, quant_group, mask, seed: 11 }
+    Model { types, attention, quant_group, mask, has_sinks: false, seed: 11 }
 }
 
 /// The rows of sequences that get so many tokens one call after the other.
@@ -93,6 +94,21 @@ fn prompts_longer_than_a_kv_split() {
     cuts_agree(&model, &SEQUENCES[1..2], &[&[1050], &[1000, 49, 1]]);
 }
 
+/// Windows that begin in any block, and in any KV split, beside all that changes scores.
+#[test]
+fn prompts_under_windows_soft_caps_and_sinks() {
+    for (heads, is_alibi, mask, local_window_size, cuts) in [
+        ([3, 1, 8], true, Some(3), 1, [&[75][..], &[64, 11], &[13, 1, 1, 60]]),
+        ([4, 2, 32], false, None, 64, [&[140], &[128, 12], &[129, 1, 10]]),
+        ([1, 1, 8], false, None, 1000, [&[1090], &[1030, 60], &[1088, 1, 1]]),
+    ] {
+        let mut model = causal(float(ElementType::Float32), heads, is_alibi, mask);
+        let attention = AttentionAttributes { local_window_size, scale: 0.3, softcap: 4.0, ..model.attention };
+        (model.attention, model.has_sinks) = (attention, true);
+        cuts_agree(&model, &SEQUENCES[1..2], &cuts);
+    }
+}
+
 #[test]
 fn a_key_whose_score_is_minus_infinity_by_itself_gives_no_nan() {
     let model = causal(float(ElementType::Float32), [2, 1, 8], false, None);
@@ -111,9 +127,18 @@ fn example((i, types): (usize, TypeCombination)) -> (Model, Placement) {
         head_dim: 8,
         num_kv_heads: 1 + (i % 2) as i64,
         is_alibi: i64::from(i % 3 == 2),
+        local_window_size: [-1, 900, 40][i / 2 % 3],
+        softcap: [0.0, 5.0][i / 4 % 2],
         ..AttentionAttributes::default()
     };
-    let model = Model { types, attention, quant_group: 8, mask: (i % 2 == 1).then_some(2), seed: i as u64 };
+    let model = Model {
+        types,
+        attention,
+        quant_group: 8,
+        mask: (i % 2 == 1).then_some(2),
+        has_sinks: i % 3 == 0,
+        seed: i as u64,
+    };
     let (layout, mode) = (CacheLayout::ALL[i % 4], CacheMode::ALL[i / 2 % 2]);
     (model, Placement { layout, mode, page_size: 100, ..PLACEMENT })
 }

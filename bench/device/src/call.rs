@@ -165,7 +165,8 @@ impl<'a> Bench<'a> {
             Op::Attention(op) => {
                 let query = DeviceRef::from_bytes(types.t1, query_shape, &set.query, stream);
                 let decoding_batches = (&0).into();
-                let inputs = DeviceCacheAttentionInputs { query, stored, decoding_batches, attn_mask: None };
+                let inputs =
+                    DeviceCacheAttentionInputs { query, stored, decoding_batches, attn_mask: None, head_sink: None };
                 let call = op.check_device(inputs, cache, scale)?;
                 let needed = call.scratch_bytes()?;
                 if self.scratch.len() < needed {
@@ -215,7 +216,8 @@ impl<'a> Bench<'a> {
                 Op::Attention(op) => {
                     let query = read(types.t1, &self.rows(query_heads), &query);
                     let decoding_batches = (&0).into();
-                    let inputs = CacheAttentionInputs { query, stored, decoding_batches, attn_mask: None };
+                    let inputs =
+                        CacheAttentionInputs { query, stored, decoding_batches, attn_mask: None, head_sink: None };
                     op.check(&inputs, cache, scale)?.run(key, &Serial)?;
                 }
             }

@@ -130,7 +130,7 @@ impl Tensors {
             }
             Operator::Attention(operator) => {
                 let (query, decoding_batches) = (self.read("query")?, self.read("decoding_batches")?);
-                let inputs = CacheAttentionInputs { query, stored, decoding_batches, attn_mask: None };
+                let inputs = CacheAttentionInputs { query, stored, decoding_batches, attn_mask: None, head_sink: None };
                 let output = self.write("attn_output")?;
                 operator.check(&inputs, cache, scale).and_then(|call| call.run(output, workers))
             }

@@ -90,7 +90,7 @@ impl EmulatedAttention {
         mass: Option<&mut [MaybeUninit<f32>]>,
     ) -> Result<(), Failure> {
         let geometry = *problem.geometry();
-        let AttentionPointers { query, attn_mask } = problem.pointers();
+        let AttentionPointers { query, attn_mask, head_sink } = problem.pointers();
         let shift = if self.device.unaligned { geometry.t1.align() } else { 0 };
         let size = geometry.t1.byte_len(1);
         let query_rows = problem.total_seqlen();
@@ -102,6 +102,8 @@ impl EmulatedAttention {
             // SAFETY: AttentionProblem: the mask is valid for reads of its shape, which has these bytes.
             unsafe { upload(mask.data, planes * query_rows * mask.width * size, shift) }
         });
+        // SAFETY: AttentionProblem: `head_sink` is valid for reads of its shape, of these bytes.
+        let sinks = head_sink.map(|sinks| unsafe { upload(sinks, geometry.num_heads * size, shift) });
         let output = DeviceMemory::new(len, shift);
         let masses = DeviceMemory::new(mass.as_ref().map_or(0, |mass| size_of_val(&**mass)), 0);
         let (keys, device_keys) = self.upload_keys(problem);
@@ -116,6 +118,7 @@ impl EmulatedAttention {
                 width: mask.width,
                 per_head: mask.per_head,
             }),
+            head_sink: sinks.as_ref().map(DeviceMemory::address),
             attn_output: output.address(),
             attention_mass: mass.as_ref().map(|_| masses.address()),
             scratch: 0,
@@ -125,7 +128,7 @@ impl EmulatedAttention {
         let launches = AttentionLaunches::new(&call, self.device.multiprocessors)?;
         let mut reads = keys.reads();
         reads.push(&query);
-        reads.extend(&mask);
+        reads.extend(mask.iter().chain(&sinks));
         if let Some(attend) = &launches.attend {
             self.device.launch(ATTENTION, attend, keys.status(), [&reads, &[&output, &scratch]])?;
         }

@@ -71,7 +71,8 @@ pub fn multi_head_cache_attention(
         let (query, key, value) = (copy::<T>(query)?, copy::<T>(key)?, copy::<T>(value)?);
         let stored = Inputs { current_key: (&key).into(), current_value: (&value).into(), indices: indices.clone() };
         let decoding_batches = (&0).into();
-        let inputs = CacheAttentionInputs { query: (&query).into(), stored, decoding_batches, attn_mask: None };
+        let query = (&query).into();
+        let inputs = CacheAttentionInputs { query, stored, decoding_batches, attn_mask: None, head_sink: None };
         tensor(with_cache(op.attributes().cache.quant_bit, cache, scale, |cache, scale| {
             op.check(&inputs, cache, scale).and_then(|call| call.run_alloc::<T>(&Rayon)).map_err(Error::wrap)
         })?)

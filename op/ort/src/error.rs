@@ -16,8 +16,8 @@ pub(crate) enum Error {
     /// A call of ONNX Runtime's interface failed.
     #[error(transparent)]
     Runtime(#[from] ort::Error),
-    #[error("attribute {name} is of another type, expected an integer (ONNX Runtime: {reason})")]
-    AttributeType { name: &'static str, reason: String },
+    #[error("attribute {name} is of another type, expected {expected} (ONNX Runtime: {reason})")]
+    AttributeType { name: &'static str, expected: &'static str, reason: String },
     /// The node's state would be the session's instead of the caller's.
     #[error("{name} is an initializer, expected a graph input: the operator writes it, and the caller keeps it")]
     Initializer { name: &'static str },

@@ -56,7 +56,7 @@ impl<'a> Node<'a> {
     /// The attributes; absent ones have their defaults.
     ///
     /// # Errors
-    /// If an attribute is there with another type than integer.
+    /// If an attribute is there with another type than its own.
     pub(crate) fn attributes<A: OperatorAttributes>(&self) -> Result<A, Error> {
         node_attributes::of_kernel(self.context)
     }

@@ -5,6 +5,7 @@ use std::ffi::CString;
 use kvcache_schema::{OperatorAttributes, STATIC_SCALES};
 use ort::AsPointer;
 use ort::operator::{KernelContext, ShapeInferenceContext};
+use ort::sys::OrtStatusPtr;
 
 use crate::error::Error;
 
@@ -18,17 +19,20 @@ const ABSENT: &str = "kvcache_ort_absent_attribute";
 /// its message is the same but for the name.
 ///
 /// # Errors
-/// If an attribute is there with another type than integer. It is never replaced by the default.
+/// If an attribute is there with another type than its own. It is never replaced by the default.
 pub(crate) fn of_kernel<A: OperatorAttributes>(context: &KernelContext<'_>) -> Result<A, Error> {
-    let absent = integer(context, ABSENT).err().unwrap_or_default();
-    let mut attributes = A::default();
+    let absent = |error: Option<String>| error.unwrap_or_default();
+    let (absent_integer, absent_float) = (absent(integer(context, ABSENT).err()), absent(float(context, ABSENT).err()));
+    let (mut attributes, floats) = (A::default(), A::floats());
     for (name, _) in A::names() {
-        match integer(context, name) {
-            Ok(value) => {
-                let _known = attributes.set(name, value);
-            }
+        let (read, absent, expected) = match floats.contains(&name) {
+            true => (float(context, name).map(|value| attributes.set_float(name, value)), &absent_float, "a float"),
+            false => (integer(context, name).map(|value| attributes.set(name, value)), &absent_integer, "an integer"),
+        };
+        match read {
+            Ok(_known) => {}
             Err(reason) if reason == absent.replace(ABSENT, name) => {}
-            Err(reason) => return Err(Error::AttributeType { name, reason }),
+            Err(reason) => return Err(Error::AttributeType { name, expected, reason }),
         }
     }
     Ok(attributes)
@@ -52,10 +56,26 @@ pub(crate) fn of_inference<A: OperatorAttributes>(context: &ShapeInferenceContex
 
 /// The integer attribute `name` of a node, or the runtime's message why there is none.
 fn integer(context: &KernelContext<'_>, name: &str) -> Result<i64, String> {
-    let name = CString::new(name).map_err(|error| error.to_string())?;
-    let mut value = 0;
+    let (name, mut value) = (name_of(name)?, 0);
     // SAFETY: the context is borrowed, the name ends with NUL, and `value` is there to be written.
-    let status = unsafe { (ort::api().KernelInfoGetAttribute_int64)(context.ptr(), name.as_ptr(), &mut value) };
-    // SAFETY: the status is the call's above, and is released once, here.
-    unsafe { ort::Error::result_from_status(status) }.map(|()| value).map_err(|error| error.to_string())
+    checked(unsafe { (ort::api().KernelInfoGetAttribute_int64)(context.ptr(), name.as_ptr(), &mut value) })?;
+    Ok(value)
+}
+
+/// The float attribute `name` of a node, or the runtime's message why there is none.
+fn float(context: &KernelContext<'_>, name: &str) -> Result<f32, String> {
+    let (name, mut value) = (name_of(name)?, 0.0);
+    // SAFETY: the context is borrowed, the name ends with NUL, and `value` is there to be written.
+    checked(unsafe { (ort::api().KernelInfoGetAttribute_float)(context.ptr(), name.as_ptr(), &mut value) })?;
+    Ok(value)
+}
+
+fn name_of(name: &str) -> Result<CString, String> {
+    CString::new(name).map_err(|error| error.to_string())
+}
+
+/// The message of a status of a call that was just made, unless it is a success.
+fn checked(status: OrtStatusPtr) -> Result<(), String> {
+    // SAFETY: the status is the call's, and is released once, here.
+    unsafe { ort::Error::result_from_status(status) }.map_err(|error| error.to_string())
 }

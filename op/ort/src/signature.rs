@@ -31,7 +31,7 @@ pub(crate) enum Role {
     Cache,
     /// `scale`, of T3, which the operator writes.
     Scale,
-    /// `attn_mask`: of T1, or of any type if it has no elements.
+    /// `attn_mask` and `head_sink`: of T1, or of any type if it has no elements.
     Mask,
     /// Indices, bounds and counts.
     Index,
@@ -43,7 +43,7 @@ impl Role {
             "query" | "key" | "value" | "current_key" | "current_value" => Self::Rows,
             "cache" => Self::Cache,
             "scale" => Self::Scale,
-            "attn_mask" => Self::Mask,
+            "attn_mask" | "head_sink" => Self::Mask,
             _ => Self::Index,
         }
     }

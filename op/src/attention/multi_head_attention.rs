@@ -34,6 +34,8 @@ pub struct AttentionInputs<'a> {
     /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
     /// `kvstarts[B]`; without elements it is as good as none.
     pub attn_mask: Option<TensorRef<'a>>,
+    /// A score of each query head that has no key, if given. T1, shape (Hq); without elements it is as good as none.
+    pub head_sink: Option<TensorRef<'a>>,
 }
 
 /// The operator `dynamic_batching.MultiHeadAttention` with checked attributes: each sequence's queries attend over its
@@ -60,6 +62,7 @@ pub struct AttentionInputs<'a> {
 ///     max_seqlen: (&2).into(),
 ///     max_kvlen: (&11).into(),
 ///     attn_mask: None,
+///     head_sink: None,
 /// };
 /// let output = op.check(&inputs)?.run_alloc::<f32>(&Serial)?;
 /// assert_eq!(output.dim(), (3, 8, 64));
@@ -78,7 +81,7 @@ impl MultiHeadAttention {
     /// The operator with these attributes.
     ///
     /// # Errors
-    /// [`Error::AttributeOutOfRange`].
+    /// [`Error::AttributeOutOfRange`], [`Error::FloatOutOfRange`].
     pub fn new(attributes: AttentionAttributes) -> Result<Self, Error> {
         Ok(Self { config: AttentionConfig::new(&attributes)?, attributes, backend: AttentionBackend::default() })
     }
@@ -115,14 +118,14 @@ impl MultiHeadAttention {
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
     pub fn check<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<AttentionCall<'a>, Error> {
-        let CheckedInputs { attention: Attention { geometry, attn_mask }, aliases } =
+        let CheckedInputs { attention: Attention { geometry, attn_mask }, head_sink, aliases } =
             self.check_inputs(inputs, true)?;
         let [seqstarts, kvstarts] = [&inputs.seqstarts, &inputs.kvstarts].map(indices::values);
         let keys = Keys::Packed {
             pointers: [inputs.key.data, inputs.value.data],
             indices: AttentionIndices { seqstarts, kvstarts },
         };
-        let pointers = AttentionPointers { query: inputs.query.data, attn_mask };
+        let pointers = AttentionPointers { query: inputs.query.data, attn_mask, head_sink };
         // SAFETY: types, shapes, indices and alignment have been checked above; each tensor's memory is valid for reads
         // for 'a, as a `TensorRef`.
         let problem = unsafe { AttentionProblem::assume_checked(geometry, keys, pointers) };
@@ -186,13 +189,16 @@ impl MultiHeadAttention {
         let attn_mask = inputs.attn_mask.as_ref();
         let rows = [tokens, total_kvlen];
         let attention = Attention::check(config, (t1, batch), rows, decoding_batches, attn_mask, &mut aliases)?;
-        Ok(CheckedInputs { attention, aliases })
+        let head_sink = checks::head_sink(config, t1, inputs.head_sink.as_ref(), &mut aliases)?;
+        Ok(CheckedInputs { attention, head_sink, aliases })
     }
 }
 
 /// What is known of a call of which everything but the output has been checked.
 pub(crate) struct CheckedInputs {
     pub(crate) attention: Attention,
+    /// The memory of the sinks, if there are any.
+    pub(crate) head_sink: Option<*const u8>,
     /// The memory of every tensor checked so far.
     pub(crate) aliases: AliasCheck,
 }

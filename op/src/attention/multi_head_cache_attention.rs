@@ -29,6 +29,8 @@ pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
     /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
     /// `kvstarts[B]`; without elements it is as good as none.
     pub attn_mask: Option<T>,
+    /// A score of each query head that has no key, if given. T1, shape (Hq); without elements it is as good as none.
+    pub head_sink: Option<T>,
 }
 
 /// The operator `dynamic_batching.MultiHeadCacheAttention` with checked attributes: stores the current keys and values,
@@ -66,6 +68,7 @@ pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
 ///     },
 ///     decoding_batches: (&1).into(),
 ///     attn_mask: None,
+///     head_sink: None,
 /// };
 /// let output = op.check(&inputs, (&mut cache).into(), None)?.run_alloc::<f32>(&Serial)?;
 /// assert_eq!(output[[2, 7, 63]], 1.0);
@@ -86,7 +89,7 @@ impl MultiHeadCacheAttention {
     /// The operator with these attributes.
     ///
     /// # Errors
-    /// [`Error::AttributeOutOfRange`].
+    /// [`Error::AttributeOutOfRange`], [`Error::FloatOutOfRange`].
     pub fn new(attributes: CacheAttentionAttributes) -> Result<Self, Error> {
         let cache = Config::new(&attributes.cache)?;
         config::not_rotated(&cache.cache, "MultiHeadCacheAttention")?;
@@ -145,7 +148,7 @@ impl MultiHeadCacheAttention {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<AttentionCall<'a>, Error> {
-        let CacheAttentionInputs { query, stored, decoding_batches, attn_mask } = inputs;
+        let CacheAttentionInputs { query, stored, decoding_batches, attn_mask, head_sink } = inputs;
         let Inputs { current_key, current_value, indices } = stored;
         let t3 = scale.as_ref().map(|scale| scale.element);
         self.check_types(query.element, current_key.element, current_value.element, cache.element, t3)?;
@@ -154,7 +157,7 @@ impl MultiHeadCacheAttention {
         let mut checked = validate::stores(&self.cache, current_key.element, current, indices, &cache, scale.as_ref())?;
         checks::current_heads(&self.config, &current_key.shape, checked.stores.total_seqlen())?;
         let attention = self.attention(&mut checked, decoding_batches, attn_mask.as_ref())?;
-        self.step(attention).call(checked, query)
+        self.step(attention).call(checked, query, head_sink.as_ref())
     }
 
     /// Checks what the calls of all layers of one step have in common: indices, mask, cache and scale; `t1` is the type
@@ -214,13 +217,19 @@ struct AttentionStep {
 
 impl AttentionStep {
     /// The call with a `query` whose type, heads and head_dim have been checked.
-    fn call<'a>(self, checked: CheckedStores<'a>, query: &TensorRef<'a>) -> Result<AttentionCall<'a>, Error> {
+    fn call<'a>(
+        self,
+        checked: CheckedStores<'a>,
+        query: &TensorRef<'a>,
+        head_sink: Option<&TensorRef<'a>>,
+    ) -> Result<AttentionCall<'a>, Error> {
         let Self { backend, store, attention: Attention { geometry, attn_mask }, .. } = self;
         let CheckedStores { stores, mut aliases } = checked;
         checks::query_rows(query, stores.total_seqlen(), &mut aliases)?;
-        let pointers = AttentionPointers { query: query.data, attn_mask };
+        let head_sink = checks::head_sink(&self.config, geometry.t1, head_sink, &mut aliases)?;
+        let pointers = AttentionPointers { query: query.data, attn_mask, head_sink };
         // SAFETY: types, shapes, indices and alignment have been checked, here and before; T1, Hk, Dh and B are those of
-        // the stores. Query and mask are valid for reads for 'a, as `TensorRef`s.
+        // the stores. Query, mask and sinks are valid for reads for 'a, as `TensorRef`s.
         let problem = unsafe { AttentionProblem::assume_checked(geometry, Keys::Cache(stores), pointers) };
         Ok(AttentionCall { backend, store, problem, aliases })
     }
@@ -251,8 +260,23 @@ impl AttentionLayers<'_> {
         current_key: &TensorRef<'c>,
         current_value: &TensorRef<'c>,
     ) -> Result<AttentionCall<'c>, Error> {
+        self.layer_with_sinks(layer_idx, query, current_key, current_value, None)
+    }
+
+    /// The call of one layer, as [`layer`](Self::layer), with the `head_sink` of this layer, of type T1 and shape (Hq).
+    ///
+    /// # Errors
+    /// The errors of [`layer`](Self::layer), and every [`Error`] that concerns `head_sink`.
+    pub fn layer_with_sinks<'c>(
+        &'c mut self,
+        layer_idx: usize,
+        query: &TensorRef<'c>,
+        current_key: &TensorRef<'c>,
+        current_value: &TensorRef<'c>,
+        head_sink: Option<&TensorRef<'c>>,
+    ) -> Result<AttentionCall<'c>, Error> {
         let checked = self.checked.layer(self.num_layer, layer_idx, [current_key, current_value])?;
         checks::query(&self.step.config, self.step.attention.geometry.t1, query)?;
-        self.step.call(checked, query)
+        self.step.call(checked, query, head_sink)
     }
 }

@@ -1,4 +1,4 @@
-//! Checks what both attention operators have: queries, mask and `decoding_batches`.
+//! Checks what both attention operators have: queries, mask, sinks and `decoding_batches`.
 
 use kvcache_attention::{AttentionGeometry, Mask};
 use kvcache_schema::{ElementType, multi_head_attention};
@@ -52,9 +52,19 @@ impl Attention {
         aliases: &mut AliasCheck,
     ) -> Result<Self, Error> {
         let attn_mask = mask(config, t1, attn_mask, tokens, total_kvlen, aliases)?;
-        let &AttentionConfig { num_heads, num_kv_heads, head_dim, is_causal, is_alibi } = config;
-        let geometry =
-            AttentionGeometry { batch, num_heads, num_kv_heads, head_dim, t1, is_causal, is_alibi, decoding_batches };
+        let geometry = AttentionGeometry {
+            batch,
+            num_heads: config.num_heads,
+            num_kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            t1,
+            is_causal: config.is_causal,
+            is_alibi: config.is_alibi,
+            decoding_batches,
+            scale: config.scale,
+            softcap: config.softcap,
+            local_window_size: config.local_window_size,
+        };
         Ok(Self { geometry, attn_mask })
     }
 }
@@ -80,6 +90,22 @@ fn mask(
     }
     aliases.read("attn_mask", mask.into())?;
     Ok(Some(Mask { data: mask.data, width, per_head }))
+}
+
+/// The sinks, if they are given: a tensor without elements is none, whatever its type and rank. Checks type, shape and
+/// memory.
+pub(crate) fn head_sink(
+    config: &AttentionConfig,
+    t1: ElementType,
+    head_sink: Option<&TensorRef<'_>>,
+    aliases: &mut AliasCheck,
+) -> Result<Option<*const u8>, Error> {
+    const NAME: &str = "head_sink";
+    let Some(sinks) = head_sink.filter(|sinks| !sinks.shape.contains(&0)) else { return Ok(None) };
+    equal_type(NAME, sinks.element, t1)?;
+    shapes::equal(NAME, &sinks.shape, &[config.num_heads], "by num_heads")?;
+    aliases.read(NAME, sinks.into())?;
+    Ok(Some(sinks.data))
 }
 
 /// Checks type, shape and memory of `decoding_batches`, then its value; gives it, B at most.

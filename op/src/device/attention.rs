@@ -37,6 +37,8 @@ pub struct DeviceAttentionInputs<'a> {
     pub max_kvlen: TensorRef<'a>,
     /// T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), if given; without elements it is as good as none.
     pub attn_mask: Option<DeviceRef<'a>>,
+    /// T1, shape (Hq), if given; without elements it is as good as none.
+    pub head_sink: Option<DeviceRef<'a>>,
     /// Whether the status word tells if the device's lengths add up to fewer rows than `query` and `key` have. Without,
     /// rows behind them are left untouched: for CUDA graphs that are replayed with batches of other lengths.
     pub exact_rows: bool,
@@ -49,7 +51,7 @@ impl MultiHeadAttention {
     /// Every [`Error`](crate::Error) that concerns the types, shapes and memory of the inputs, and the values of
     /// `decoding_batches`, `max_seqlen` and `max_kvlen`.
     pub fn check_device<'a>(&self, inputs: DeviceAttentionInputs<'a>) -> Result<DeviceAttentionCall<'a>, crate::Error> {
-        let DeviceAttentionInputs { query, key, value, seqstarts, kvstarts, attn_mask, .. } = inputs;
+        let DeviceAttentionInputs { query, key, value, seqstarts, kvstarts, attn_mask, head_sink, .. } = inputs;
         let DeviceAttentionInputs { decoding_batches, max_seqlen, max_kvlen, exact_rows, .. } = inputs;
         let tensors = crate::AttentionInputs {
             query: query.tensor.clone(),
@@ -61,6 +63,7 @@ impl MultiHeadAttention {
             max_seqlen,
             max_kvlen,
             attn_mask: attn_mask.as_ref().map(|mask| mask.tensor.clone()),
+            head_sink: head_sink.as_ref().map(|sinks| sinks.tensor.clone()),
         };
         let checked = self.check_inputs(&tensors, false)?;
         let [query_rows, rows] = [&tensors.query, &tensors.key].map(|tensor| tensor.shape[0]);
@@ -72,17 +75,18 @@ impl MultiHeadAttention {
             exact_rows,
             status: 0,
         };
-        let attention = checked.attention;
+        let (attention, sinks) = (checked.attention, checked.head_sink);
         let guards = [
             ("query", query.guard),
             ("attn_mask", attention.attn_mask.and(attn_mask).and_then(|mask| mask.guard)),
+            ("head_sink", sinks.and(head_sink).and_then(|sinks| sinks.guard)),
             ("key", key.guard),
             ("value", value.guard),
             ("kvstarts", kvstarts.guard),
             ("seqstarts", seqstarts.guard),
         ];
         Ok(DeviceAttentionCall {
-            call: call(attention, DeviceKeys::Packed(keys), query_rows, &tensors.query, &tensors.max_seqlen),
+            call: call(attention, sinks, DeviceKeys::Packed(keys), query_rows, &tensors.query, &tensors.max_seqlen),
             aliases: checked.aliases,
             guards: StreamGuards::of(guards),
         })
@@ -115,7 +119,7 @@ impl MultiHeadCacheAttention {
         cache: DeviceMut<'a>,
         scale: Option<DeviceMut<'a>>,
     ) -> Result<DeviceAttentionCall<'a>, crate::Error> {
-        let CacheAttentionInputs { query, stored, decoding_batches, attn_mask } = inputs;
+        let CacheAttentionInputs { query, stored, decoding_batches, attn_mask, head_sink } = inputs;
         let t1 = stored.current_key.tensor.element;
         let t3 = scale.as_ref().map(|scale| scale.tensor.element);
         let current_value = stored.current_value.tensor.element;
@@ -131,9 +135,14 @@ impl MultiHeadCacheAttention {
         let decoding_batches = checks::decoding_batches(&decoding_batches, batch, &mut aliases)?;
         let attention = Attention::check(&self.config, (t1, batch), rows, decoding_batches, mask, &mut aliases)?;
         checks::query_rows(&query.tensor, query_rows, &mut aliases)?;
-        let call = call(attention, DeviceKeys::Cache(stores), query_rows, &query.tensor, &max_seqlen);
-        let own =
-            [("query", query.guard), ("attn_mask", attention.attn_mask.and(attn_mask).and_then(|mask| mask.guard))];
+        let sinks = head_sink.as_ref().map(|sinks| &sinks.tensor);
+        let sinks = checks::head_sink(&self.config, t1, sinks, &mut aliases)?;
+        let call = call(attention, sinks, DeviceKeys::Cache(stores), query_rows, &query.tensor, &max_seqlen);
+        let own = [
+            ("query", query.guard),
+            ("attn_mask", attention.attn_mask.and(attn_mask).and_then(|mask| mask.guard)),
+            ("head_sink", sinks.and(head_sink).and_then(|sinks| sinks.guard)),
+        ];
         Ok(DeviceAttentionCall { call, aliases, guards: StreamGuards::of(own).and(guards) })
     }
 
@@ -173,6 +182,7 @@ pub(super) fn prepare_attention(
 /// A call of checked tensors, without output and scratch memory. `max_seqlen` is in memory of the host.
 fn call(
     Attention { geometry, attn_mask }: Attention,
+    head_sink: Option<*const u8>,
     keys: DeviceKeys,
     query_rows: usize,
     query: &TensorRef<'_>,
@@ -191,6 +201,7 @@ fn call(
         max_seqlen: usize::try_from(indices::values(max_seqlen)[0]).unwrap_or(0),
         query: query.data.addr() as u64,
         attn_mask: attn_mask.map(on_device),
+        head_sink: head_sink.map(|sinks| sinks.addr() as u64),
         attn_output: 0,
         attention_mass: None,
         scratch: 0,

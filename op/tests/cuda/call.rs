@@ -83,6 +83,7 @@ pub unsafe fn check<'a>(
                 max_seqlen: host("max_seqlen"),
                 max_kvlen: host("max_kvlen"),
                 attn_mask: given("attn_mask"),
+                head_sink: given("head_sink"),
                 exact_rows: true,
             };
             let op = MultiHeadAttention::new(attention_attributes(&call.attributes).attention)?;
@@ -94,6 +95,7 @@ pub unsafe fn check<'a>(
                 stored: stored(),
                 decoding_batches: host("decoding_batches"),
                 attn_mask: given("attn_mask"),
+                head_sink: given("head_sink"),
             };
             let op = MultiHeadCacheAttention::new(attention_attributes(&call.attributes))?;
             op.check_device(inputs, cache(), scale).map(Checked::Attention)

@@ -40,6 +40,7 @@ fn inputs<'a>(query: &'a Array3<f32>, current: &'a Array3<f32>) -> CacheAttentio
         stored: Inputs { current_key: current.into(), current_value: current.into(), indices: indices() },
         decoding_batches: (&1).into(),
         attn_mask: None,
+        head_sink: None,
     }
 }
 
@@ -92,6 +93,50 @@ fn the_layers_of_a_step_are_the_calls_of_each() {
     let error = layers.layer(0, &(&short).into(), &current, &current).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { input: "query", axis: 0, got: 2, expected: 3, .. }), "{error}");
     assert_eq!(step_cache, expected_cache);
+}
+
+/// What each layer of a step attends to beside its keys is the layer's own.
+#[test]
+fn a_layer_has_its_own_sinks() {
+    let (query, current, sinks) = (numbers((3, 4, 8), 0), numbers((3, 2, 8), 0), ndarray::arr1(&[0.5, -1.0, 2.0, 0.0]));
+    let op = MultiHeadCacheAttention::new(attributes(0)).unwrap();
+    let inputs = CacheAttentionInputs { head_sink: Some((&sinks).into()), ..inputs(&query, &current) };
+    let expected: Array3<f32> = op.check(&inputs, (&mut cache()).into(), None).unwrap().run_alloc(&Serial).unwrap();
+    let (mut cache, query, current) = (cache(), (&query).into(), (&current).into());
+    let mut layers =
+        op.check_layers(ElementType::Float32, &indices(), &(&1).into(), None, (&mut cache).into(), None).unwrap();
+    let with_sinks = layers.layer_with_sinks(0, &query, &current, &current, Some(&(&sinks).into())).unwrap();
+    assert_eq!(with_sinks.run_alloc::<f32>(&Serial).unwrap(), expected);
+    let without = layers.layer(0, &query, &current, &current).unwrap().run_alloc::<f32>(&Serial).unwrap();
+    assert!(without != expected);
+    let three = ndarray::arr1(&[0.0f32; 3]);
+    let error = layers.layer_with_sinks(0, &query, &current, &current, Some(&(&three).into())).unwrap_err();
+    assert!(matches!(error, Error::ShapeMismatch { input: "head_sink", axis: 0, got: 3, expected: 4, .. }), "{error}");
+    let halves = ndarray::arr1(&[f16::ZERO; 4]);
+    let error = layers.layer_with_sinks(0, &query, &current, &current, Some(&(&halves).into())).unwrap_err();
+    assert!(matches!(error, Error::TypeMismatch { input: "head_sink", .. }), "{error}");
+}
+
+#[test]
+fn variants_have_ranges() {
+    let refused = |change: fn(&mut AttentionAttributes)| {
+        let mut attributes = attributes(0).attention;
+        change(&mut attributes);
+        let error = MultiHeadAttention::new(attributes).unwrap_err();
+        assert_eq!(error.kind(), "attribute_out_of_range");
+        error.to_string()
+    };
+    let message = refused(|attributes| attributes.local_window_size = 0);
+    assert_eq!(message, "attribute local_window_size is 0, expected at least -1 but not 0");
+    assert_eq!(refused(|attributes| attributes.local_window_size = -2).replace("-2", "0"), message);
+    let message = refused(|attributes| attributes.scale = f32::NEG_INFINITY);
+    assert_eq!(message, "attribute scale is -inf, expected a finite number");
+    for softcap in [-1.0, f32::NAN] {
+        let mut attributes = attributes(0).attention;
+        attributes.softcap = softcap;
+        let message = MultiHeadAttention::new(attributes).unwrap_err().to_string();
+        assert_eq!(message, format!("attribute softcap is {softcap}, expected a finite number of at least 0"));
+    }
 }
 
 #[test]
@@ -182,6 +227,7 @@ fn packed_rows_are_checked_as_the_cache_is() {
         max_seqlen: (&2).into(),
         max_kvlen: (&4).into(),
         attn_mask: None,
+        head_sink: None,
     };
     assert_eq!(op.check(&inputs).unwrap().run_alloc::<f32>(&Serial).unwrap().dim(), (3, 4, 8));
     let error = op.check(&inputs).unwrap().run_alloc::<f16>(&Serial).unwrap_err();
@@ -249,6 +295,7 @@ fn heads_of_any_number_and_size_are_legal_where_there_are_no_queries() {
             max_seqlen: (&0).into(),
             max_kvlen: (&0).into(),
             attn_mask: None,
+            head_sink: None,
         };
         let op = MultiHeadAttention::new(attributes).unwrap().with_backend(backend);
         let output = op.check(&inputs).unwrap().run_alloc::<f32>(&Serial).unwrap();
@@ -281,6 +328,7 @@ fn a_key_with_an_infinite_scale_is_not_hidden() {
             stored: Inputs { current_key: (&key).into(), current_value: (&value).into(), indices: indices.clone() },
             decoding_batches: (&0).into(),
             attn_mask: None,
+            head_sink: None,
         };
         let call = op.check(&inputs, (&mut codes).into(), Some((&mut scale).into())).unwrap();
         let output: Array3<f32> = call.run_alloc(&Serial).unwrap();

@@ -76,6 +76,7 @@ fn attend(case: &Case, backend: AttentionBackend, guard: Guard) -> (Tensor, Tens
         stored: read(&inputs),
         decoding_batches: inputs["decoding_batches"].read(),
         attn_mask: inputs.get("attn_mask").map(Guarded::read),
+        head_sink: inputs.get("head_sink").map(Guarded::read),
     };
     let mut cache = Guarded::new(case.cache.as_ref().unwrap(), guard);
     let mut scale = case.scale.as_ref().map(|scale| Guarded::new(scale, guard));

@@ -33,6 +33,7 @@ The inputs by suite:
 - "attention": query: T1 (seqstarts[B], Hq, Dh). MultiHeadCacheAttention: what "key-value-cache" has.
   MultiHeadAttention: key, value: T1 (kvstarts[B], Hk, Dh); seqstarts, kvstarts, max_seqlen, max_kvlen; no cache.
   decoding_batches: int64 () or (1). attn_mask, which may be missing: T1 (seqstarts[B], W) or (Hq, seqstarts[B], W).
+  head_sink, which may be missing: T1 (Hq).
   Output: T1, of query's shape.
 
 scale is T3, of cache's shape but for its last axis, Dh / quant_group. A cache of int4 is uint8 of (..., Dh / 2),

@@ -53,7 +53,7 @@ def node_model(
         given,
         name="the node",
         domain=domain,
-        **{a.name: attributes[a.name] for a in of.attributes if attributes[a.name] != a.default},
+        **{a.name: attributes[a.name] for a in of.attributes if attributes.get(a.name, a.default) != a.default},
     )
 
     def value(name: str, element: str) -> object:

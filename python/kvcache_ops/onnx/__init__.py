@@ -12,16 +12,18 @@ Needs the package `onnx`, which the extra `onnx` brings.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from kvcache_ops._optional import load, require
+from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 
 require("onnx")
 
 # Before the schemas: onnx.reference cannot be imported once one operator is registered in two domains.
 import onnx.reference  # noqa: E402, F401
 
-from kvcache_ops.onnx._definitions import register  # noqa: E402
+from kvcache_ops.onnx._definitions import register, scripted  # noqa: E402
 from kvcache_ops.onnx._reference import reference_ops  # noqa: E402
 
 if TYPE_CHECKING:
@@ -32,11 +34,24 @@ __all__ = ["opset", "reference_ops"]
 register()
 
 
+@cache
 def opset(domain: str = "opmx.dynamic_batching") -> Opset:
     """The operators of a domain for onnxscript: `opset().KeyValueCache(...)` in an `@onnxscript.script` function.
 
+    The attribute `scale` of MultiHeadCacheAttention, whose name an input has, cannot be given there.
     Needs the package `onnxscript`. Raises KvCacheError "package_missing" without it.
     """
     values = load("onnxscript.values", "opset()")
-    opset: Opset = values.Opset(domain, 1)
+
+    class Operators(values.Opset):  # type: ignore[misc, name-defined]
+        def __getattr__(self, name: str) -> Any:
+            operator = BY_DOMAIN_AND_NAME.get((domain, name))
+            if operator is None:
+                raise AttributeError(name)
+            return values.Op(self, name, scripted(operator, domain))
+
+        def __getitem__(self, name: str) -> Any:
+            return getattr(self, name, None)
+
+    opset: Opset = Operators(domain, 1)
     return opset

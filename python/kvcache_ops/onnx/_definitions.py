@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onnx import defs, helper
 
 from kvcache_ops._schemas import OPERATORS, Attribute, Operator, Tensor
@@ -16,6 +18,13 @@ def register() -> None:
         for domain in operator.domains:
             if not defs.has(operator.name, operator.version, domain):
                 defs.register_schema(_schema(operator, domain))
+
+
+def scripted(operator: Operator, domain: str) -> defs.OpSchema:
+    """The schema without attributes that have an input's name, which onnxscript refuses in one signature."""
+    inputs = {tensor.name for tensor in operator.inputs}
+    attributes = tuple(attribute for attribute in operator.attributes if attribute.name not in inputs)
+    return _schema(replace(operator, attributes=attributes), domain)
 
 
 def _schema(operator: Operator, domain: str) -> defs.OpSchema:

@@ -47,6 +47,8 @@ def _known(operator: Operator, context: InferenceContext) -> dict[str, _Dimensio
     """What each symbol of the schema stands for in this node: dimensions of inputs, and integer attributes."""
     known: dict[str, _Dimension] = {}
     for attribute in operator.attributes:
+        if isinstance(attribute.default, float):
+            continue
         given = context.get_attribute(attribute.name)
         known[attribute.name] = given.i if given and given.type == AttributeProto.INT else attribute.default
     for index, tensor in enumerate(operator.inputs):

@@ -29,12 +29,16 @@ def multi_head_attention(
     max_seqlen: Tensor,
     max_kvlen: Tensor,
     attn_mask: Tensor | None = None,
+    head_sink: Tensor | None = None,
     *,
     num_heads: int,
     head_dim: int,
     is_causal: int = 1,
     is_alibi: int = 0,
     num_kv_heads: int = 0,
+    local_window_size: int = -1,
+    attention_scale: float = 0.0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attention of a ragged batch: the queries of each sequence over all keys and values of that sequence.
 
@@ -43,12 +47,15 @@ def multi_head_attention(
     decoding_batches: scalar or (1): that many sequences, from the first, have no causal mask. max_seqlen, max_kvlen:
     scalars or (1), upper bounds.
     attn_mask: (seqstarts[B], W) or (Hq, seqstarts[B], W), W at least kvstarts[B]: added to the scores.
-    num_heads and head_dim are Hq and Dh; num_kv_heads is Hk, 0 stands for Hq. The other attributes are the operator's.
+    head_sink: (Hq), a score of each query head that has no key and no value.
+    num_heads and head_dim are Hq and Dh; num_kv_heads is Hk, 0 stands for Hq. attention_scale is the attribute `scale`;
+    the other attributes are the operator's.
 
     Returns (seqstarts[B], Hq, Dh), of query's type. Eagerly and in compiled functions it raises KvCacheError.
     """
-    inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask]
-    (attn_output,) = _PACKED(inputs, [num_heads, head_dim, is_causal, is_alibi, num_kv_heads])
+    inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask, head_sink]
+    attributes = [num_heads, head_dim, is_causal, is_alibi, num_kv_heads, local_window_size, attention_scale, softcap]
+    (attn_output,) = _PACKED(inputs, attributes)
     return attn_output
 
 
@@ -66,12 +73,16 @@ def multi_head_cache_attention(
     cache: Tensor,
     scale: Tensor | None = None,
     attn_mask: Tensor | None = None,
+    head_sink: Tensor | None = None,
     *,
     num_heads: int,
     head_dim: int,
     is_causal: int = 1,
     is_alibi: int = 0,
     num_kv_heads: int = 0,
+    local_window_size: int = -1,
+    attention_scale: float = 0.0,
+    softcap: float = 0.0,
     num_layer: int = 1,
     layer_idx: int = 0,
     quant_bit: int = 0,
@@ -84,13 +95,14 @@ def multi_head_cache_attention(
     """Stores as `key_value_cache` does, then attends as `multi_head_attention` does, straight over the cache.
 
     The inputs are theirs: query (seqstarts[B], Hq, Dh), current_key and current_value (seqstarts[B], Hk, Dh), the index
-    tensors, decoding_batches, then cache and scale, which are written in place, and attn_mask.
+    tensors, decoding_batches, then cache and scale, which are written in place, attn_mask and head_sink.
 
     Returns (seqstarts[B], Hq, Dh), of query's type. Eagerly and in compiled functions it raises KvCacheError with its
     `kind`, and has then written nothing.
     """
     step = [seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen]
-    inputs = [query, current_key, current_value, *step, cache, scale, attn_mask]
-    attributes = [num_heads, head_dim, is_causal, is_alibi, num_kv_heads, num_layer, layer_idx, quant_bit, quant_group]
-    (attn_output,) = _CACHED(inputs, [*attributes, cache_mode, cache_layout, page_size, quant_rotation])
+    inputs = [query, current_key, current_value, *step, cache, scale, attn_mask, head_sink]
+    attributes = [num_heads, head_dim, is_causal, is_alibi, num_kv_heads, local_window_size, attention_scale, softcap]
+    of_cache = [num_layer, layer_idx, quant_bit, quant_group, cache_mode, cache_layout, page_size, quant_rotation]
+    (attn_output,) = _CACHED(inputs, [*attributes, *of_cache])
     return attn_output

@@ -13,8 +13,10 @@ from kvcache_ops import _native
 
 DOMAIN = "opmx.dynamic_batching"
 WRITTEN = ("cache", "scale")
-OPTIONAL = ("scale", "attn_mask")
+OPTIONAL = ("scale", "attn_mask", "head_sink")
 OF_FLOAT8 = ("quant_type",)  # such a cache is not for torch, so the attribute keeps its default
+
+VARIANTS = {"local_window_size": -1, "scale": 0.0, "softcap": 0.0}  # of attention, and what is none
 
 Shape = Callable[[dict[str, Any], dict[str, int], Any], Sequence[Any]]
 """The shape of the outputs, from the inputs and attributes by their names and the number of all keys."""
@@ -36,7 +38,7 @@ class Operator:
         )
         self._op.register_fake(self._fake)
 
-    def __call__(self, inputs: list[Tensor | None], attributes: list[int]) -> tuple[Tensor, ...]:
+    def __call__(self, inputs: list[Tensor | None], attributes: list[Any]) -> tuple[Tensor, ...]:
         """The outputs, from inputs and attributes in the library's order.
 
         `cache` and `scale` are written, unless a graph is exported, which will write them.
@@ -54,11 +56,15 @@ class Operator:
             return f"Tensor{alias}{'?' if name in OPTIONAL else ''} {name}"
 
         parameters = [tensor(*numbered) for numbered in enumerate(self._inputs)]
-        parameters += [f"int {name}" for name in self._attributes]
+        # An attribute with the name of an input has another one here.
+        parameters += [
+            f"{type(VARIANTS.get(name, 0)).__name__} {'attention_scale' if name == 'scale' else name}"
+            for name in self._attributes
+        ]
         outputs = ", ".join(["Tensor"] * self._outputs)
         return f"({', '.join(parameters)}) -> {outputs if self._outputs == 1 else f'({outputs})'}"
 
-    def _named(self, arguments: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, int]]:
+    def _named(self, arguments: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Inputs and attributes by their names."""
         count = len(self._inputs)
         return dict(zip(self._inputs, arguments[:count])), dict(zip(self._attributes, arguments[count:]))
@@ -81,8 +87,9 @@ class Operator:
         outputs = [first.new_empty(shape) for _ in range(self._outputs)]
         return outputs[0] if self._outputs == 1 else tuple(outputs)
 
-    def _node(self, inputs: dict[str, Tensor | None], attributes: dict[str, int]) -> tuple[Tensor, ...]:
+    def _node(self, inputs: dict[str, Tensor | None], attributes: dict[str, Any]) -> tuple[Tensor, ...]:
         """A node in the graph that is exported. What trails and is absent is left out, the rest has an empty name."""
+        attributes = {name: value for name, value in attributes.items() if VARIANTS.get(name) != value}
         given = [inputs[name] for name in self._inputs]
         _native.check_node(
             self._op_type, attributes, [name for name, tensor in zip(self._inputs, given) if tensor is not None]

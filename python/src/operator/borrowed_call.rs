@@ -16,7 +16,7 @@ use crate::refusal::Refusal;
 use crate::threads::Threads;
 
 /// The inputs that a call may lack.
-pub const OPTIONAL: [&str; 2] = ["scale", "attn_mask"];
+pub const OPTIONAL: [&str; 3] = ["scale", "attn_mask", "head_sink"];
 /// The inputs that decide where bytes are read and written.
 const INDICES: [&str; 7] =
     ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen"];
@@ -77,9 +77,9 @@ fn prepare<'py>(
 ) -> PyResult<(Operator, Operands<'py>)> {
     let kind = Kind::from_name(op_type)?;
     let operator = Operator::new(kind, attributes)?;
-    // What an export writes that has no mask and no scale: tensors without elements, which count as not given.
+    // What an export writes that has no mask, sinks or scale: tensors without elements, which count as not given.
     let may_be_empty = |name| match name {
-        "attn_mask" => true,
+        "attn_mask" | "head_sink" => true,
         "scale" => operator.cache_attributes().is_some_and(|cache| cache.quant_bit == 0),
         _ => false,
     };
@@ -185,7 +185,7 @@ impl<'py> Operands<'py> {
     fn checked(&self, operator: &Operator) -> Result<Checked<'_>, Refusal> {
         let cache = || self.required("cache").map(Tensor::write);
         let scale = || self.optional("scale").map(Tensor::write);
-        let attn_mask = self.optional("attn_mask").map(Tensor::read);
+        let [attn_mask, head_sink] = ["attn_mask", "head_sink"].map(|name| self.optional(name).map(Tensor::read));
         Ok(match operator {
             Operator::KeyValueCache(op) => Checked::Rows(op.check(&self.stored()?, cache()?, scale())?),
             Operator::MultiHeadAttention(op) => Checked::Attention(op.check(&AttentionInputs {
@@ -198,6 +198,7 @@ impl<'py> Operands<'py> {
                 max_seqlen: self.read("max_seqlen")?,
                 max_kvlen: self.read("max_kvlen")?,
                 attn_mask,
+                head_sink,
             })?),
             Operator::MultiHeadCacheAttention(op) => {
                 let inputs = CacheAttentionInputs {
@@ -205,6 +206,7 @@ impl<'py> Operands<'py> {
                     stored: self.stored()?,
                     decoding_batches: self.read("decoding_batches")?,
                     attn_mask,
+                    head_sink,
                 };
                 Checked::Attention(op.check(&inputs, cache()?, scale())?)
             }

@@ -12,7 +12,13 @@ use pyo3::types::{PyDict, PyString};
 use crate::refusal::Refusal;
 
 /// The attributes of a node, by name.
-type Given = [(String, i64)];
+type Given = [(String, Number)];
+
+/// The value of an attribute.
+enum Number {
+    Integer(i64),
+    Float(f32),
+}
 
 /// The names of an operator, and how it is made.
 pub struct Kind {
@@ -24,6 +30,8 @@ pub struct Kind {
     pub outputs: &'static [&'static str],
     /// The names of the attributes, and whether each must be given.
     pub attributes: fn() -> Vec<(&'static str, bool)>,
+    /// The names of the attributes that are floats.
+    floats: fn() -> Vec<&'static str>,
     /// The operator with these attributes.
     make: fn(&Self, &Given) -> Result<Operator, Refusal>,
 }
@@ -34,6 +42,7 @@ static KINDS: [Kind; 3] = [
         inputs: &schema::INPUTS,
         outputs: &schema::OUTPUTS,
         attributes: Attributes::names,
+        floats: Attributes::floats,
         make: |kind, given| Ok(Operator::KeyValueCache(KeyValueCache::new(kind.read(given)?)?)),
     },
     Kind {
@@ -41,6 +50,7 @@ static KINDS: [Kind; 3] = [
         inputs: &multi_head_attention::INPUTS,
         outputs: &multi_head_attention::OUTPUTS,
         attributes: AttentionAttributes::names,
+        floats: AttentionAttributes::floats,
         make: |kind, given| Ok(Operator::MultiHeadAttention(MultiHeadAttention::new(kind.read(given)?)?)),
     },
     Kind {
@@ -48,6 +58,7 @@ static KINDS: [Kind; 3] = [
         inputs: &multi_head_cache_attention::INPUTS,
         outputs: &multi_head_cache_attention::OUTPUTS,
         attributes: CacheAttentionAttributes::names,
+        floats: CacheAttentionAttributes::floats,
         make: |kind, given| Ok(Operator::MultiHeadCacheAttention(MultiHeadCacheAttention::new(kind.read(given)?)?)),
     },
 ];
@@ -65,7 +76,11 @@ impl Kind {
     fn read<A: OperatorAttributes>(&self, given: &Given) -> Result<A, Refusal> {
         let (mut attributes, known) = (A::default(), A::names());
         // Unknown names first: what is absent may be there misspelled.
-        if let Some((name, _)) = given.iter().find(|(name, value)| !attributes.set(name, *value)) {
+        let mut set = |name: &str, value: &Number| match *value {
+            Number::Integer(value) => attributes.set(name, value),
+            Number::Float(value) => attributes.set_float(name, value),
+        };
+        if let Some((name, _)) = given.iter().find(|(name, value)| !set(name, value)) {
             let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
             let message = format!("{} has no attribute {name:?}, expected one of {names}", self.name);
             return Err(Refusal::new("attribute_unknown", message));
@@ -93,7 +108,9 @@ impl Operator {
     /// # Errors
     /// `KvCacheError` of kind `attribute_unknown`, `attribute_missing`, `attribute_type` or `attribute_out_of_range`.
     pub fn new(kind: &Kind, given: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let given = given.iter().map(|(name, value)| attribute(&name, &value)).collect::<PyResult<Vec<_>>>()?;
+        let floats = (kind.floats)();
+        let given =
+            given.iter().map(|(name, value)| attribute(&floats, &name, &value)).collect::<PyResult<Vec<_>>>()?;
         Ok((kind.make)(kind, &given)?)
     }
 
@@ -107,17 +124,26 @@ impl Operator {
     }
 }
 
-/// Name and value of an attribute.
-fn attribute(name: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<(String, i64)> {
+/// Name and value of an attribute, which is an int unless it is one of the `floats`.
+fn attribute(floats: &[&str], name: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<(String, Number)> {
     let Ok(name) = name.cast::<PyString>() else {
         let message = format!("an attribute is called {}, expected a str", name.repr()?);
         return Err(Refusal::new("attribute_unknown", message).into());
     };
     let name = name.to_string_lossy().into_owned();
-    let number = value.extract().map_err(|error: PyErr| {
+    let is_float = floats.contains(&&*name);
+    let number = match is_float {
+        true => value.extract().map(Number::Float),
+        false => value.extract().map(Number::Integer),
+    };
+    let number = number.map_err(|error: PyErr| {
         let overflow = error.is_instance_of::<PyOverflowError>(value.py());
-        let (kind, expected) =
-            if overflow { ("attribute_out_of_range", "an int of 64 bits") } else { ("attribute_type", "an int") };
+        let (kind, expected) = match (overflow, is_float) {
+            (true, false) => ("attribute_out_of_range", "an int of 64 bits"),
+            (true, true) => ("attribute_out_of_range", "a finite number"),
+            (false, false) => ("attribute_type", "an int"),
+            (false, true) => ("attribute_type", "a number"),
+        };
         let got = value.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
         Refusal::new(kind, format!("attribute {name} is {got}, expected {expected}"))
     })?;

@@ -12,6 +12,7 @@ pub(super) mod qk_rows;
 pub(super) mod read_rows;
 pub(super) mod rows;
 pub(super) mod scales;
+pub(super) mod softcap;
 pub(super) mod softmax;
 pub(super) mod softmax_rows;
 pub(super) mod stored;

@@ -18,13 +18,17 @@ pub(crate) const MASKED: f32 = -0.0;
 /// A query row, and what it sees of its sequence.
 #[derive(Clone, Copy)]
 pub(crate) struct QueryRow {
-    /// The number of keys that it sees, the first ones, but for the mask.
+    /// The number of keys that it sees, the first ones, but for the window and the mask.
     pub(crate) visible: usize,
+    /// The number of keys, the first ones, that the window hides; less than `visible`, unless both are 0.
+    pub(crate) hidden: usize,
     /// Its row of `attn_mask` from the sequence's first column on, with an element for each visible key; or null.
     pub(crate) mask: *const u8,
     /// ALiBi's slope, and the key at whose distance the bias is 0; the slope is 0 without.
     pub(crate) slope: f32,
     pub(crate) position: i64,
+    /// The sink of its head; -inf without.
+    pub(crate) sink: f32,
     /// Its elements of `query` and `attn_output`, in bytes.
     pub(crate) at: usize,
 }
@@ -67,7 +71,8 @@ pub(super) const COUNT: [f32; MOST_LANES] = {
 pub(crate) struct Masked {
     /// Some row's weight of some key of the block.
     pub(crate) any: bool,
-    /// Some row's weight of a key that the row sees but for the mask: it is masked, or its score is -inf by itself.
+    /// Some row's weight of a key that the row sees but for the window and the mask: it is masked, or its score is -inf
+    /// by itself.
     pub(crate) among_visible: bool,
 }
 
@@ -83,25 +88,37 @@ impl<S: Tiles, T: Float> Function<S> for Softmax<T> {
 
     #[inline(always)]
     unsafe fn run(block: &ScoreBlock<'_>) -> Masked {
-        let mut masked = Masked::default();
-        let mut first = 0;
-        // SAFETY: the block has the rows from `first` on.
+        // SAFETY: the rows are the block's.
         unsafe {
-            while block.rows.len() - first >= AT_ONCE {
-                masked.add(rows::<S, T, AT_ONCE>(block, first));
-                first += AT_ONCE;
-            }
-            for r in first..block.rows.len() {
-                masked.add(rows::<S, T, 1>(block, r));
+            match block.rows.iter().any(|row| row.hidden > block.keys.start) {
+                false => all_rows::<S, T, false>(block),
+                true => all_rows::<S, T, true>(block),
             }
         }
-        masked
     }
+}
+
+/// All rows, of which a window hides keys of the block from some, if there is a WINDOW.
+#[inline(always)]
+unsafe fn all_rows<S: Tiles, T: Float, const WINDOW: bool>(block: &ScoreBlock<'_>) -> Masked {
+    let mut masked = Masked::default();
+    let mut first = 0;
+    // SAFETY: the block has the rows from `first` on.
+    unsafe {
+        while block.rows.len() - first >= AT_ONCE {
+            masked.add(rows::<S, T, AT_ONCE, WINDOW>(block, first));
+            first += AT_ONCE;
+        }
+        for r in first..block.rows.len() {
+            masked.add(rows::<S, T, 1, WINDOW>(block, r));
+        }
+    }
+    masked
 }
 
 /// R rows from `first` on.
 #[inline(always)]
-unsafe fn rows<S: Tiles, T: Float, const R: usize>(block: &ScoreBlock<'_>, first: usize) -> Masked {
+unsafe fn rows<S: Tiles, T: Float, const R: usize, const WINDOW: bool>(block: &ScoreBlock<'_>, first: usize) -> Masked {
     let masked = f32::NEG_INFINITY;
     let (keys, len) = (block.keys.len(), block.keys.len().next_multiple_of(SUMS));
     let rows = &block.rows[first..][..R];
@@ -124,6 +141,10 @@ unsafe fn rows<S: Tiles, T: Float, const R: usize>(block: &ScoreBlock<'_>, first
                 if visible[r] < at + S::LANES {
                     let seen = S::splat(visible[r].saturating_sub(at) as f32);
                     score = S::if_less(S::read_f32(COUNT.as_ptr()), seen, score, S::splat(masked));
+                }
+                if WINDOW {
+                    let hidden = S::splat(row.hidden.saturating_sub(block.keys.start + at) as f32);
+                    score = S::if_less(S::read_f32(COUNT.as_ptr()), hidden, S::splat(masked), score);
                 }
                 unseen[r] += S::count_equal(score, S::splat(masked));
                 largest = S::max(score, largest);

@@ -20,6 +20,7 @@ use crate::tensors::HostTensors;
 pub(crate) struct MultiHeadAttentionNode {
     operator: MultiHeadAttention,
     has_mask: bool,
+    has_sinks: bool,
     has_mass: bool,
 }
 
@@ -32,8 +33,9 @@ impl Compute for MultiHeadAttentionNode {
         let [query, key, value] =
             [at!(Self, "query"), at!(Self, "key"), at!(Self, "value")].map(|index| node.element(index));
         operator.check_types(query, key, value)?;
-        let (has_mask, has_mass) = (node.has_input(at!(Self, "attn_mask"))?, node.has_optional_output()?);
-        Ok(Self { operator, has_mask, has_mass })
+        let [has_mask, has_sinks] = [node.has_input(at!(Self, "attn_mask"))?, node.has_input(at!(Self, "head_sink"))?];
+        let has_mass = node.has_optional_output()?;
+        Ok(Self { operator, has_mask, has_sinks, has_mass })
     }
 
     fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
@@ -52,6 +54,7 @@ impl Compute for MultiHeadAttentionNode {
             max_seqlen: tensors.read(at!(Self, "max_seqlen"))?,
             max_kvlen: tensors.read(at!(Self, "max_kvlen"))?,
             attn_mask: if self.has_mask { tensors.read_elements(at!(Self, "attn_mask"))? } else { None },
+            head_sink: if self.has_sinks { tensors.read_elements(at!(Self, "head_sink"))? } else { None },
         };
         run(self.operator.check(&inputs)?, self.has_mass, tensors, workers)
     }
@@ -73,6 +76,7 @@ impl Compute for MultiHeadAttentionNode {
             max_seqlen: tensors.read_on_host(at!(Self, "max_seqlen"))?,
             max_kvlen: tensors.read_on_host(at!(Self, "max_kvlen"))?,
             attn_mask: if self.has_mask { tensors.read_elements(at!(Self, "attn_mask"))? } else { None },
+            head_sink: if self.has_sinks { tensors.read_elements(at!(Self, "head_sink"))? } else { None },
             exact_rows: true,
         };
         // SAFETY: `stream` and `status` are as `launch` says.

@@ -23,6 +23,7 @@ pub(crate) struct MultiHeadCacheAttentionNode {
     operator: MultiHeadCacheAttention,
     has_scale: bool,
     has_mask: bool,
+    has_sinks: bool,
     has_mass: bool,
 }
 
@@ -36,6 +37,7 @@ impl MultiHeadCacheAttentionNode {
             stored: stored_inputs::<Self, M, K>(tensors)?,
             decoding_batches: tensors.read_on_host(at!(Self, "decoding_batches"))?,
             attn_mask: if self.has_mask { tensors.read_elements(at!(Self, "attn_mask"))? } else { None },
+            head_sink: if self.has_sinks { tensors.read_elements(at!(Self, "head_sink"))? } else { None },
         })
     }
 }
@@ -48,8 +50,9 @@ impl Compute for MultiHeadCacheAttentionNode {
         let operator = MultiHeadCacheAttention::new(node.attributes()?)?;
         let ([key, value, cache], scale) = (stored_types::<Self>(node), node.scale(at!(Self, "scale")));
         operator.check_types(node.element(at!(Self, "query")), key, value, cache, scale)?;
-        let (has_mask, has_mass) = (node.has_input(at!(Self, "attn_mask"))?, node.has_optional_output()?);
-        Ok(Self { operator, has_scale: scale.is_some(), has_mask, has_mass })
+        let [has_mask, has_sinks] = [node.has_input(at!(Self, "attn_mask"))?, node.has_input(at!(Self, "head_sink"))?];
+        let has_mass = node.has_optional_output()?;
+        Ok(Self { operator, has_scale: scale.is_some(), has_mask, has_sinks, has_mass })
     }
 
     fn infer_shape(node: &Inference<'_>) -> Result<Vec<Dim>, Error> {
