@@ -1,12 +1,12 @@
 //! A manager's blocks in its store: their names, what is written and what is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::BytesMut;
 
-use crate::block::{Block, BlockError, BlockKey};
+use crate::block::{Block, BlockError, BlockKey, BlockKind};
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::session::cache;
@@ -62,6 +62,8 @@ pub(crate) struct Blocks {
     pub(crate) store: Arc<dyn BlockStore>,
     names: Names,
     row_len: usize,
+    /// Rows of sequences that are swapped out, which the store has refused: nobody else has them.
+    refused: HashMap<BlockKey, Block>,
     /// Memory of blocks that were read, for those that are written.
     kept: Vec<BytesMut>,
     pub(crate) stats: StoreStats,
@@ -79,7 +81,7 @@ impl Blocks {
         let mut random = [0; 16];
         getrandom::fill(&mut random)?;
         let (names, row_len) = (Names::new(random), spec.bytes_per_token());
-        Ok(Self { store, names, row_len, kept: Vec::new(), stats: StoreStats::default() })
+        Ok(Self { store, names, row_len, refused: HashMap::new(), kept: Vec::new(), stats: StoreStats::default() })
     }
 
     pub(crate) fn private_key(&mut self) -> BlockKey {
@@ -90,7 +92,8 @@ impl Blocks {
         BlockKey::digest([&b"private"[..], random, numbers.as_flattened()])
     }
 
-    /// Writes rows as a block, before they are overwritten. What fails is missed when it is read.
+    /// Writes rows as a block, before they are overwritten. What the store refuses of a sequence that is swapped out stays
+    /// here; else what fails is missed when it is read.
     pub(crate) fn write(&mut self, offload: &PendingOffload, memory: &(impl CacheMemory + ?Sized)) {
         let PendingOffload { key, kind, slots, .. } = offload;
         let len = slots.len() * self.row_len;
@@ -100,7 +103,14 @@ impl Blocks {
         let refused = match memory.read_rows(slots, &mut rows) {
             Ok(()) => {
                 let block = Block::new(*kind, key, rows.freeze(), self.row_len).map_err(StoreError::from);
-                block.and_then(|block| self.store.put(key, block)).err().map(|error| error.reason())
+                let put = block.and_then(|block| {
+                    let put = self.store.put(key, block.clone());
+                    if put.is_err() && *kind == BlockKind::Private {
+                        self.refused.insert(*key, block);
+                    }
+                    put
+                });
+                put.err().map(|error| error.reason())
             }
             Err(_) => Some("unread"),
         };
@@ -113,12 +123,47 @@ impl Blocks {
         }
     }
 
+    /// Offers the store again what it has refused.
+    ///
+    /// # Errors
+    /// [`Error::TiersFull`] if it still does not take all of it.
+    pub(crate) fn put_refused(&mut self) -> Result<(), Error> {
+        let mut reason = None;
+        self.refused.retain(|key, block| {
+            if reason.is_none() {
+                reason = self.store.put(key, block.clone()).err().map(|error| error.reason());
+            }
+            reason.is_some()
+        });
+        let nbytes = self.refused.values().map(Block::nbytes).sum();
+        reason.map_or(Ok(()), |reason| Err(Error::TiersFull { nbytes, reason }))
+    }
+
+    /// The blocks of a chain from here and from the store: up to the first that cannot be had, with the error.
+    fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
+        let mut blocks = Vec::new();
+        while let Some(rest) = keys.get(blocks.len()..).filter(|rest| !rest.is_empty()) {
+            if let Some(block) = self.refused.get(&rest[0]) {
+                blocks.push(block.clone());
+                continue;
+            }
+            let in_store = rest.iter().position(|key| self.refused.contains_key(key)).unwrap_or(rest.len());
+            let (mut found, error) = self.store.get_chain(&rest[..in_store]);
+            found.truncate(in_store);
+            let is_whole = found.len() == in_store;
+            blocks.extend(found);
+            if !is_whole {
+                return (blocks, error);
+            }
+        }
+        (blocks, None)
+    }
+
     /// The blocks of a chain, each with its key and number of rows: up to the first that cannot be had, and why it
     /// cannot.
     pub(crate) fn read(&mut self, chain: &[(BlockKey, usize)]) -> (Vec<Block>, Option<&'static str>) {
         let keys: Vec<BlockKey> = chain.iter().map(|link| link.0).collect();
-        let (mut blocks, mut error) = self.store.get_chain(&keys);
-        blocks.truncate(chain.len());
+        let (mut blocks, mut error) = self.get_chain(&keys);
         let wrong = |(block, (key, rows)): (&Block, &(BlockKey, usize))| block.check(key, *rows, self.row_len).err();
         if let Some((i, bad)) = blocks.iter().zip(chain).map(wrong).enumerate().find_map(|(i, bad)| Some((i, bad?))) {
             blocks.truncate(i);
@@ -140,8 +185,9 @@ impl Blocks {
     }
 
     /// Lets go of blocks that nobody names any more.
-    pub(crate) fn delete(&self, keys: impl IntoIterator<Item = BlockKey>) {
+    pub(crate) fn delete(&mut self, keys: impl IntoIterator<Item = BlockKey>) {
         for key in keys {
+            self.refused.remove(&key);
             // One that stays is of no harm but the room it takes.
             let _ = self.store.delete(&key);
         }

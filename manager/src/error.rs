@@ -140,6 +140,11 @@ pub enum Error {
     #[error("sequence {seq}: {missing} of {rows} rows cannot be had ({reason})")]
     RowsMissing { seq: SeqId, missing: usize, rows: usize, reason: &'static str },
 
+    /// Rows of sequences that were swapped out before that the store does not take, for this reason: they are in memory
+    /// still, and no further sequence is swapped out. The reason is the name of an error of the store.
+    #[error("{nbytes} bytes of swapped rows are still in memory: the tiers do not take them ({reason})")]
+    TiersFull { nbytes: u64, reason: &'static str },
+
     /// An operation of tiers, of a manager without a store.
     #[error("the manager has no tiers")]
     NoTiers,

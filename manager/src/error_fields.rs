@@ -108,6 +108,7 @@ impl Error {
             Self::Lost { seq } => fields![seq],
             Self::Swapped { seq } => fields![seq],
             Self::RowsMissing { seq, missing, rows, reason } => fields![seq, missing, rows, reason],
+            Self::TiersFull { nbytes, reason } => fields![nbytes, reason],
             Self::NoTiers => fields![],
             Self::Random(source) => said(source),
             Self::UpdatePending { copies, sequences } => fields![copies, sequences],

@@ -45,7 +45,7 @@ impl Manager {
         Ok(self.state.sequence(seq)?.pending())
     }
 
-    /// The slots of a sequence's rows: where they are once queued copies are made.
+    /// The slots of a sequence's rows: where they are once queued copies are made. None while it is swapped out.
     ///
     /// # Errors
     /// [`Error::UnknownSeq`].

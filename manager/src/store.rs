@@ -24,6 +24,14 @@ pub enum StoreError {
         /// The most that it may hold.
         capacity: u64,
     },
+    /// Blocks of which there is no other copy have filled it.
+    #[error("no room: {nbytes} bytes of blocks that nobody else has, of a capacity of {capacity} bytes")]
+    Full {
+        /// Their bytes.
+        nbytes: u64,
+        /// The most that it may hold.
+        capacity: u64,
+    },
     /// It has other bytes than the block's.
     #[error(transparent)]
     Bad(#[from] BlockError),
@@ -69,7 +77,8 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     /// [`StoreError`].
     fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError>;
 
-    /// Keeps a block, as long as there is room.
+    /// Keeps a block, as long as there is room. One of [`BlockKind::Private`](crate::BlockKind::Private), of which there
+    /// is no other copy, makes no room for others by going itself: a store that is full of such blocks refuses.
     ///
     /// # Errors
     /// [`StoreError`]; the block is not there then, or whole.

@@ -29,14 +29,17 @@ struct Placement {
 impl Manager {
     /// Lets a sequence leave the cache: its slots are free, and its rows are in the store once the next step or
     /// [`update`](Self::update) has begun. It keeps its id, its positions and its tokens, and can be swapped in or
-    /// freed; all else is refused meanwhile.
+    /// freed; all else is refused meanwhile. Rows that the store refuses stay in memory of the manager, at most as many
+    /// as the cache has, until the store takes them: before that no further sequence is swapped out.
     ///
     /// # Errors
-    /// [`Error::NoTiers`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Swapped`].
+    /// [`Error::TiersFull`], [`Error::NoTiers`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`],
+    /// [`Error::Swapped`]. The sequence stays in the cache then.
     pub fn swap_out(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
         let (spec, state, blocks) = self.stored()?;
         let sequence = state.intact(seq)?;
+        blocks.put_refused()?;
         let page_size = spec.page_size();
         let behind = state.queue.len();
         let slots: Vec<usize> = sequence.slots(page_size).collect();
@@ -76,10 +79,19 @@ impl Manager {
         let Some(swapped) = self.state.sequence(seq)?.swapped.clone() else {
             return self.state.intact(seq).map(|_| 0);
         };
-        self.update(memory)?;
         let reserve = self.state.sequences[seq].reserve;
-        let Placement { place, slots, missing } =
-            self.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve))?;
+        let plan = |manager: &mut Self| {
+            manager.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve))
+        };
+        let mut planned = plan(self)?;
+        let is_block = |key| swapped.rows.iter().any(|rows| rows.block == key);
+        if self.state.offloads.iter().any(|offload| is_block(offload.key)) {
+            // There is room, but not all rows are stored yet.
+            self.rollback_open_step();
+            self.update(memory)?;
+            planned = plan(self)?;
+        }
+        let Placement { place, slots, missing } = planned;
         let loading = Guard(self);
         let read = loading.0.read_missing(seq, &swapped.rows, &missing)?;
         loading.0.drain(memory)?;
@@ -144,7 +156,7 @@ impl Manager {
     /// Deletes the blocks that no sequence names any more.
     pub(crate) fn delete_dropped(&mut self) {
         let dropped = std::mem::take(&mut self.state.dropped);
-        if let Some(blocks) = &self.blocks {
+        if let Some(blocks) = &mut self.blocks {
             blocks.delete(dropped);
         }
     }

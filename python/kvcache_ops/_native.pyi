@@ -179,15 +179,21 @@ class HostTier:
 
 @final
 class FileTier:
-    def __new__(cls, path: _Path, nbytes: SupportsIndex, *, deadline: float = 2.0) -> FileTier: ...
+    def __new__(
+        cls, path: _Path, nbytes: SupportsIndex, *, deadline: float = 2.0, max_queued: SupportsIndex = 268435456
+    ) -> FileTier: ...
 
 @final
 class ObjectTier:
-    def __new__(cls, url: str, *, deadline: float = 2.0, **options: object) -> ObjectTier: ...
+    def __new__(
+        cls, url: str, *, deadline: float = 2.0, max_queued: SupportsIndex = 268435456, **options: object
+    ) -> ObjectTier: ...
 
 @final
 class RedisTier:
-    def __new__(cls, url: str, *, deadline: float = 2.0) -> RedisTier: ...
+    def __new__(
+        cls, url: str, *, deadline: float = 2.0, max_queued: SupportsIndex = 268435456
+    ) -> RedisTier: ...
 
 @final
 class Manager:

@@ -230,7 +230,8 @@ impl Manager {
         self.by_row(py, |manager| Ok(manager.positions(s.0)?.collect()))
     }
 
-    /// Shape (seq_len), int64: the slots of the rows, where they are once queued copies are made.
+    /// Shape (seq_len), int64: the slots of the rows, where they are once queued copies are made. Shape (0) while the
+    /// sequence is swapped out.
     ///
     /// Raises ManagerError: unknown_seq.
     fn slots<'py>(&self, py: Python<'py>, s: Id) -> PyResult<Bound<'py, PyArray1<i64>>> {

@@ -17,6 +17,8 @@ use crate::refusal::refusal;
 
 /// The seconds that a tier has for an answer, unless it is given others.
 pub(crate) const DEADLINE: f64 = 2.0;
+/// The bytes that wait to be written to a tier at most, unless it is given others.
+const MAX_QUEUED: Nbytes = Nbytes(256 << 20);
 
 /// Blocks in this process' memory, at most `nbytes` bytes for each manager that is given it: the least recently used ones
 /// go on to the next tier.
@@ -40,6 +42,8 @@ impl HostTier {
 /// folder, and find what an earlier one has left.
 ///
 /// deadline: the seconds after which a call of the tier is given up.
+/// max_queued: the most bytes that wait to be written behind steps. Further pages are dropped; rows of sequences that are
+/// swapped out wait for room.
 ///
 /// Raises ManagerError: range, tier (the folder cannot be made or read).
 #[pyclass(frozen, module = "kvcache_ops.manager")]
@@ -49,12 +53,15 @@ pub struct FileTier(Tier);
 #[pymethods]
 impl FileTier {
     #[new]
-    #[pyo3(signature = (path, nbytes, *, deadline=DEADLINE), text_signature = "(path, nbytes, *, deadline=2.0)")]
-    fn new(path: PathBuf, nbytes: Nbytes, deadline: f64) -> PyResult<Self> {
+    #[pyo3(
+        signature = (path, nbytes, *, deadline=DEADLINE, max_queued=MAX_QUEUED),
+        text_signature = "(path, nbytes, *, deadline=2.0, max_queued=268435456)"
+    )]
+    fn new(path: PathBuf, nbytes: Nbytes, deadline: f64, max_queued: Nbytes) -> PyResult<Self> {
         let deadline = seconds("deadline", deadline)?;
         let store = core::FileTier::open(&path, nbytes.0 as u64)
             .map_err(|error| unusable(format!("{}: {error}", path.display())))?;
-        Ok(Self(Tier::new("file", Arc::new(store)).deadline(deadline)))
+        Ok(Self(Tier::new("file", Arc::new(store)).deadline(deadline).max_queued(max_queued.0 as u64)))
     }
 }
 
@@ -62,7 +69,7 @@ impl FileTier {
 /// those of the Rust crate object_store, by their names ("aws_endpoint", "aws_access_key_id", "allow_http" ...); what is
 /// not given is read from the environment. What is there is bounded by the store's own rules (a lifecycle of the bucket).
 ///
-/// deadline: the seconds after which a call of the tier is given up.
+/// deadline: the seconds after which a call of the tier is given up. max_queued: as `FileTier` has it.
 ///
 /// Raises ManagerError: range, tier (a url or an option that is none, or a build without object stores).
 #[pyclass(frozen, module = "kvcache_ops.manager")]
@@ -73,10 +80,10 @@ pub struct ObjectTier(Tier);
 impl ObjectTier {
     #[new]
     #[pyo3(
-        signature = (url, *, deadline=DEADLINE, **options),
-        text_signature = "(url, *, deadline=2.0, **options)"
+        signature = (url, *, deadline=DEADLINE, max_queued=MAX_QUEUED, **options),
+        text_signature = "(url, *, deadline=2.0, max_queued=268435456, **options)"
     )]
-    fn new(url: &str, deadline: f64, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+    fn new(url: &str, deadline: f64, max_queued: Nbytes, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let mut named = Vec::new();
         for (name, value) in options.into_iter().flatten() {
             // True is "true" to the store.
@@ -86,13 +93,14 @@ impl ObjectTier {
             };
             named.push((name.to_string(), value));
         }
-        remote::objects(url, named, seconds("deadline", deadline)?).map(Self)
+        let tier = remote::objects(url, named, seconds("deadline", deadline)?)?;
+        Ok(Self(tier.max_queued(max_queued.0 as u64)))
     }
 }
 
 /// Blocks in a Redis server: "redis://host:port/database". What is there is bounded by the server's `maxmemory`.
 ///
-/// deadline: the seconds after which a call of the tier is given up.
+/// deadline: the seconds after which a call of the tier is given up. max_queued: as `FileTier` has it.
 ///
 /// Raises ManagerError: range, tier (a url that is none, or a build without Redis).
 #[pyclass(frozen, module = "kvcache_ops.manager")]
@@ -102,9 +110,12 @@ pub struct RedisTier(Tier);
 #[pymethods]
 impl RedisTier {
     #[new]
-    #[pyo3(signature = (url, *, deadline=DEADLINE), text_signature = "(url, *, deadline=2.0)")]
-    fn new(url: &str, deadline: f64) -> PyResult<Self> {
-        remote::redis(url, seconds("deadline", deadline)?).map(Self)
+    #[pyo3(
+        signature = (url, *, deadline=DEADLINE, max_queued=MAX_QUEUED),
+        text_signature = "(url, *, deadline=2.0, max_queued=268435456)"
+    )]
+    fn new(url: &str, deadline: f64, max_queued: Nbytes) -> PyResult<Self> {
+        Ok(Self(remote::redis(url, seconds("deadline", deadline)?)?.max_queued(max_queued.0 as u64)))
     }
 }
 

@@ -2,6 +2,7 @@
 //! and what is left in the store. The scripts' store has every fault.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, BlockKind, BlockStore, CacheSpec, Error, Geometry, Manager, Mode, SeqId};
@@ -152,4 +153,33 @@ fn blocks_of_freed_sequences_are_deleted_and_a_clone_gives_its_own_names() {
     assert!(matches!(error, Error::RowsMissing { missing: 2, rows: 2, reason: "absent", .. }), "{error}");
     manager.free(b).unwrap();
     assert_eq!(manager.stats().used, 0);
+}
+
+/// Rows that nobody else has stay in memory while the store takes none, and no others follow them.
+#[test]
+fn swapped_rows_that_the_store_refuses_are_not_lost() {
+    let store: Arc<BlockMap> = Arc::default();
+    let (mut manager, mut memory) = made(4, "", &store);
+    let (a, b) = (manager.create(), manager.create());
+    append(&mut manager, &mut memory, a, &PROMPT[..6], 1);
+    append(&mut manager, &mut memory, b, &PROMPT[..2], 2);
+    store.puts_left.store(1, Ordering::Relaxed);
+    manager.swap_out(a).unwrap();
+    manager.update(&mut memory).unwrap();
+    let before = manager.clone();
+    let error = manager.swap_out(b).unwrap_err();
+    assert!(matches!(error, Error::TiersFull { reason: "failed", .. }), "{error}");
+    assert!(manager == before);
+    // The first page of the two is still in the cache.
+    assert_eq!((manager.swap_in(a, &mut memory).unwrap(), bytes(&manager, &memory, a)), (2, vec![1; 6]));
+
+    manager.swap_out(a).unwrap();
+    manager.update(&mut memory).unwrap();
+    store.puts_left.store(0, Ordering::Relaxed);
+    manager.swap_out(b).unwrap();
+    manager.update(&mut memory).unwrap();
+    assert_eq!(store.count(BlockKind::Private), 3);
+    assert_eq!((manager.swap_in(a, &mut memory).unwrap(), bytes(&manager, &memory, a)), (2, vec![1; 6]));
+    assert_eq!((manager.swap_in(b, &mut memory).unwrap(), bytes(&manager, &memory, b)), (2, vec![2; 2]));
+    assert_eq!(store.count(BlockKind::Private), 0);
 }

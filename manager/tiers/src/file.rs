@@ -1,5 +1,6 @@
 //! Blocks in files.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use kvcache_manager::{Block, BlockError, BlockKey, BlockStore, StoreError, Usage, up_to_missing};
+use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError, Usage, up_to_missing};
 
 use crate::held::Held;
 
@@ -21,7 +22,9 @@ const STEP: Duration = Duration::from_micros(1);
 /// A file whose time is so far ahead was used while a clock was wrong.
 const AHEAD: Duration = Duration::from_secs(3600);
 
-/// Blocks in a folder, one file each, of so many bytes in all; the least recently used ones are evicted.
+/// Blocks in a folder, one file each, of so many bytes in all; the least recently used ones are evicted, but for the
+/// private ones of this process, of which there is no other copy: a tier that is full of these refuses more. Another
+/// process that has the folder may evict them.
 ///
 /// A file is named by its key, in a subfolder named by the key's first two digits. It is written under another name and
 /// then renamed, so it is whole wherever it has this name; a power failure can leave a damaged one, since nothing is
@@ -41,6 +44,8 @@ pub struct FileTier {
 struct State {
     /// By block, as far as this process knows: the time of its last use.
     held: Held<SystemTime>,
+    /// Blocks of this process that nobody else has: they are not evicted.
+    private: HashSet<BlockKey>,
     /// The latest time that a use was given.
     last: SystemTime,
     /// Bytes put since the last scan.
@@ -63,7 +68,8 @@ impl FileTier {
     /// # Errors
     /// What the system says of the folder.
     pub fn open(folder: impl AsRef<Path>, nbytes: u64) -> io::Result<Self> {
-        let state = State { held: Held::new(nbytes), last: SystemTime::UNIX_EPOCH, unscanned: 0, evicted: 0 };
+        let (held, private) = (Held::new(nbytes), HashSet::new());
+        let state = State { held, private, last: SystemTime::UNIX_EPOCH, unscanned: 0, evicted: 0 };
         let tier = Self { folder: folder.as_ref().to_owned(), state: Mutex::new(state) };
         tier.scan()?;
         // What cannot be removed, as in a folder that is only readable, can be read.
@@ -133,10 +139,27 @@ impl FileTier {
         Ok(())
     }
 
-    /// Removes the least recently used blocks until the others are within the capacity.
+    /// Removes the least recently used blocks until the others are within the capacity, but for private ones of this
+    /// process.
     fn evict(&self) -> io::Result<()> {
+        let mut stay = Vec::new();
+        let evicted = self.evict_but(&mut stay);
+        let held = &mut self.state().held;
+        stay.into_iter().rev().for_each(|(key, used, len)| held.put_back(key, used, len));
+        evicted
+    }
+
+    /// Takes private blocks of this process out of what is held, for the time of an eviction.
+    fn evict_but(&self, stay: &mut Vec<(BlockKey, SystemTime, u64)>) -> io::Result<()> {
+        let mut kept = 0;
         loop {
-            let Some((key, used, len)) = self.state().held.pop_above() else { return Ok(()) };
+            let popped = self.state().held.pop_above(kept);
+            let Some((key, used, len)) = popped else { return Ok(()) };
+            if self.state().private.contains(&key) {
+                kept += len;
+                stay.push((key, used, len));
+                continue;
+            }
             let path = self.path(&key);
             let Some(metadata) = existing(fs::metadata(&path))? else { continue };
             let modified = metadata.modified()?;
@@ -240,8 +263,24 @@ impl BlockStore for FileTier {
         if is_due {
             self.scan()?;
         }
-        self.write(key, &block)?;
-        Ok(self.evict()?)
+        let is_private = block.kind() == BlockKind::Private;
+        if is_private {
+            self.state().private.insert(*key);
+        }
+        if let Err(error) = self.write(key, &block) {
+            self.state().private.remove(key);
+            return Err(error.into());
+        }
+        self.evict()?;
+        let (nbytes, capacity) = {
+            let State { held, .. } = &*self.state();
+            (held.nbytes(), held.capacity)
+        };
+        if is_private && nbytes > capacity {
+            self.delete(key)?;
+            return Err(StoreError::Full { nbytes, capacity });
+        }
+        Ok(())
     }
 
     fn contains(&self, key: &BlockKey) -> Result<bool, StoreError> {
@@ -249,7 +288,11 @@ impl BlockStore for FileTier {
     }
 
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
-        self.state().held.remove(key);
+        {
+            let State { held, private, .. } = &mut *self.state();
+            held.remove(key);
+            private.remove(key);
+        }
         existing(fs::remove_file(self.path(key)))?;
         Ok(())
     }

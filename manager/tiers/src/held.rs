@@ -32,15 +32,23 @@ impl<V> Held<V> {
         self.nbytes += len;
     }
 
+    /// Adds a value of `len` bytes, the least recently used from now on.
+    pub(crate) fn put_back(&mut self, key: BlockKey, value: V, len: u64) {
+        self.insert(key, value, len);
+        self.values.demote(&key);
+    }
+
     pub(crate) fn remove(&mut self, key: &BlockKey) {
         if let Some((_, len)) = self.values.pop(key) {
             self.nbytes -= len;
         }
     }
 
-    /// Takes the least recently used value, with its key and length, if there are more bytes than the capacity.
-    pub(crate) fn pop_above(&mut self) -> Option<(BlockKey, V, u64)> {
-        let (key, (value, len)) = if self.nbytes > self.capacity { self.values.pop_lru()? } else { return None };
+    /// Takes the least recently used value, with its key and length, if there are more bytes than the capacity, `kept`
+    /// that will be put back included.
+    pub(crate) fn pop_above(&mut self, kept: u64) -> Option<(BlockKey, V, u64)> {
+        let (key, (value, len)) =
+            if self.nbytes + kept > self.capacity { self.values.pop_lru()? } else { return None };
         self.nbytes -= len;
         Some((key, value, len))
     }

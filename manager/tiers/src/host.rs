@@ -2,11 +2,13 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, Usage};
+use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError, Usage};
 
 use crate::held::Held;
 
-/// Blocks in memory, of so many bytes in all; the least recently used ones are evicted.
+/// Blocks in memory, of so many bytes in all; the least recently used ones are evicted. By itself it keeps private blocks,
+/// of which there is no other copy, and refuses more when it is full of them; in [`Tiers`](crate::Tiers) they go on to the
+/// next tier.
 #[derive(Debug)]
 pub struct HostTier {
     /// The blocks, and how many were evicted.
@@ -24,19 +26,45 @@ impl HostTier {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a block, the most recently used from now on. Gives the blocks that were evicted for it.
-    pub(crate) fn insert(&self, key: BlockKey, block: Block) -> Result<Vec<(BlockKey, Block)>, StoreError> {
-        let (held, evicted) = &mut *self.state();
-        let len = block.nbytes();
-        held.check(len)?;
-        if held.peek(&key).is_some() {
-            held.touch(&key);
-            return Ok(Vec::new());
+    /// Keeps a block, the most recently used from now on. What is evicted for it and has no other copy is passed on;
+    /// what is not taken there stays, the next to be evicted, and where it has no room beside this block, this one is
+    /// refused.
+    ///
+    /// # Errors
+    /// [`StoreError::Capacity`], [`StoreError::Full`].
+    pub(crate) fn insert(
+        &self,
+        new: BlockKey,
+        block: Block,
+        mut pass_on: impl FnMut(BlockKey, Block) -> bool,
+    ) -> Result<(), StoreError> {
+        {
+            let (held, _) = &mut *self.state();
+            let len = block.nbytes();
+            held.check(len)?;
+            if held.peek(&new).is_some() {
+                held.touch(&new);
+                return Ok(());
+            }
+            held.insert(new, block, len);
         }
-        held.insert(key, block, len);
-        let gone: Vec<_> = std::iter::from_fn(|| held.pop_above()).map(|(key, block, _)| (key, block)).collect();
-        *evicted += gone.len() as u64;
-        Ok(gone)
+        let (mut stay, mut kept) = (Vec::new(), 0);
+        let mut inserted = Ok(());
+        loop {
+            let popped = self.state().0.pop_above(kept);
+            let Some((key, block, len)) = popped else { break };
+            if key == new {
+                inserted = Err(StoreError::Full { nbytes: kept, capacity: self.state().0.capacity });
+            } else if block.kind() == BlockKind::Private && !pass_on(key, block.clone()) {
+                kept += len;
+                stay.push((key, block, len));
+            } else {
+                self.state().1 += 1;
+            }
+        }
+        let (held, _) = &mut *self.state();
+        stay.into_iter().rev().for_each(|(key, block, len)| held.put_back(key, block, len));
+        inserted
     }
 
     /// Whether a block is here.
@@ -56,7 +84,7 @@ impl BlockStore for HostTier {
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
-        self.insert(*key, block).map(drop)
+        self.insert(*key, block, |_, _| false)
     }
 
     fn contains(&self, key: &BlockKey) -> Result<bool, StoreError> {

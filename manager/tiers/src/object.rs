@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
@@ -23,9 +23,21 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Variables of the environment that begin so are options of an object store.
 const VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
-/// The runtime of all object stores of the process.
-static RUNTIME: LazyLock<io::Result<Runtime>> =
-    LazyLock::new(|| Builder::new_multi_thread().worker_threads(2).thread_name("kvcache tiers").enable_all().build());
+/// The runtime of all object stores of a process, and the process: a fork of it has none of the threads.
+static RUNTIME: Mutex<Option<(u32, &Runtime)>> = Mutex::new(None);
+
+fn runtime() -> io::Result<&'static Runtime> {
+    let (mut runtime, process) = (RUNTIME.lock().unwrap_or_else(PoisonError::into_inner), std::process::id());
+    if let Some((of, runtime)) = *runtime
+        && of == process
+    {
+        return Ok(runtime);
+    }
+    let new = Builder::new_multi_thread().worker_threads(2).thread_name("kvcache tiers").enable_all().build()?;
+    let new: &Runtime = Box::leak(Box::new(new));
+    *runtime = Some((process, new));
+    Ok(new)
+}
 
 /// Blocks in an object store: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`,
 /// `file:///folder` or `memory:///`. A block is an object named by its key.
@@ -99,7 +111,7 @@ impl ObjectTier {
 
     /// Runs a call on the runtime, and waits for it. That is possible on every thread, even on one of a runtime.
     fn run<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> Result<T, StoreError> {
-        let runtime = RUNTIME.as_ref().map_err(|error| failed(error.to_string()))?;
+        let runtime = runtime()?;
         let (sender, receiver) = sync_channel(1);
         runtime.spawn(async move {
             // The one who waits is there until this is sent.

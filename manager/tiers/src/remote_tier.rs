@@ -41,8 +41,9 @@ impl Tier {
     }
 
     /// The most bytes of blocks that wait to be written, each with 256 bytes more. Further ones are dropped and
-    /// counted. A put waits for room for private ones, of which there is no other copy, but for the deadline at most, and
-    /// not while the tier is left alone.
+    /// counted. A put of private ones, of which there is no other copy, waits for room, as long as a write is done within
+    /// each deadline, and not while the tier is left alone; else it is refused. Once they are queued they are written,
+    /// however often that fails.
     pub fn max_queued(mut self, nbytes: u64) -> Self {
         self.max_queued = nbytes;
         self
@@ -120,7 +121,7 @@ impl RemoteTier {
         // A bad block is no failure of the store: it answers.
         let is_bad = matches!(error, Some(StoreError::Bad(_)));
         if let (true, Some(&key)) = (is_bad, keys.get(blocks.len())) {
-            self.writes.push(key, Queued::Delete, None);
+            self.writes.push(key, Queued::Delete, Duration::ZERO);
         }
         let (breaker, rate) = &mut *self.health();
         breaker.record((error.is_none() || is_bad) && elapsed <= self.deadline, Instant::now());

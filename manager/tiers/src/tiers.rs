@@ -94,20 +94,21 @@ impl Shared {
         f64::from_bits(self.compute_rate.load(Ordering::Relaxed))
     }
 
-    /// Keeps a block in the host tier. Private ones that this evicts go on to the next tier, and wait for room there
-    /// until `end`, if there is one.
-    fn keep(&self, key: BlockKey, block: Block, end: Option<Instant>) -> Result<(), StoreError> {
-        for (key, block) in self.host.insert(key, block)? {
-            if block.kind() == BlockKind::Private {
-                self.pass_on(key, block, end);
+    /// Keeps a block in the host tier. Private ones that this evicts go on to the next tier, and wait for room there for
+    /// as long as `patience`; where there is none they stay, and this block is refused.
+    fn keep(&self, key: BlockKey, block: Block, mut patience: Duration) -> Result<(), StoreError> {
+        self.host.insert(key, block, |key, block| {
+            let is_queued = self.pass_on(key, block, patience);
+            if !is_queued {
+                patience = Duration::ZERO;
             }
-        }
-        Ok(())
+            is_queued
+        })
     }
 
     /// Queues a block for the tier behind the host tier.
-    fn pass_on(&self, key: BlockKey, block: Block, end: Option<Instant>) -> bool {
-        self.remote.first().is_some_and(|remote| remote.writes.push(key, Queued::Put(block), end))
+    fn pass_on(&self, key: BlockKey, block: Block, patience: Duration) -> bool {
+        self.remote.first().is_some_and(|remote| remote.writes.push(key, Queued::Put(block), patience))
     }
 
     /// The first blocks of a chain, of a chunk at most, from a remote tier, while its deadline lasts.
@@ -161,7 +162,7 @@ impl Shared {
         let (blocks, error) = remote.fetch(keys);
         for (key, block) in keys.iter().zip(&blocks) {
             // One that the host tier has no room for is given all the same.
-            let _ = self.keep(*key, block.clone(), None);
+            let _ = self.keep(*key, block.clone(), Duration::ZERO);
         }
         (blocks, error)
     }
@@ -182,7 +183,7 @@ impl Shared {
     /// Gives the keys that were not there.
     fn prefetch_now(&self, remote: &RemoteTier, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
         keys.retain(|key| match remote.writes.queued(key) {
-            Some(Queued::Put(block)) => self.keep(*key, block, None).is_err(),
+            Some(Queued::Put(block)) => self.keep(*key, block, Duration::ZERO).is_err(),
             Some(Queued::Delete) => false,
             None => !self.host.has(key),
         });
@@ -218,8 +219,8 @@ impl BlockStore for Tiers {
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
-        let end = self.0.remote.first().map(|remote| Instant::now() + remote.deadline);
-        let kept = self.0.keep(*key, block.clone(), end);
+        let patience = self.0.remote.first().map_or(Duration::ZERO, |remote| remote.deadline);
+        let kept = self.0.keep(*key, block.clone(), patience);
         if kept.is_ok() {
             let mut stats = self.0.host_stats.lock();
             stats.puts += 1;
@@ -228,9 +229,9 @@ impl BlockStore for Tiers {
         let queued = match block.kind() {
             BlockKind::Prefix => {
                 let put = || Queued::Put(block.clone());
-                self.0.remote.iter().filter(|remote| remote.writes.push(*key, put(), None)).count() > 0
+                self.0.remote.iter().filter(|remote| remote.writes.push(*key, put(), Duration::ZERO)).count() > 0
             }
-            BlockKind::Private => kept.is_err() && self.0.pass_on(*key, block, end),
+            BlockKind::Private => kept.is_err() && self.0.pass_on(*key, block, patience),
         };
         if queued { Ok(()) } else { kept }
     }
@@ -257,7 +258,8 @@ impl BlockStore for Tiers {
 
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
         self.0.host.delete(key)?;
-        let queued = self.0.remote.iter().filter(|remote| remote.writes.push(*key, Queued::Delete, None)).count();
+        let queued =
+            self.0.remote.iter().filter(|remote| remote.writes.push(*key, Queued::Delete, Duration::ZERO)).count();
         if queued == self.0.remote.len() { Ok(()) } else { Err(StoreError::Busy) }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvcache_manager::{Block, BlockKey, BlockStore};
+use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore};
 
 use crate::breaker::Breaker;
 use crate::held::Held;
@@ -33,6 +33,8 @@ struct State {
     /// The writes that are being queued, by key and id, until a newer one of the key is queued.
     waiting: Vec<(BlockKey, u64)>,
     next_id: u64,
+    /// The writes that were done.
+    done: u64,
     breaker: Breaker,
     /// A store that fails is not waited for any more.
     finishing: bool,
@@ -53,6 +55,11 @@ pub(crate) enum Queued {
 }
 
 impl Queued {
+    /// Whether nobody else has what is written.
+    fn is_private(&self) -> bool {
+        matches!(self, Self::Put(block) if block.kind() == BlockKind::Private)
+    }
+
     fn len(&self) -> u64 {
         OVERHEAD + if let Self::Put(block) = self { block.nbytes() } else { 0 }
     }
@@ -97,20 +104,26 @@ impl Shared {
     fn run(&self) {
         while let Some((key, Write { id, what })) = self.next() {
             let len = if let Queued::Put(block) = &what { block.nbytes() } else { 0 };
+            let is_private = what.is_private();
             let result = match what {
                 Queued::Put(block) => self.store.put(&key, block),
                 Queued::Delete => self.store.delete(&key),
             };
             let mut stats = self.stats.lock();
-            stats.writes_dropped += u64::from(result.is_err());
+            stats.writes_dropped += u64::from(result.is_err() && !is_private);
             if result.is_ok() && len > 0 {
                 (stats.puts, stats.bytes_written) = (stats.puts + 1, stats.bytes_written + len);
             }
             drop(stats);
             let mut state = self.state();
             state.breaker.record(result.is_ok(), Instant::now());
+            state.done += u64::from(result.is_ok());
             if state.queue.peek(&key).is_some_and(|newest| newest.id == id) {
-                state.queue.remove(&key);
+                match result {
+                    // Nobody else has it: it is tried again.
+                    Err(_) if is_private => state.queue.touch(&key),
+                    _ => state.queue.remove(&key),
+                }
             }
             drop(state);
             self.changed.notify_all();
@@ -122,20 +135,21 @@ impl Writes {
     /// Starts the thread. Writes that are queued have `max_queued` bytes at most.
     pub(crate) fn spawn(name: String, store: Arc<dyn BlockStore>, stats: Stats, max_queued: u64) -> io::Result<Self> {
         let (breaker, queue, waiting) = (Breaker::default(), Held::new(max_queued), Vec::new());
-        let state = Mutex::new(State { queue, waiting, next_id: 0, breaker, finishing: false, closed: false });
+        let state = Mutex::new(State { queue, waiting, next_id: 0, done: 0, breaker, finishing: false, closed: false });
         let shared = Arc::new(Shared { store, stats, state, changed: Condvar::new() });
         let of_thread = shared.clone();
         thread::Builder::new().name(name).spawn(move || of_thread.run())?;
         Ok(Self(shared))
     }
 
-    /// Queues a write, in the place of what is queued for this key. Whether there was room: it waits for that until
-    /// `end`, if there is one, but not while the store is left alone.
-    pub(crate) fn push(&self, key: BlockKey, what: Queued, end: Option<Instant>) -> bool {
+    /// Queues a write, in the place of what is queued for this key. Whether there was room: it waits for that as long as
+    /// no two writes are farther apart than `patience`, but not while the store is left alone.
+    pub(crate) fn push(&self, key: BlockKey, what: Queued, patience: Duration) -> bool {
         let mut state = self.0.state();
         let (id, len) = (state.next_id, what.len());
         state.next_id += 1;
         state.waiting.push((key, id));
+        let (mut done, mut end) = (state.done, Instant::now() + patience);
         let is_queued = loop {
             if !state.waiting.contains(&(key, id)) {
                 // A newer one of this key was queued meanwhile.
@@ -152,10 +166,13 @@ impl Writes {
                 break true;
             }
             let now = Instant::now();
-            let left = end.map_or(Duration::ZERO, |end| end.saturating_duration_since(now));
+            if state.done > done {
+                (done, end) = (state.done, now + patience);
+            }
+            let left = end.saturating_duration_since(now);
             let is_paused = state.breaker.pause(now).is_some();
             if state.closed || left.is_zero() || is_paused || len > state.queue.capacity {
-                self.0.stats.lock().writes_dropped += 1;
+                self.0.stats.lock().writes_dropped += u64::from(!what.is_private());
                 break false;
             }
             state = self.0.wait(state, left);
@@ -207,25 +224,25 @@ mod tests {
         let put = |key| Queued::Put(Block::new(BlockKind::Private, &key, vec![0; 16].into(), 16).unwrap());
         let queue = Held::new(put(a).len() + Queued::Delete.len());
         let (waiting, breaker) = (Vec::new(), Breaker::default());
-        let state = Mutex::new(State { queue, waiting, next_id: 0, breaker, finishing: false, closed: false });
+        let state = Mutex::new(State { queue, waiting, next_id: 0, done: 0, breaker, finishing: false, closed: false });
         let (store, stats) = (Arc::new(HostTier::new(0)), Stats::new("store"));
         let writes = Writes(Arc::new(Shared { store, stats, state, changed: Condvar::new() }));
-        let end = Some(Instant::now() + Duration::from_secs(60));
-        assert!(writes.push(a, put(a), end));
+        let (began, patience) = (Instant::now(), Duration::from_secs(60));
+        assert!(writes.push(a, put(a), patience));
         thread::scope(|scope| {
-            let waits = scope.spawn(|| writes.push(b, put(b), end));
+            let waits = scope.spawn(|| writes.push(b, put(b), patience));
             while writes.0.state().waiting.is_empty() {
                 thread::yield_now();
             }
-            assert!(writes.push(b, Queued::Delete, None));
+            assert!(writes.push(b, Queued::Delete, Duration::ZERO));
             // Even where it is done before the put sees it.
             writes.0.state().queue.remove(&b);
             assert!(waits.join().unwrap());
         });
         assert!(writes.queued(&a).is_some() && writes.queued(&b).is_none());
-        assert!(writes.push(b, Queued::Delete, None));
+        assert!(writes.push(b, Queued::Delete, Duration::ZERO));
         (0..3).for_each(|_| writes.0.state().breaker.record(false, Instant::now()));
-        assert!(!writes.push(b, put(b), end));
-        assert!(Some(Instant::now()) < end);
+        assert!(!writes.push(b, put(b), patience));
+        assert!(began.elapsed() < patience);
     }
 }

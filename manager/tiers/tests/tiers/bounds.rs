@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use kvcache_manager::{BlockStore, StoreError, Usage};
+use kvcache_manager::{BlockKind, BlockStore, StoreError, Usage};
 use kvcache_tiers::{FileTier, HostTier};
 use proptest::prelude::*;
 
-use crate::{key, keys, prefix};
+use crate::{block_of, key, keys, prefix};
 
 const KEYS: u8 = 8;
 
@@ -126,5 +126,31 @@ proptest! {
             }
             (FileTier::open(folder.path(), capacity).unwrap(), true)
         });
+    }
+}
+
+/// Of private blocks there is no other copy: they make room neither for each other nor for prefixes.
+#[test]
+fn a_tier_full_of_private_blocks_refuses_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let stores: [Box<dyn BlockStore>; 2] =
+        [Box::new(HostTier::new(4 * 96)), Box::new(FileTier::open(folder.path(), 4 * 96).unwrap())];
+    for store in stores {
+        let private = |i| block_of(BlockKind::Private, i);
+        for i in [0, 5, 10] {
+            store.put(&key(i), private(i)).unwrap();
+        }
+        store.put(&key(15), prefix(15)).unwrap();
+        // In the place of the prefix; then there is no room.
+        store.put(&key(20), private(20)).unwrap();
+        let error = store.put(&key(25), private(25)).unwrap_err();
+        assert!(matches!(error, StoreError::Full { capacity: 384, .. }), "{error}");
+        let _ = store.put(&key(30), prefix(30));
+        for (i, is_there) in [(0, true), (5, true), (10, true), (15, false), (20, true), (25, false), (30, false)] {
+            assert_eq!(store.contains(&key(i)).unwrap(), is_there, "{i}");
+        }
+        store.delete(&key(5)).unwrap();
+        store.put(&key(25), private(25)).unwrap();
+        assert_eq!(store.usage().nbytes, Some(4 * 96));
     }
 }

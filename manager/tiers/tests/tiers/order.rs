@@ -125,7 +125,8 @@ fn queued_blocks_are_found_and_their_bytes_are_bounded() {
     assert_eq!((remote.puts, remote.bytes_written, store.len()), (3, 3 * 96, 3));
 }
 
-/// A private block has no other copy: where the queue is full it waits for room, as long as the tier has for an answer.
+/// A private block has no other copy: where the queue is full it waits for room as long as blocks are written, then it is
+/// refused, and once it is queued it is tried again until it is written.
 #[test]
 fn private_blocks_wait_for_room_in_the_queue() {
     let store = Faulty::new(&[Fault::Slow(2)]);
@@ -142,8 +143,19 @@ fn private_blocks_wait_for_room_in_the_queue() {
     let hasty = tiers(Duration::from_millis(20));
     hasty.put(&key(105), private(21)).unwrap();
     assert!(hasty.put(&key(110), private(22)).is_err());
-    assert_eq!(stats(&hasty, 1).writes_dropped, 1);
+    assert_eq!(stats(&hasty, 1).writes_dropped, 0);
     store.gate.open();
+    assert!(hasty.flush(NEVER));
+    assert_eq!(store.len(), 21);
+    // Slower in all than the deadline, but not block by block.
+    store.set(&[Fault::Slow(5)]);
+    let steady = tiers(Duration::from_millis(40));
+    (25..45).for_each(|i| steady.put(&key(5 * i), private(i)).unwrap());
+    assert!(steady.flush(NEVER));
+    store.set(&[Fault::Fail, Fault::Fail, Fault::None]);
+    steady.put(&key(250), private(50)).unwrap();
+    assert!(steady.flush(NEVER));
+    assert_eq!((store.len(), stats(&steady, 1).writes_dropped), (42, 0));
 }
 
 /// What a read brings evicts private blocks, which have no room in the queue: the read does not wait for that.
@@ -159,7 +171,11 @@ fn reads_wait_for_no_room_in_the_queue() {
         assert!(error.is_none() && blocks == [prefix(0), prefix(5)]);
         tiers
     });
-    assert_eq!(stats(&tiers, 1).writes_dropped, 2);
+    // Nor is any of them lost.
+    for i in [100, 105, 110] {
+        assert_eq!(tiers.get(&key(i)).unwrap(), Some(block_of(BlockKind::Private, i)));
+    }
+    assert_eq!(stats(&tiers, 1).writes_dropped, 0);
     store.gate.open();
 }
 
