@@ -53,7 +53,7 @@ OTHERS_OF_READ = 0.8
 NO_GOAL = -inf
 
 
-def case_of(lengths: Lengths, form: Format, layout: int = 3, **more: bool) -> Case:
+def case_of(lengths: Lengths, form: Format, layout: int = 3, **more: int) -> Case:
     """A call of attention with a model's heads."""
     return Case(lengths, form, layout, heads=ATTENTION, **more)
 
@@ -82,6 +82,7 @@ def groups(chosen: argparse.Namespace) -> Groups:
     yield "decode peers", partial(decoding_peers, chosen.with_torch)
     for seqlen in (512, 2048) if chosen.quick else (512, 1024, 2048, 4096):
         yield f"prefill {seqlen}", partial(prompt, seqlen, chosen.with_torch)
+    yield "window", window
     yield "long", long
     yield "small", small
 
@@ -177,6 +178,18 @@ def long() -> list[Row]:
         loops = [loop for count in (1, THREADS) for loop in rooflines.of(case, count)]
         rows.append(Row(f"{name}, of reading alone", loops, halves))
     return rows
+
+
+def window() -> list[Row]:
+    """A window costs a window: decoding behind many keys takes as long as behind few, a prompt little of its time."""
+    rows = []
+    for form in (F32, F16, INT8S[1]):
+        many, few = (case_of(decode(1, kvlen), form, cold=False, window=512) for kvlen in (32768, 512))
+        contenders = [direct(expecting(each), THREADS) for each in (many, few)]
+        rows.append(Row(f"{many.lengths.name} {form.name} window 512, of kvlen 512", contenders, quotient, at_most=1.3))
+    cases = [case_of(prefill(1, 8192), F32, cold=False, window=window) for window in (512, -1)]
+    contenders = [direct(expecting(each), THREADS) for each in cases]
+    return [*rows, Row("prefill 8192 f32 window 512, of no window", contenders, quotient, at_most=0.2)]
 
 
 def halves(*ns: float) -> float:

@@ -168,7 +168,8 @@ class Tensors:
             query = self.inputs["query"][rows].astype(np.float64).reshape(len(rows), heads.key, -1, heads.dim)
             key, value = (values(kv, b).transpose(1, 0, 2) for kv in range(2))
             scores = np.einsum("qkgd,ktd->kgqt", query, key, optimize=True) / np.sqrt(heads.dim)
-            scores[..., np.arange(m) > (m - n + chosen)[:, None]] = -np.inf
+            ahead = np.arange(m) - (m - n + chosen)[:, None]
+            scores[..., (ahead > 0) | (ahead <= -(self.case.window if self.case.window > 0 else m))] = -np.inf
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)
             answer = np.einsum("kgqt,ktd->qkgd", weights, value, optimize=True)
@@ -237,6 +238,7 @@ def tensors_of(case: Case) -> Tensors:
     }
     if heads.query:
         attributes |= {"num_heads": heads.query, "num_kv_heads": heads.key, "head_dim": heads.dim}
+        attributes["local_window_size"] = case.window
         outputs = {"attn_output": tensor(form.t1, query, past)}
     else:
         attributes["num_repeat"] = case.num_repeat
