@@ -23,7 +23,8 @@ def test_doctor() -> None:
     """As a user calls it: what there is, two self-tests, exit code 0; the models are new."""
     models = runpy.run_path(str(ROOT / "python/selftest/write_models.py"))["models"]()
     assert models == json.loads((ROOT / "python/kvcache_ops" / _selftest.FILE).read_text())
-    run = subprocess.run([sys.executable, "-m", "kvcache_ops", "doctor"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "kvcache_ops", "doctor", str(ROOT / "examples/austen/decoder_fused.onnx")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and not run.stderr, run
     lines = {name: text.strip() for name, _, text in (line.partition(":") for line in run.stdout.splitlines())}
     assert lines["kvcache_ops"] == f"{kvcache_ops.__version__}, {kvcache_ops.library_path()}"
@@ -32,6 +33,7 @@ def test_doctor() -> None:
     assert lines["onnxruntime"].startswith(f"{onnxruntime.__version__}, supported")
     for name in ("self-test, run()", "self-test, onnxruntime"):
         assert lines[name].startswith(f"{len(models)} of {len(models)} golden cases pass")
+    assert lines["model"].endswith("decoder_fused.onnx: all attributes of our nodes are known")
     assert lines["result"] == "everything that is here works"
 
 

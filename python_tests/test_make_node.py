@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
-from kvcache_ops import CacheSpec, make_node
+from kvcache_ops import CacheSpec, check_model, make_node
 from onnx import AttributeProto, helper
 
 from compare import refused
@@ -58,6 +59,25 @@ def test_attributes_of_a_spec() -> None:
     expected = SPEC.attributes(layer_idx=1) | {"num_heads": 4, "head_dim": 8, "num_kv_heads": 2}
     del expected["num_repeat"]
     assert attributes_of(fused) == expected
+
+
+def test_a_model_of_a_later_library(tmp_path: Path) -> None:
+    """Attributes that the library does not know are named, of each node that is its own, also in an If."""
+    fused = make_node("MultiHeadAttention", ATTENTION, ["o"], {"num_heads": 4, "head_dim": 8}, name="attend")
+    other = helper.make_node("Later", ["o"], ["p"], domain="of.others", unheard=1)
+    branch = helper.make_graph([fused, other], "branch", [], [helper.make_empty_tensor_value_info("o")])
+    choice = helper.make_node("If", ["condition"], ["result"], then_branch=branch, else_branch=branch)
+    graph = helper.make_graph([choice], "graph", [], [helper.make_empty_tensor_value_info("result")])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    check_model(path)
+    fused.attribute.append(helper.make_attribute("chunks", 2))
+    branch.node[0].CopyFrom(fused)
+    choice.attribute[0].g.CopyFrom(branch)
+    graph.node[0].CopyFrom(choice)
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    with refused("attribute_unknown", "MultiHeadAttention node 'attend' has chunks"):
+        check_model(path)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from kvcache_ops._cache import CACHE_LAYOUTS, Cache, CacheSpec
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._indices import StepIndices, step_indices
 from kvcache_ops._int4 import pack_int4, unpack_int4
-from kvcache_ops._nodes import DOMAIN, make_node
+from kvcache_ops._nodes import DOMAIN, check_model, make_node
 from kvcache_ops._operators import (
     check,
     check_multi_head_attention,
@@ -49,6 +49,7 @@ __all__ = [
     "StepIndices",
     "__version__",
     "check",
+    "check_model",
     "check_multi_head_attention",
     "check_multi_head_cache_attention",
     "library_path",

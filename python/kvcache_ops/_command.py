@@ -17,7 +17,8 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command of these arguments; gives the exit status: 0, 1 if something does not work, 2 for a refusal."""
     parser = ArgumentParser(prog="python -m kvcache_ops", description="The KV cache operators of PMX graphs.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("doctor", help="versions, what this machine has, and a self-test of a second")
+    doctor_of = commands.add_parser("doctor", help="versions, what this machine has, and a self-test of a second")
+    doctor_of.add_argument("model", nargs="*", help="an ONNX model whose attributes the library must know")
     size = commands.add_parser("size", help="bytes per token and tokens per GiB of every format of cache")
     size.add_argument("--layers", type=int, default=32, help="attention layers (32)")
     size.add_argument("--heads", type=int, default=8, help="key and value heads of a layer, cache heads (8)")
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     add_parsers(commands)
     given = parser.parse_args(arguments)
     if given.command == "doctor":
-        return doctor()
+        return doctor(given.model)
     if given.command == "conformance":
         return run_command(given)
     try:

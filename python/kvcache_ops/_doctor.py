@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,11 +13,12 @@ import numpy as np
 
 from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._nodes import check_model
 from kvcache_ops._registration import check_version, library_path, supported_versions
 from kvcache_ops._selftest import Call, results, through_onnxruntime, through_run
 
 
-def doctor() -> int:
+def doctor(models: Sequence[str]) -> int:
     """Prints what it finds, a line for each thing; gives 1 if what is there does not work, else 0."""
     _say("kvcache_ops", f"{_native.__version__}, {library_path()}")
     system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
@@ -36,6 +37,8 @@ def doctor() -> int:
         works &= _self_test("self-test, onnxruntime", lambda: through_onnxruntime(runtime))
     else:
         works &= not _installed("onnxruntime")
+    for model in models:
+        works &= _check_model(model)
     _say("result", "everything that is here works" if works else "something does not work, see above")
     return 0 if works else 1
 
@@ -63,6 +66,17 @@ def _onnxruntime() -> tuple[Any, str]:
     except KvCacheError as error:
         return None, str(error)
     return runtime, f"{runtime.__version__}, supported; providers {', '.join(runtime.get_available_providers())}"
+
+
+def _check_model(model: str) -> bool:
+    """Says whether the library knows the attributes of a model."""
+    try:
+        check_model(model)
+    except Exception as error:
+        _say("model", f"{model}: {error}")
+        return False
+    _say("model", f"{model}: all attributes of our nodes are known")
+    return True
 
 
 def _self_test(name: str, made: Callable[[], Call]) -> bool:

@@ -1,14 +1,16 @@
-"""Nodes of the operators for ONNX graphs."""
+"""Nodes of the operators in ONNX graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING
 
 from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._operators import FLOATS, Attributes, node_attributes
 from kvcache_ops._optional import load
+from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -67,6 +69,36 @@ def make_node(
     chosen |= {attribute: float(chosen[attribute]) for attribute in FLOATS & chosen.keys()}
     node: NodeProto = helper.make_node(op_type, values, list(outputs), name=name, domain=domain, **chosen)
     return node
+
+
+def check_model(path: str | PathLike[str]) -> None:
+    """Checks that the library knows every attribute of its operators' nodes in an ONNX model, also in functions.
+
+    ONNX Runtime does not tell an operator of an attribute that it does not ask for: a library that is older than the
+    model computes without it.
+
+    Needs the package onnx. Raises KvCacheError: "attribute_unknown", which names all such nodes; "package_missing".
+    """
+    model = load("onnx", "check_model").load(path, load_external_data=False)
+    unknown = []
+    for node in _nodes_in([*model.graph.node, *(node for function in model.functions for node in function.node)]):
+        operator = BY_DOMAIN_AND_NAME.get((node.domain, node.op_type))
+        known = {attribute.name for attribute in operator.attributes} if operator else set()
+        names = [attribute.name for attribute in node.attribute if operator and attribute.name not in known]
+        if names:
+            unknown.append(f"{node.op_type} node {node.name!r} has {', '.join(names)}")
+    if unknown:
+        message = f"{path} has attributes that kvcache_ops {_native.__version__} does not know: {'; '.join(unknown)}"
+        raise KvCacheError(message, "attribute_unknown")
+
+
+def _nodes_in(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """These nodes, and those in their graphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes_in(graph.node)
 
 
 def _are_names(values: object) -> bool:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from kvcache_ops import _native
 from kvcache_ops._cache import ONNX_TYPES, type_name
+from kvcache_ops._nodes import DOMAIN
 from kvcache_ops._registration import register
+from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 from kvcache_ops.conformance._report import CaseResult
 from kvcache_ops.conformance._run import run_suites
 
@@ -28,8 +30,10 @@ Call = Callable[[str, dict[str, int], dict[str, NDArray[Any]], NDArray[Any] | No
 
 
 def key(op_type: str, attributes: Mapping[str, int], types: Mapping[str, str]) -> str:
-    """What a model of one node depends on, as a short text."""
-    return sha256(json.dumps([op_type, attributes, types], sort_keys=True).encode()).hexdigest()[:16]
+    """What a model of one node depends on, as a short text; an attribute with its default is not in the model."""
+    defaults = {attribute.name: attribute.default for attribute in BY_DOMAIN_AND_NAME[DOMAIN, op_type].attributes}
+    given = {name: value for name, value in attributes.items() if value != defaults[name]}
+    return sha256(json.dumps([op_type, given, types], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def results(call: Call) -> list[CaseResult]:
