@@ -7,26 +7,25 @@ use kvcache_op::{Backend, Serial};
 use kvcache_testing::random::{Plan, RandomCall, calls, plans};
 use libtest_mimic::Failed;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestError, TestRunner};
+use proptest::test_runner::{Config, TestRunner};
 
 use crate::call::{How, Uploaded, difference};
 use crate::device::Gpu;
 
-fn agree(gpu: &Gpu, strategy: impl Strategy<Value = RandomCall>, cases: u32) -> Result<(), Failed> {
+/// Tests so many values; fails with the one that fails.
+pub fn each<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value) -> Result<(), String>) -> Result<(), Failed> {
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
-    let outcome = runner.run(&(strategy, any::<bool>()), |(call, unaligned)| {
+    let outcome = runner.run(&strategy, |value| test(value).map_err(TestCaseError::fail));
+    outcome.map_err(|error| error.to_string().into())
+}
+
+fn agree(gpu: &Gpu, strategy: impl Strategy<Value = RandomCall>, cases: u32) -> Result<(), Failed> {
+    each(cases, (strategy, any::<bool>()), |(call, unaligned)| {
         let how = How { unaligned, ..How::default() };
         let got = Uploaded::new(gpu, &call, how).and_then(|uploaded| uploaded.after(gpu, &call, how));
-        let got = got.and_then(|got| gpu.nothing_found().map(|()| got));
-        let got = got.map_err(|error| TestCaseError::fail(error.to_string()))?;
-        match difference(&got, &call.run_on(Backend::Reference, &Serial)) {
-            Some(name) => Err(TestCaseError::fail(format!("{name} differs"))),
-            None => Ok(()),
-        }
-    });
-    outcome.map_err(|error| match error {
-        TestError::Fail(reason, (call, unaligned)) => format!("{reason}, unaligned: {unaligned}\n{call:?}").into(),
-        TestError::Abort(reason) => reason.to_string().into(),
+        let got = got.and_then(|got| gpu.nothing_found().map(|()| got)).map_err(|error| error.to_string())?;
+        let differs = difference(&got, &call.run_on(Backend::Reference, &Serial));
+        differs.map_or(Ok(()), |name| Err(format!("{name} differs")))
     })
 }
 

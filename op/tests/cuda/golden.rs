@@ -79,8 +79,9 @@ impl Implementation for OnDevice<'_> {
 }
 
 /// Runs the cases of a suite, with tensors that are aligned for their types only, or better. The emulated kernels run
-/// all of them without a driver in between, so a part will do there.
-fn pass(gpu: &Gpu, suite: Suite, captured: bool) -> std::result::Result<(), Failed> {
+/// all of them without a driver in between, so a part will do there. `captured`: index inputs are made in memory of the
+/// graph.
+pub fn pass(gpu: &Gpu, suite: Suite, captured: bool) -> std::result::Result<(), Failed> {
     let every = if gpu.is_emulated()? { 8 } else { 1 };
     for unaligned in [false, true] {
         let first = usize::from(unaligned && every > 1);
@@ -92,24 +93,6 @@ fn pass(gpu: &Gpu, suite: Suite, captured: bool) -> std::result::Result<(), Fail
         }
     }
     Ok(())
-}
-
-pub fn key_value_cache(gpu: &Gpu) -> std::result::Result<(), Failed> {
-    pass(gpu, Suite::KeyValueCache, false)
-}
-
-/// The host refuses everything itself, so every case is run.
-pub fn static_batching(gpu: &Gpu) -> std::result::Result<(), Failed> {
-    pass(gpu, Suite::Static, false)
-}
-
-/// Index inputs are made in memory of the graph.
-pub fn captured_static_batching(_: &Gpu) -> std::result::Result<(), Failed> {
-    pass(&Gpu::capturable(cuda::primary_context(0)?)?, Suite::Static, true)
-}
-
-pub fn attention(gpu: &Gpu) -> std::result::Result<(), Failed> {
-    pass(gpu, Suite::Attention, false)
 }
 
 /// Rules about values in device memory. The host checks all others.

@@ -19,17 +19,18 @@ use std::env;
 use std::process::ExitCode;
 
 use device::Gpu;
-use kvcache_op::cuda::available;
+use kvcache_conformance::Suite;
+use kvcache_op::cuda::{available, primary_context};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
 const TESTS: [Test; 24] = [
     ("streams::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
-    ("golden::key_value_cache", golden::key_value_cache),
-    ("golden::static_batching", golden::static_batching),
-    ("golden::captured_static_batching", golden::captured_static_batching),
-    ("golden::attention", golden::attention),
+    ("golden::key_value_cache", |gpu| golden::pass(gpu, Suite::KeyValueCache, false)),
+    ("golden::static_batching", |gpu| golden::pass(gpu, Suite::Static, false)),
+    ("golden::captured_static_batching", |_| golden::pass(&Gpu::capturable(primary_context(0)?)?, Suite::Static, true)),
+    ("golden::attention", |gpu| golden::pass(gpu, Suite::Attention, false)),
     ("status::golden_cases_that_the_host_cannot_refuse", status::golden_cases_that_the_host_cannot_refuse),
     ("status::random_bad_indices", status::random_bad_indices),
     ("status::keeps_the_first_finding", status::keeps_the_first_finding),

@@ -6,8 +6,8 @@ use kvcache_op::cuda::{Finding, Status};
 use kvcache_testing::random::calls;
 use libtest_mimic::Failed;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestError, TestRunner};
 
+use crate::agree::each;
 use crate::call::{How, Uploaded, difference};
 use crate::device::{Gpu, UNTOUCHED, numbers, of_numbers};
 use crate::golden::{cases, left_to_device};
@@ -57,9 +57,8 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
     let inputs = ["seqstarts", "start_pos", "cachestarts", "cachestarts", "cachestarts", "cachestarts"];
     let change = (prop::sample::select(inputs.to_vec()), any::<prop::sample::Index>(), bad);
     let broken = (calls(6, 12), prop::collection::vec(change, 1..4));
-    let mut runner = TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
     let seen = std::cell::Cell::new(0);
-    let outcome = runner.run(&broken, |(mut call, changes)| {
+    each(300, broken, |(mut call, changes)| {
         for (input, index, value) in changes {
             let tensor = call.inputs.get_mut(input).expect("an index input");
             let mut values = numbers(tensor);
@@ -70,18 +69,14 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
             }
         }
         if !race(&call) {
-            let status = agrees_with_oracle(gpu, &call).map_err(TestCaseError::fail)?;
+            let status = agrees_with_oracle(gpu, &call)?;
             seen.set(seen.get() + usize::from(status.is_some()));
         }
         Ok(())
-    });
-    println!("{} calls with a finding", seen.get());
-    match outcome {
-        Ok(()) if seen.get() >= 20 => Ok(()),
-        Ok(()) => Err(format!("only {} calls had a finding", seen.get()).into()),
-        Err(TestError::Fail(reason, (call, changes))) => Err(format!("{reason}\n{changes:?}\n{call:?}").into()),
-        Err(error) => Err(error.to_string().into()),
-    }
+    })?;
+    let seen = seen.get();
+    println!("{seen} calls with a finding");
+    if seen < 20 { Err(format!("only {seen} calls had a finding").into()) } else { Ok(()) }
 }
 
 /// Whether two current tokens have one slot, which the device does not find.
