@@ -46,7 +46,8 @@ def test_build(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """With the options of `models.build`; what it refuses is one line, and 2."""
     out = tmp_path / "model"
     assert main(["build", str(source), str(out), "--cache", "int4", "--quant-group", "16", "--page-size", "8"]) == 0
-    assert f"{out}: " in (said := capsys.readouterr().out) and "int4 cache in groups of 16, 320 bytes per token" in said
+    said = capsys.readouterr().out
+    assert f"{out}: " in said and "int4 cache in groups of 16, keys rotated, 320 bytes per token" in said
     assert (models.load(out).cache.cache_dtype, models.load(out).cache.page_size) == ("int4", 8)
     for arguments, text in (
         ([str(source), str(out), "--cache", "int5"], "option_unknown: cache is 'int5', expected one of"),
@@ -69,7 +70,8 @@ def test_a_source_is_built_once(source: Path, home: Path) -> None:
     (first.path.parent / "tokenizer.json").write_text("{")
     assert models.open_model(source, cache="int4").fingerprint == first.fingerprint
     assert models.open_model(first.path, cache="int4", quant_group=32).path == first.path
-    for options in ({"cache": "int8"}, {"quant_group": 16}):
+    assert first.cache.quant_rotation == 1 and models.open_model(first.path, rotation=True).path == first.path
+    for options in ({"cache": "int8"}, {"quant_group": 16}, {"rotation": False}):
         with refused("cache_mismatch"):
             models.open_model(first.path.parent, **options)
 

@@ -204,6 +204,14 @@ impl<'a> AttentionProblem<'a> {
         unsafe { mass.assume_init_mut() }
     }
 
+    /// The order of the Hadamard matrix that keys of the cache were multiplied by, and queries are; 1 where they are not.
+    pub(crate) fn rotation_order(&self) -> usize {
+        match &self.keys {
+            Keys::Packed { .. } => 1,
+            Keys::Cache(stores) => stores.geometry().rotation_order(0),
+        }
+    }
+
     /// The bytes of a T1.
     pub(crate) fn t1_bytes(&self) -> usize {
         self.geometry.t1.byte_len(1)

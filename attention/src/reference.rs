@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use bytemuck::bytes_of;
 use kvcache_kernels::{Workers, float_type, read_floats};
 use kvcache_schema::ElementType;
-use kvcache_simd::Float;
+use kvcache_simd::{Float, hadamard};
 
 use crate::masking::{alibi_slopes, visible_keys};
 use crate::problem::{AttentionGeometry, AttentionKernel, AttentionProblem, RaggedRows};
@@ -52,6 +52,7 @@ impl AttentionKernel for AttentionReference {
                 for (h, slope) in slopes.iter().enumerate() {
                     let at = (token * num_heads + h) * head_len;
                     read_floats(t1, &query[at..][..head_len], &mut q);
+                    hadamard(&mut q, problem.rotation_order());
                     let mut bias = vec![0.0; seen.len()];
                     if let Some(mask) = &mask {
                         mask.read(h, token, keys.start + seen.start, &mut bias);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,6 +24,7 @@ _BUILD = (
     "activations",
     "cache",
     "quant_group",
+    "rotation",
     "cache_layout",
     "cache_mode",
     "page_size",
@@ -100,6 +101,8 @@ def _add_model(commands: _SubParsersAction[ArgumentParser], name: str, help: str
 def _add_cache(parser: ArgumentParser) -> None:
     parser.add_argument("--cache", help="float32, float16, int8 or int4 (int8)")
     parser.add_argument("--quant-group", type=int, help="elements that share a scale (32)")
+    rotation = "whether keys are rotated before they are quantized (those of int4 are)"
+    parser.add_argument("--rotation", action=BooleanOptionalAction, help=rotation)
 
 
 def _add_context_shift(parser: ArgumentParser) -> None:
@@ -149,7 +152,7 @@ def _open(given: Namespace) -> Model:
     from kvcache_ops import models
 
     with _bar("building", " tensors") as progress:
-        return models.open_model(given.model, progress=progress, **_given(given, ("cache", "quant_group")))
+        return models.open_model(given.model, progress=progress, **_given(given, ("cache", "quant_group", "rotation")))
 
 
 def _engine(given: Namespace) -> Engine:
@@ -179,6 +182,7 @@ def _cache(model: Model) -> str:
     """What a user wants to know of a model's cache."""
     cache = model.cache
     group = f" in groups of {cache.quant_group}" if cache.quant_bit else ""
+    group += ", keys rotated" if cache.quant_rotation else ""
     return f"{cache.cache_dtype} cache{group}, {cache.bytes_per_token:,} bytes per token"
 
 

@@ -215,6 +215,8 @@ impl<'a> Sequences<'a> {
             quant_bit: model.types.quant_bit,
             quant_type: model.types.quant_type(),
             quant_group: model.quant_group,
+            // Of every other model.
+            quant_rotation: i64::from(model.types.t3.is_some()) & model.seed as i64,
             cache_mode: placement.mode.code(),
             cache_layout: placement.layout.code(),
             page_size: placement.page_size as i64,

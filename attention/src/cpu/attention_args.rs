@@ -90,6 +90,8 @@ pub(super) struct AttentionArgs<'a> {
     /// processors take 0.8 to 0.9 of the time (Zen 5) where a head's rows are contiguous; others are too far apart for
     /// the few lines that one set of that cache holds. Intel's wait for few lines at once there.
     pub(super) prefetch_to_l1: bool,
+    /// The order of the Hadamard matrix that queries are multiplied by.
+    pub(super) order: usize,
     /// ALiBi's slope of each query head; empty without.
     slopes: Vec<f32>,
     /// The sink of each query head; empty without.
@@ -168,6 +170,7 @@ impl<'a> AttentionArgs<'a> {
             loaded_offsets: each(float_bytes),
             loaded_at_once: (LOADED_BYTES / (width * float_bytes).max(1) / SUMS * SUMS).clamp(SUMS, BLOCK),
             prefetch_to_l1,
+            order: problem.rotation_order(),
             slopes: if geometry.is_alibi { alibi_slopes(num_heads) } else { Vec::new() },
             sinks: problem.sinks(),
             pointers: problem.pointers(),

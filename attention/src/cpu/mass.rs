@@ -70,7 +70,12 @@ pub(super) unsafe fn run(args: &AttentionArgs<'_>, &MassTask { b, head, split }:
                 let rows: Vec<QueryRow> = rows.map(|(i, h)| args.query_row(b, i, h)).collect();
                 for (r, row) in rows.iter().enumerate() {
                     let (from, to) = (args.query(row), query.add(r * width));
-                    (args.functions.read_query)(&QueryElements { from, len: args.geometry.head_dim, to });
+                    (args.functions.read_query)(&QueryElements {
+                        from,
+                        len: args.geometry.head_dim,
+                        to,
+                        order: args.order,
+                    });
                     *state.max.add(r) = args.total(row)[0];
                 }
                 let seen = rows.last().map_or(0, |row| row.visible).min(split.end);

@@ -68,7 +68,12 @@ pub(super) unsafe fn run(args: &AttentionArgs<'_>, task: &Task, shared: &Shared<
             let block_memory = BlockMemory::new(query.wrapping_add(query_len), args, rows);
             for (r, row) in queries.iter().enumerate() {
                 let to = query.add(r * args.width);
-                (args.functions.read_query)(&QueryElements { from: args.query(row), len: args.geometry.head_dim, to });
+                (args.functions.read_query)(&QueryElements {
+                    from: args.query(row),
+                    len: args.geometry.head_dim,
+                    to,
+                    order: args.order,
+                });
             }
             total.clear(all_rows);
             let first = tile.splits().start;

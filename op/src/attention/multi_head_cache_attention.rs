@@ -8,7 +8,7 @@ use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombi
 use super::attention_call::AttentionCall;
 use super::queries_and_mask::{self as checks, Attention};
 use crate::backend::{AttentionBackend, Backend};
-use crate::config::{self, AttentionConfig, Config};
+use crate::config::{AttentionConfig, Config};
 use crate::error::Error;
 use crate::operands::{IndexInputs, Inputs};
 use crate::shape_inference::{Dim, infer_attention};
@@ -91,11 +91,9 @@ impl MultiHeadCacheAttention {
     /// # Errors
     /// [`Error::AttributeOutOfRange`], [`Error::FloatOutOfRange`].
     pub fn new(attributes: CacheAttentionAttributes) -> Result<Self, Error> {
-        let cache = Config::new(&attributes.cache)?;
-        config::not_rotated(&cache.cache, "MultiHeadCacheAttention")?;
         Ok(Self {
             config: AttentionConfig::new(&attributes.attention)?,
-            cache,
+            cache: Config::new(&attributes.cache)?,
             attributes,
             backend: AttentionBackend::default(),
             store: Backend::default(),

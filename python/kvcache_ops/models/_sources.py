@@ -22,24 +22,27 @@ def open_model(
     *,
     cache: T2 | None = None,
     quant_group: int | None = None,
+    rotation: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """The model of a built folder; or of a source of `build`, built into a folder of the user's cache.
 
-    cache, quant_group, progress: as `build` has them. None is what a built model has, or `build`'s default. What has
-    been built stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is taken again while the source does not
-    change.
+    cache, quant_group, rotation, progress: as `build` has them. None is what a built model has, or `build`'s default.
+    What has been built stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is taken again while the source
+    does not change.
 
     Raises KvCacheError: "cache_mismatch" for a built model with another cache, and what `load` and `build` raise.
     """
     given = Path(path)
-    asked = {name: value for name, value in (("cache", cache), ("quant_group", quant_group)) if value is not None}
+    options = {"cache": cache, "quant_group": quant_group, "rotation": rotation}
+    asked = {name: value for name, value in options.items() if value is not None}
     file = given if given.suffix == ".onnx" else given / MODEL
     if file.is_file() and METADATA.encode() in file.read_bytes():
         model = load(given)
-        has = {"cache": model.cache.cache_dtype, "quant_group": model.cache.quant_group}
+        kept = model.cache
+        has = {"cache": kept.cache_dtype, "quant_group": kept.quant_group, "rotation": kept.quant_rotation == 1}
         for name, value in asked.items():
-            if has[name] != value and (name == "cache" or model.cache.quant_bit):
+            if has[name] != value and (name == "cache" or kept.quant_bit):
                 message = f"{given} has {name} {has[name]}, expected {value}: build it again from its source"
                 raise KvCacheError(message, "cache_mismatch")
         return model

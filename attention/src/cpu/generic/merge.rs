@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use kvcache_simd::{Float, Function};
+use kvcache_simd::{Float, Function, hadamard_over};
 
 use super::softmax::{SUMS, exp_of};
 use super::tiles::Tiles;
@@ -97,6 +97,8 @@ pub(crate) struct QueryElements {
     pub(crate) len: usize,
     /// Whole registers.
     pub(crate) to: *mut f32,
+    /// The order of the Hadamard matrix that they are multiplied by, as the keys are; 1 where these are not.
+    pub(crate) order: usize,
 }
 
 /// Reads a row of T.
@@ -107,7 +109,7 @@ impl<S: Tiles, T: Float> Function<S> for ReadQuery<T> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(&QueryElements { from, len, to }: &QueryElements) {
+    unsafe fn run(&QueryElements { from, len, to, order }: &QueryElements) {
         for i in (0..len).step_by(S::LANES) {
             // SAFETY: `len` elements can be read, and whole registers be written.
             unsafe {
@@ -118,6 +120,10 @@ impl<S: Tiles, T: Float> Function<S> for ReadQuery<T> {
                 };
                 S::write_f32(to.add(i), x);
             }
+        }
+        if order > 1 {
+            // SAFETY: these elements have just been written.
+            unsafe { hadamard_over::<S, f32>(to, to, len, order) }
         }
     }
 }
