@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "separate": dict(packed=False, rotated=16, attention=(dict(rotary_interleaved=1),) * 2),
     "norms as nodes": dict(packed=False, norms="nodes"),
     "a layer without rotation": dict(attention=({}, dict(do_rotary=0))),
+    "positions of the node": dict(rotary="positions"),
     "rotation as nodes": dict(packed=False, rotary="nodes"),
     "quantized head, capped": dict(head="capped"),
     "float16": dict(element=TensorProto.FLOAT16),

@@ -48,7 +48,7 @@ class Graph:
         else:
             inputs["attention_mask"] = (TensorProto.INT64, ["batch", "total"])
             lengths = self._lengths()
-        if rotary == "nodes":
+        if rotary in ("nodes", "positions"):
             inputs["position_ids"] = (TensorProto.INT64, row)
         pasts = [f"past_key_values.{i}.{kind}" for i in range(LAYERS) for kind in ("key", "value")]
         presents = [name.replace("past_key_values", "present") for name in pasts]
@@ -70,7 +70,7 @@ class Graph:
                     inside = dict(domain="com.microsoft", num_heads=(HEADS, KV_HEADS)[n], rotary_embedding_dim=rotated)
                     qkv[n] = self.node("RotaryEmbedding", f"{i}.{n}.r", part, "position_ids", *tables, **inside)
             taken = [*qkv, *pasts[2 * i : 2 * i + 2], *lengths, *(tables if given["do_rotary"] else ["", ""])]
-            taken += [""] if paged else ["", ""]
+            taken += [""] if paged else ["position_ids" if rotary == "positions" else "", ""]
             taken.append(self.weight(f"{i}.sink", HEADS) if sink else "")
             if norms == "inputs":
                 taken += [] if paged else ["", ""]

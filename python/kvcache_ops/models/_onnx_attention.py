@@ -152,8 +152,9 @@ class Attention:
 class Replacement:
     """Writes the nodes that do what an attention node does, but over `cache`."""
 
-    def __init__(self, values: Values, spec: CacheSpec, kind: str, paged: bool) -> None:
+    def __init__(self, values: Values, spec: CacheSpec, kind: str, paged: bool, position_ids: str) -> None:
         self._values, self._spec, self._kind, self._paged = values, spec, kind, paged
+        self._position_ids = position_ids  # the export's input
         self._nodes: list[NodeProto] = []
         self._made: set[str] = set()
 
@@ -220,11 +221,10 @@ class Replacement:
         return names
 
     def _rotated(self, x: str, attention: Attention, part: str, count: int) -> str:
-        rotation, positions = attention.rotation, attention.inputs.get("position_ids", "positions")
+        rotation, positions = attention.rotation, "positions"
         assert rotation is not None
-        if positions != "positions":
-            row = self.constant("row", np.array([-1]))
-            positions = self._node("Reshape", [positions, row], f"{part}/positions")
+        if (given := attention.inputs.get("position_ids", self._position_ids)) != self._position_ids:
+            positions = self._node("Reshape", [given, self.constant("row", np.array([-1]))], f"{part}/positions")
         tables = self._tables(rotation.cos, rotation.sin, positions)
         table = self._values.constant(rotation.cos)
         assert table is not None  # as `rotation` has it

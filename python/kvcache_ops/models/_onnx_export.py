@@ -235,7 +235,7 @@ class Export:
         """Makes of `model` the graph over a cache of `spec`: once."""
         values, names, graph = self._values, self._names, self.model.graph
         paged = self._attentions[0].node.op_type == "PagedAttention"
-        write = Replacement(values, spec, kind, paged)
+        write = Replacement(values, spec, kind, paged, names["position_ids"])
         replaced: dict[str, list[NodeProto]] = {}
         for layer, attention in enumerate(self._attentions):
             replaced[attention.node.output[0]] = write.attention(attention, layer)
