@@ -21,11 +21,15 @@ FLOAT32 = dict(cache="float32")
 TOKENS = [*TEXT, 8, 9, 10, 11, 12, 13]
 CASES: dict[str, dict[str, Any]] = {
     "packed": {},
-    "separate": dict(packed=False, rotated=16, attention=(dict(rotary_interleaved=1),) * 2),
+    "separate": dict(packed=False, rotated=16, attention=(dict(scale=0.5, rotary_interleaved=1),) * 2),
     "norms as nodes": dict(packed=False, norms="nodes"),
     "a layer without rotation": dict(attention=({}, dict(do_rotary=0))),
     "positions of the node": dict(rotary="positions"),
     "rotation as nodes": dict(packed=False, rotary="nodes"),
+    "window in a layer": dict(attention=(dict(local_window_size=5), {})),
+    "soft cap": dict(attention=(dict(softcap=2.0, scale=1.0),) * 2),
+    "sink": dict(sink=True),
+    "smooth softmax": dict(attention=(dict(smooth_softmax=1),) * 2),
     "quantized head, capped": dict(head="capped"),
     "float16": dict(element=TensorProto.FLOAT16),
 }
@@ -47,7 +51,7 @@ def test_logits_are_those_of_the_export(tmp_path: Path, case: str, attention: st
     [
         (dict(norms="inputs"), dict(packed=False, norms="nodes")),  # not of ONNX Runtime's CPU
         (dict(paged=True), {}),  # not of its CPU, either
-        (dict(paged=True, packed=False, norms="inputs"), dict(packed=False, norms="nodes")),
+        (dict(paged=True, packed=False, norms="inputs", sink=True), dict(packed=False, norms="nodes", sink=True)),
         (dict(head="last"), {}),  # all tokens' logits, though the export gives the last one's
     ],
 )
@@ -165,10 +169,7 @@ REFUSED: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
     "sizes": (other_sizes, r"heads \(4, 2\) of 32, GroupQueryAttention 1.attention has heads \(2, 2\) of 32"),
     "kinds": (other_kind, "GroupQueryAttention and MultiHeadAttention, expected one kind"),
     "mask": (before_the_logits("Add", "mask.less"), "the logits come from Add last, expected a MatMul"),
-    "mask in a layer": (
-        with_input(0, "mask.less"),
-        "ReduceSum mask.sum needs attention_mask, not for attention alone",
-    ),
+    "mask in a layer": (with_input(0, "mask.less"), "ReduceSum mask.sum needs attention_mask, not for attention alone"),
     "head": (before_the_logits("Softmax"), "the logits come from Softmax last, expected a MatMul"),
     "opset": (lambda model: setattr(model.opset_import[0], "version", 99), "has opset 99 of ai.onnx, expected at most"),
     "output": (lambda model: setattr(model.graph.output[0], "name", "hidden"), "has no output logits"),
