@@ -308,6 +308,9 @@ REFUSED: list[tuple[str, object, dict[str, object]]] = [
     ("sampling_range", [1], {"top_k": 1.5}),
     ("sampling_range", [1], {"seed": -1}),
     ("sampling_range", [1], {"logprobs": -1}),
+    ("sampling_range", [1], {"prompt_logprobs": 1.5}),
+    ("sampling_range", [1], {"repetition_penalty": 0}),
+    ("sampling_range", [1], {"presence_penalty": 2.5}),
     ("keep_range", [1], {"keep": -1}),
     ("keep_range", [1], {"keep": 1023}),
     ("sampling_range", [1], {"temperature": float("inf")}),
@@ -396,6 +399,42 @@ def test_logprobs(path: Path, alone: list[list[int]]) -> None:
         assert [i for i, _ in token.top] == best.tolist() and token.logprob == token.top[0][1]
         assert np.allclose([value for _, value in token.top], row[best], rtol=1e-12)
     assert request.logprobs[0].offset == 0 and request.logprobs[-1].offset < len(request.text)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_batch": 4, "token_budget": 7}, {"max_tokens": 72, "max_batch": 3}])
+def test_prompt_logprobs(path: Path, alone: list[list[int]], options: dict[str, int]) -> None:
+    """Those of a run of the whole, also of a prompt that the cache has, in chunks and when it is computed again."""
+    shared, run = engine(path, **options), Run(path)
+    shared.generate(PROMPTS, max_new_tokens=1)
+    requests = [shared.submit(prompt, prompt_logprobs=2, max_new_tokens=12) for prompt in PROMPTS]
+    requests.append(shared.submit(PROMPTS[1], prompt_logprobs=0, max_new_tokens=0))
+    assert [list(request) != [] for request in requests] == [True, True, True, True, False]
+    assert [request.answer for request in requests] == [*alone, []] and requests[-1].finish == "length"
+    for i, request in enumerate(requests):
+        first, *scored = request.prompt_logprobs
+        assert (first.token, first.logprob, first.top) == (request.prompt[0], None, ())
+        logits = run.step({run.manager.create(salt=bytes([i])): request.prompt})[:-1].astype(np.float64)
+        logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        assert [token.token for token in scored] == request.prompt[1:]
+        assert np.allclose(
+            [token.logprob for token in scored], logs[range(len(scored)), request.prompt[1:]], rtol=1e-12
+        )
+    assert [len(token.top) for token in requests[0].prompt_logprobs[1:]] == [2] * 4
+    assert not shared.step() and shared.manager.stats()["sequences"] == 0
+
+
+def test_penalties() -> None:
+    """What each takes from the logits of tokens that were there before."""
+    logits, prompt = np.array([3, 2.75, -1, 2.5], np.float32), [0, 2]
+    presence, frequency = (
+        Sampler(Sampling(presence_penalty=0.375), prompt),
+        Sampler(Sampling(frequency_penalty=0.3), prompt),
+    )
+    assert [presence(logits) for _ in range(5)] == [0, 1, 0, 0, 0]
+    assert [frequency(logits) for _ in range(5)] == [0, 1, 0, 3, 1]
+    repetition = Sampler(Sampling(repetition_penalty=2.0), prompt)
+    assert [repetition(logits) for _ in range(3)] == [1, 3, 0] and logits[0] == 3
+    assert Sampler(Sampling(repetition_penalty=2.0), prompt)(np.array([-2, -5, -1.5, -3.5], np.float32)) == 2
 
 
 def drawn(logits: list[float], **sampling: object) -> Counter[int]:

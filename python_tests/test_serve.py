@@ -373,6 +373,28 @@ def test_logprobs(shared: Serving, path: Path) -> None:
     assert chat(**options).choices[0].logprobs.content[0].top_logprobs == []
 
 
+def test_echo(shared: Serving, path: Path) -> None:
+    """An answer begins with its prompt, whose tokens have logprobs: what lm-evaluation-harness scores by."""
+    complete, text = shared.client.completions.create, TEXTS[2]
+    tokens = shared.engine.encode(text)
+    [scored] = Engine(path, max_tokens=512, threads=1).generate(
+        [tokens], max_new_tokens=2, prompt_logprobs=1, logprobs=1
+    )
+    expected = [token.logprob for token in [*scored.prompt_logprobs, *scored.logprobs]]
+    for prompt in (text, tokens):
+        whole = complete(prompt=prompt, echo=True, logprobs=1, max_tokens=2, **GREEDY).choices[0]
+        assert (whole.text, whole.logprobs.token_logprobs) == (text + scored.text, expected)
+        assert whole.logprobs.token_logprobs[0] is whole.logprobs.top_logprobs[0] is None
+        offsets = whole.logprobs.text_offset
+        assert offsets[0] == 0 and offsets[len(tokens)] == len(text) and sorted(offsets) == offsets
+    [none] = complete(prompt=tokens, echo=True, logprobs=1, max_tokens=0, **GREEDY).choices
+    assert (none.text, none.finish_reason, none.logprobs.token_logprobs) == (text, "length", expected[: len(tokens)])
+    chunks = complete(prompt=[text, tokens], echo=True, stream=True, max_tokens=2, **GREEDY)
+    pieces = [choice for chunk in chunks for choice in chunk.choices]
+    assert ["".join(choice.text for choice in pieces if choice.index == i) for i in (0, 1)] == [text + scored.text] * 2
+    assert complete(prompt=text, echo=True, max_tokens=0, **GREEDY).usage.completion_tokens == 0
+
+
 def test_chat(shared: Serving, path: Path) -> None:
     """Whole and streamed; what of the prompt is in the cache is said."""
     engine = Engine(path, max_tokens=512, threads=1)
@@ -420,7 +442,17 @@ def test_what_clients_send(shared: Serving) -> None:
     assert found.choices[0].message.content == expected.choices[0].message.content
     thoughts = [*MESSAGES, {"role": "assistant", "content": "a", "reasoning_content": "b"}, MESSAGES[1]]
     assert ask(messages=thoughts, max_tokens=1, **GREEDY).choices
-    for more in ({"repetition_penalty": 1.1}, {"chat_template_kwargs": {"messages": []}}, {"chat_template_kwargs": 1}):
+    repeated = ask(messages=MESSAGES, max_tokens=40, **GREEDY).choices[0].message.content
+    others = ask(
+        messages=MESSAGES, max_tokens=40, frequency_penalty=2, extra_body={"repetition_penalty": 1.5}, **GREEDY
+    )
+    assert others.choices[0].message.content != repeated
+    for more in (
+        {"repetition_penalty": 0},
+        {"min_tokens": 1},
+        {"chat_template_kwargs": {"messages": []}},
+        {"chat_template_kwargs": 1},
+    ):
         with pytest.raises(openai.BadRequestError):
             ask(messages=MESSAGES, extra_body=more, **GREEDY)
 

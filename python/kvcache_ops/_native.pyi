@@ -191,9 +191,7 @@ class ObjectTier:
 
 @final
 class RedisTier:
-    def __new__(
-        cls, url: str, *, deadline: float = 2.0, max_queued: SupportsIndex = 268435456
-    ) -> RedisTier: ...
+    def __new__(cls, url: str, *, deadline: float = 2.0, max_queued: SupportsIndex = 268435456) -> RedisTier: ...
 
 @final
 class Manager:

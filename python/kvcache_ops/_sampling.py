@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -24,7 +26,11 @@ class Sampling:
     matter. top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest ones, of this probability together.
     min_p: only tokens of at least this part of the likeliest one's probability. seed: equal ones draw equally; None is
     a new one each time. stop: texts that end the answer and are not in it. logprobs: how many of the likeliest tokens
-    `Request.logprobs` has beside each one that was drawn; None for no logprobs.
+    `Request.logprobs` has beside each one that was drawn; None for no logprobs. prompt_logprobs: the same of the
+    prompt's own tokens, for `Request.prompt_logprobs`; only with it may max_new_tokens be 0, and nothing of the prompt
+    is looked up in the cache. presence_penalty, frequency_penalty: what a token's logit loses if the answer has it, and
+    for each time that it does. repetition_penalty: what a token's logit is divided by, or multiplied if it is negative,
+    if the prompt or the answer has it.
 
     Raises KvCacheError "sampling_range".
     """
@@ -37,16 +43,23 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         ranges: list[tuple[str, Any, float, float]] = [
-            ("max_new_tokens", Integral, 1, np.inf),
+            ("max_new_tokens", Integral, 1 if self.prompt_logprobs is None else 0, np.inf),
             ("temperature", Real, 0, float(_LARGEST)),
             ("top_k", Integral, 0, np.inf),
             ("top_p", Real, 0, 1),
             ("min_p", Real, 0, 1),
+            ("presence_penalty", Real, -2, 2),
+            ("frequency_penalty", Real, -2, 2),
+            ("repetition_penalty", Real, 0.01, 100),
         ]
-        for name in ("seed", "logprobs"):
+        for name in ("seed", "logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 ranges.append((name, Integral, 0, np.inf))
         for name, kind, low, high in ranges:
@@ -65,17 +78,22 @@ class Sampling:
 class TokenLogprobs:
     """The natural logarithm of a token's probability, before temperature and what else `Sampling` changes.
 
-    `top`: the likeliest tokens with theirs, the likeliest first. `offset`: the token's first character in the answer.
+    `top`: the likeliest tokens with theirs, the likeliest first. `offset`: the token's first character in the answer,
+    or in the prompt, whose first token has no probability.
     """
 
     token: int
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, float], ...]
     offset: int
 
     @classmethod
     def of(cls, logits: NDArray[np.float32], token: int, count: int, offset: int) -> TokenLogprobs:
-        """The logprobs of a token, from the logits (vocabulary) that it was drawn from."""
+        """The logprobs of a token, from the logits (vocabulary) that it was drawn from.
+
+        Raises KvCacheError "logits_not_finite" where the largest is none.
+        """
+        _check(logits)
         wide = logits.astype(np.float64)
         logs = wide - wide.max()
         logs -= np.log(np.exp(logs).sum())
@@ -84,21 +102,47 @@ class TokenLogprobs:
         return cls(token, float(logs[token]), tuple((int(t), float(logs[t])) for t in top), offset)
 
 
+def _check(logits: NDArray[np.float32]) -> int:
+    """The likeliest token."""
+    best = int(logits.argmax())  # of NaNs, the first
+    largest = float(logits[best])
+    if not np.isfinite(largest):
+        raise KvCacheError(f"logits have {largest} at token {best}, expected finite numbers", "logits_not_finite")
+    return best
+
+
 class Sampler:
     """Draws the tokens of one answer."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, prompt: Sequence[int] = ()) -> None:
         self._sampling, self._random = sampling, np.random.default_rng(sampling.seed)
+        once, often = sampling.presence_penalty, sampling.frequency_penalty
+        self._penalizes = (once, often, sampling.repetition_penalty) != (0, 0, 1)
+        self._seen, self._drawn = set(prompt if self._penalizes else ()), Counter[int]()
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
         """A token, from the logits (vocabulary) of what may follow.
 
         Raises KvCacheError "logits_not_finite" where the largest is none.
         """
-        best = int(logits.argmax())  # of NaNs, the first
-        largest = float(logits[best])
-        if not np.isfinite(largest):
-            raise KvCacheError(f"logits have {largest} at token {best}, expected finite numbers", "logits_not_finite")
+        token = self._draw(self._penalized(logits) if self._penalizes else logits)
+        if self._penalizes:
+            self._seen.add(token)
+            self._drawn[token] += 1
+        return token
+
+    def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits that are less for tokens that were there before."""
+        sampling, logits = self._sampling, logits.copy()
+        seen, drawn = np.array(sorted(self._seen), np.intp), np.array(sorted(self._drawn), np.intp)
+        factor = np.float32(sampling.repetition_penalty)
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / factor, logits[seen] * factor)
+        times = np.array([self._drawn[int(token)] for token in drawn], np.float32)
+        logits[drawn] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times
+        return logits
+
+    def _draw(self, logits: NDArray[np.float32]) -> int:
+        best = _check(logits)
         sampling = self._sampling
         if sampling.temperature < _SMALLEST:
             return best

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from numbers import Integral
 from operator import index
 from threading import RLock
@@ -35,6 +36,7 @@ __all__ = ["Engine", "Request", "Sampling", "TokenLogprobs"]
 _OF_THE_GRAPH = ("rope", "key_form", "mode")  # arguments of Manager that a graph decides
 _OF_THE_MASK = ("window", "sink")  # and those that need its input attn_mask
 _ALWAYS_SERVED = ("paged", "runs", "roped", 0)
+_SCORED_BYTES = 64 << 20  # of logits of prompts in a step
 
 
 class Request:
@@ -43,7 +45,8 @@ class Request:
     An iteration that ends before the answer does, by `break` or because the iterator is dropped, cancels the request.
     `prompt` and `answer` are tokens, `text` is the answer's. `finish` says why it ended: "stop", "length", "cancelled"
     or "error", whose exception is `error`; None until then. `cached` tokens of the prompt did not have to be computed,
-    `shifted` tokens have left the context. `logprobs` has, for each token of the answer, what `sampling` asks for.
+    `shifted` tokens have left the context. `logprobs` has, for each token of the answer, what `sampling` asks for, and
+    `prompt_logprobs` for each of the prompt.
     """
 
     def __init__(self, engine: Engine, prompt: list[int], sampling: Sampling, keep: int | None) -> None:
@@ -53,9 +56,10 @@ class Request:
         self.error: KvCacheError | None = None
         self.cached = self.shifted = 0
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.sampling = sampling
         self._engine = engine
-        self._sampler = Sampler(sampling)
+        self._sampler = Sampler(sampling, prompt)
         self._stream = TextStream(engine.model.tokenizer, prompt)
         self._decoded = 0  # characters that the stream has given
         self._unsaid = ""  # text that may be the beginning of a stop
@@ -67,6 +71,11 @@ class Request:
         self.looked = 0  # the step in which it looked
         self.sequence = -1  # while it runs
         self.preempted = False  # once or more: its tokens are stored anew
+        self.scoring = sampling.prompt_logprobs is not None  # the prompt's logprobs are not complete
+        if self.scoring:
+            self.found = 0  # what would be found in the cache has no logits
+            self._prompt_stream, self._prompt_decoded = TextStream(engine.model.tokenizer, []), 0
+            self._score(TokenLogprobs(prompt[0], None, (), 0))
 
     @property
     def missing(self) -> int:
@@ -93,8 +102,22 @@ class Request:
         """Ends the answer where it is, and gives its place to others."""
         self._engine.end(self, "cancelled")
 
+    def score(self, stored: int, logits: NDArray[np.float32]) -> None:
+        """Logprobs of the prompt's tokens that follow its first `stored` ones, from the logits of each."""
+        for row, known in zip(logits, range(stored, stored + len(logits))):
+            if self.scoring and known == len(self.prompt_logprobs):  # not once more where it was preempted
+                likely = self.sampling.prompt_logprobs or 0
+                self._score(TokenLogprobs.of(row, self.prompt[known], likely, self._prompt_decoded))
+
+    def _score(self, scored: TokenLogprobs) -> None:
+        self.prompt_logprobs.append(scored)
+        self._prompt_decoded += len(self._prompt_stream.step(scored.token))
+        self.scoring = len(self.prompt_logprobs) < len(self.prompt)
+
     def take(self, logits: NDArray[np.float32]) -> str | None:
         """Draws the next token; gives why the answer ends with it, if it does."""
+        if self.sampling.max_new_tokens == 0:
+            return "length"
         token, likely = self._sampler(logits), self.sampling.logprobs
         model = self._engine.model
         if token in model.stops or model.special_tokens.get(token) in self.sampling.stop:
@@ -178,6 +201,7 @@ class Engine:
         self._running: list[Request] = []  # the youngest last
         self._steps = self._passed = 0  # steps so far; requests that have passed the first one that waits
         self._lock = RLock()
+        self._most_scored = max(_SCORED_BYTES // (4 * self.model.config.vocab_size), 1)
         self._logits = np.empty((max_batch, self.model.config.vocab_size), np.float32)
         self._binding = self._session.io_binding()
         self.cache.bind(self._binding)
@@ -322,7 +346,8 @@ class Engine:
             else:
                 self._passed = 0
             self._waiting.remove(request)
-            request.sequence = self.manager.create()
+            # Nobody has pages of a salt of its own.
+            request.sequence = self.manager.create(salt=os.urandom(16) if request.scoring else b"")
             self._running.append(request)
 
     def _has_room(self, tokens: int) -> bool:
@@ -339,7 +364,7 @@ class Engine:
                     return
                 raise
             self._running.remove(request)
-        request.stored, request.found = 0, None
+        request.stored, request.found = 0, 0 if request.scoring else None
 
     def _wait(self, request: Request) -> None:
         """Takes a request's place from it; it is the next to run, and computes again what is not cached."""
@@ -356,18 +381,28 @@ class Engine:
         if opened is None:
             return
         step, parts = opened
-        done = [e for e, a in enumerate(step.order) if parts[a][0].stored + parts[a][1] == len(parts[a][0].context)]
+        order = [int(a) for a in step.order]
+        done = [e for e, a in enumerate(order) if parts[a][0].stored + parts[a][1] == len(parts[a][0].context)]
+        starts = [int(start) for start in step.seqstarts]
+        scored = [e for e, a in enumerate(order) if parts[a][0].scoring]
         try:
             with step:
-                logits = self._run(step, [int(step.seqstarts[e + 1]) - 1 for e in done])
-                order, cached = [int(a) for a in step.order], [int(n) for n in step.cached]
+                ends = [starts[e + 1] - 1 for e in done]
+                logits = self._run(step, ends + [row for e in scored for row in range(starts[e], starts[e + 1])])
+                cached = [int(n) for n in step.cached]
             for a, n in zip(order, cached):
                 if not parts[a][0].preempted:
                     parts[a][0].cached += n
+            rows = logits[len(done) :]
+            for e in scored:
+                request, count = parts[order[e]][0], starts[e + 1] - starts[e]
+                self._answer(request, partial(request.score, request.stored + 1, rows[:count]))
+                rows = rows[count:]
             for request, n in parts:
                 request.stored += n
             for row, e in zip(logits, done):
-                self._draw(parts[order[e]][0], row)
+                request = parts[order[e]][0]
+                self._answer(request, partial(request.take, row))
         except KeyboardInterrupt:
             for request in [r for r, _ in parts if r in self._running]:
                 if not self.manager.seq_len(request.sequence) == request.stored < len(request.context):
@@ -377,12 +412,12 @@ class Engine:
             for request in [r for r in self._running if r.finish is not None]:
                 self._free(request)
 
-    def _draw(self, request: Request, logits: NDArray[np.float32]) -> None:
-        """The next token of a request, unless it has ended meanwhile."""
+    def _answer(self, request: Request, take: Callable[[], str | None]) -> None:
+        """Has a request take its logits, unless it has ended meanwhile; what goes wrong with it ends it alone."""
         if request.finish is not None:
             return
         try:
-            finish = request.take(logits)
+            finish = take()
         except KvCacheError as error:
             self.end(request, "error", error)
         except Exception as error:  # whatever it is, it is this request's
@@ -395,7 +430,8 @@ class Engine:
         """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
         while self._running:
             parts = self._parts()
-            stale = [r for r, _ in parts if not r.stored and r.found is not None and r.looked != self._steps]
+            looked = [r for r, _ in parts if not r.stored and r.found is not None and not r.scoring]
+            stale = [r for r in looked if r.looked != self._steps]
             for request in stale:  # another request may have stored what it needs
                 request.found = None
             if stale:
@@ -431,13 +467,17 @@ class Engine:
         oldest = next((r for r in known if r.missing > 1), None)
         left = self._budget - sum(r.missing == 1 for r in known)
         reserved = 0 if oldest is None else min(oldest.missing, (left + 1) // 2)
-        left, parts = self._budget - reserved, []
+        left, parts, scored = self._budget - reserved, [], self._most_scored
         for request in sorted(known, key=lambda r: r.missing):
             computed = reserved if request is oldest else 0
             more = min(request.missing - computed, left)
             left -= more
-            if computed + more:
-                parts.append((request, len(request.context) - request.missing - request.stored + computed + more))
+            computed += more
+            if request.scoring:
+                computed = min(computed, scored)
+                scored -= computed
+            if computed:
+                parts.append((request, len(request.context) - request.missing - request.stored + computed))
         return parts + [(r, len(r.context)) for r in self._running if r not in known]
 
     def _shift(self, request: Request) -> None:
@@ -463,6 +503,8 @@ class Engine:
             feeds["attn_mask"] = step.mask()
         for name, array in feeds.items():
             self._binding.bind_cpu_input(name, array)
+        if len(rows) > len(self._logits):  # of prompts whose logprobs somebody wants
+            self._logits = np.empty((len(rows), self._logits.shape[1]), np.float32)
         logits = self._logits[: len(rows)]
         self._binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         self._session.run_with_iobinding(self._binding)

@@ -138,7 +138,8 @@ class _Routes:
         try:
             answers = Answers(self.thread, max(len(call.prompts), 1), call.n)
             prompts, keep = await asyncio.to_thread(self._prompts, call, chat)
-            await answers.begin(prompts, call.sampling | {"keep": keep})
+            echoes = [self._text(prompt) if call.echo else None for prompt in call.prompts or [""]]
+            await answers.begin(prompts, echoes, call.sampling | {"keep": keep})
         except BaseException as error:
             if answers is not None:
                 answers.cancel()
@@ -151,6 +152,9 @@ class _Routes:
         if call.stream:
             return _Events(_events(answers, reply, count if chat else 0, call.usage), answers)
         return await _whole(request.receive, answers, reply, count)
+
+    def _text(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else str(self._engine.model.tokenizer.decode(prompt))
 
     def _prompts(self, call: Call, chat: bool) -> tuple[list[list[int]], int | None]:
         """Their tokens, and how many of the first stay in a context shift, if there is one."""

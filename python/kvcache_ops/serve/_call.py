@@ -13,11 +13,7 @@ from kvcache_ops.serve._refusal import Refusal
 
 # What these values mean is what is done anyway; others would change the answer.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
-    "echo": (False,),
     "suffix": ("",),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
     "min_tokens": (0,),
     "ignore_eos": (False,),
@@ -32,7 +28,9 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
 # What is about the client, and not about the answer.
 _ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 _KINDS: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or false", dict: "an object"}
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 _DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
 LARGEST_SEED = 2**64
 _LARGEST_N = 128  # as OpenAI has it
@@ -48,6 +46,7 @@ class Call:
     sampling: dict[str, Any] = field(default_factory=dict)
     n: int = 1  # answers to each prompt
     stream: bool = False
+    echo: bool = False  # answers begin with their prompts
     usage: bool = False  # in a last piece of the stream
     variables: dict[str, Any] = field(default_factory=dict)  # of the chat template
 
@@ -76,12 +75,13 @@ def read_call(body: bytes, chat: bool, context_length: int) -> Call:
     n = _number(taken, "n", 1, 1, _LARGEST_N)
     if (best := _take(taken, "best_of", int, n)) != n:
         raise _wrong("best_of", best, f"n, {n}: all answers are given")
-    sampling = _sampling(taken, chat, context_length)
+    echo = not chat and _take(taken, "echo", bool, False)
+    sampling = _sampling(taken, chat, echo, context_length)
     for name, value in taken.items():
         neutral = any(value == other and type(value) is type(other) for other in _WITHOUT_EFFECT.get(name, ()))
         if not neutral and name not in _ABOUT_THE_CLIENT:
             raise _unsupported(name)
-    return Call(model, prompts, messages, sampling, n, stream, usage, variables)
+    return Call(model, prompts, messages, sampling, n, stream, echo, usage, variables)
 
 
 def _unsupported(name: str) -> Refusal:
@@ -122,19 +122,22 @@ def _logprobs(taken: dict[str, Any], chat: bool) -> int | None:
     return likely if wanted else None
 
 
-def _sampling(taken: dict[str, Any], chat: bool, context_length: int) -> dict[str, Any]:
+def _sampling(taken: dict[str, Any], chat: bool, echo: bool, context_length: int) -> dict[str, Any]:
     """The arguments of Sampling, with OpenAI's defaults."""
     limit = _take(taken, "max_tokens", int, None)
     newer = _take(taken, "max_completion_tokens", int, None) if chat else None
     limit = newer if newer is not None else limit
-    if limit is not None and limit < 1:
-        raise _wrong("max_tokens" if newer is None else "max_completion_tokens", limit, "at least 1")
+    least = 0 if echo else 1
+    if limit is not None and limit < least:
+        raise _wrong("max_tokens" if newer is None else "max_completion_tokens", limit, f"at least {least}")
     default = context_length if chat else _DEFAULT_TOKENS
     sampling: dict[str, Any] = {"max_new_tokens": default if limit is None else limit, "temperature": 1.0}
     sampling |= {name: taken.pop(name) for name in _SAMPLING if name in taken}
     if sampling.get("top_k") == -1:  # as vLLM has it
         sampling["top_k"] = 0
-    sampling["logprobs"] = _logprobs(taken, chat)
+    sampling["logprobs"] = likely = _logprobs(taken, chat)
+    if echo and (likely is not None or limit == 0):
+        sampling["prompt_logprobs"] = likely or 0
     seed, stop = _take(taken, "seed", int, None), taken.pop("stop", ())
     sampling["seed"] = None if seed in (None, -1) else seed % LARGEST_SEED
     if not isinstance(stop, str | list | tuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -37,10 +37,13 @@ class Piece:
 
 
 class Job:
-    """A prompt on its way. Its pieces come through a queue; `request` is there once it is `accepted`."""
+    """A prompt on its way. Its pieces come through a queue; `request` is there once it is `accepted`.
 
-    def __init__(self, index: int, pieces: asyncio.Queue[Piece]) -> None:
-        self.index, self.pieces = index, pieces
+    `echo`: what the answer begins with.
+    """
+
+    def __init__(self, index: int, echo: str | None, pieces: asyncio.Queue[Piece]) -> None:
+        self.index, self.echo, self.pieces = index, echo, pieces
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.request: Request | None = None
         # The thread's:
@@ -159,13 +162,13 @@ class EngineThread:
         for job in list(self._jobs):
             request = job.request
             assert request is not None  # it is, of those that were started
-            text = request.text
+            text = (job.echo or "") + request.text if request.answer or request.finish is not None else ""
             if request.answer and not job.counted:
                 self._metrics.first_token.observe(perf_counter() - job.begin)
             self._metrics.generated.inc(len(request.answer) - job.counted)
             job.counted = len(request.answer)
             if len(text) > job.said or request.finish is not None:
-                scores = self._logprobs(job, request)
+                scores = self._logprobs(job, request, text)
                 news.append((job, Piece(job.index, text[job.said :], scores, request.finish, request.error)))
                 job.said = len(text)
             if request.finish is not None:
@@ -174,11 +177,14 @@ class EngineThread:
         if news:
             self._call(self._deliver, news)
 
-    def _logprobs(self, job: Job, request: Request) -> list[TokenLogprobs]:
+    def _logprobs(self, job: Job, request: Request, text: str) -> list[TokenLogprobs]:
         """The next tokens': to the end of what is said, and at an answer's end of all but what is in its stop."""
         tokens, begin = request.logprobs, job.scored
+        if job.echo is not None:
+            tokens = [replace(token, offset=len(job.echo) + token.offset) for token in tokens]
+            tokens = [*request.prompt_logprobs, *tokens]
         whole = request.finish not in (None, "stop")
-        while job.scored < len(tokens) and (whole or tokens[job.scored].offset < len(request.text)):
+        while job.scored < len(tokens) and (whole or tokens[job.scored].offset < len(text)):
             job.scored += 1
         return tokens[begin : job.scored]
 
@@ -211,15 +217,18 @@ class Answers:
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
         self._jobs: list[Job] = []
 
-    async def begin(self, prompts: list[list[int]], sampling: dict[str, Any]) -> None:
+    async def begin(self, prompts: list[list[int]], echoes: list[str | None], sampling: dict[str, Any]) -> None:
         """Sends the prompts; when it returns, all of them have been accepted. Raises what has refused one.
+
+        Answers begin with their prompts' `echoes`.
 
         The engine computes equal prompts once. With a seed, each answer to one has a seed of its own.
         """
         seed = sampling["seed"]
         try:
             for i in range(len(prompts) * self._n):
-                job, prompt, choice = Job(i, self._pieces), prompts[i // self._n], i % self._n
+                job = Job(i, echoes[i // self._n], self._pieces)
+                prompt, choice = prompts[i // self._n], i % self._n
                 seeded = {"seed": None if seed is None else (seed + choice) % LARGEST_SEED}
                 self._thread.submit(job, prompt, sampling | seeded)
                 self._reserved -= 1

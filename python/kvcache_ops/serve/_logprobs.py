@@ -29,20 +29,25 @@ class Logprobs:
     def chat(self, tokens: Sequence[TokenLogprobs]) -> dict[str, object]:
         """Of a chat's choice: an object for each token."""
 
-        def entry(token: int, logprob: float) -> dict[str, Any]:
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
             name, data = self._named(token)
-            return {"token": name, "logprob": max(logprob, _LEAST), "bytes": list(data)}
+            return {"token": name, "logprob": max(logprob or 0.0, _LEAST), "bytes": list(data)}
 
         content = [entry(t.token, t.logprob) | {"top_logprobs": [entry(*top) for top in t.top]} for t in tokens]
         return {"content": content, "refusal": None}
 
     def completion(self, tokens: Sequence[TokenLogprobs]) -> dict[str, object]:
-        """Of a completion's choice: lists, in which the drawn token is among the likeliest."""
-        likely = [dict([*t.top, (t.token, t.logprob)]) for t in tokens]
+        """Of a completion's choice: lists, the drawn token among the likeliest; null of a prompt's first token."""
+
+        def likely(of: TokenLogprobs) -> dict[str, float] | None:
+            if of.logprob is None:
+                return None
+            return {self._named(t)[0]: max(logprob, _LEAST) for t, logprob in [*of.top, (of.token, of.logprob)]}
+
         return {
             "tokens": [self._named(t.token)[0] for t in tokens],
-            "token_logprobs": [max(t.logprob, _LEAST) for t in tokens],
-            "top_logprobs": [{self._named(t)[0]: max(value, _LEAST) for t, value in of.items()} for of in likely],
+            "token_logprobs": [None if t.logprob is None else max(t.logprob, _LEAST) for t in tokens],
+            "top_logprobs": [likely(t) for t in tokens],
             "text_offset": [t.offset for t in tokens],
         }
 
