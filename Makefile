@@ -1,5 +1,5 @@
 # make run         the main job: a real model, of 92 MB from PyPI, answers in ONNX Runtime with caches of three formats
-# make test        the proof for every change, in minutes: unit, property, golden, emulated CUDA, documentation and Python
+# make test        the proof for every change, in minutes: unit, property, golden, interpreted CUDA, documentation and Python
 #                  tests of one build, the same on every machine
 # make test-whole  everything that can be proven on this machine: beside that lint and WHOLE, the list in mk/whole.mk
 # make lint        formatting, clippy, rustdoc, ruff, mypy; warnings are errors
@@ -10,8 +10,8 @@
 #
 # make test-rust test-cuda test-golden test-docs test-python    the parts of `make test`
 # make test-kernels     edit a kernel, see its tests: those of kernels, attention and op alone
-# make test-sanitize    CPU kernels, and CUDA kernels on the CPU, under AddressSanitizer, the latter also under UBSan
-# make test-mutants     copies of the CUDA kernels with one bug each: a test finds every one
+# make test-sanitize    CPU kernels under AddressSanitizer
+# make test-mutants     CUDA kernels with one bug each, an edit of their PTX: a test finds every one
 # make test-fuzz        the kept inputs of all fuzz targets and others near them, under AddressSanitizer
 # make test-ptx         the embedded PTX is what the sources give, and nothing spills on any generation of GPUs
 # make test-capi        the installed C library serves a program
@@ -35,6 +35,7 @@
 #
 # make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-manager; BENCH="--quick"
 # make bench-model      a real model against llama.cpp, which npm brings, and GroupQueryAttention; BENCH="--quick"
+# make bench-cuda       instructions, sectors and bank conflicts of CUDA kernels, counted by the interpreter of their PTX
 # make bench-tiers      sequences and pages in host memory and files against moving the same bytes without
 # make bench-quality    perplexity, pass keys and repetition of that model, by format of the cache
 # make bench-passkey    pass keys in texts longer than that model was trained for, with InfLlm and without

@@ -31,8 +31,8 @@ test-rust: .venv/ready
 test-kernels:
 	cargo test $(WORKSPACE) --test kernels --test attention --test op
 
-# The CUDA code on the CPU: everything that needs a GPU over a driver that runs the kernels on the CPU, under the name
-# that libcuda has in the system; last the CUDA provider's operator, in the place of the CPU's.
+# The CUDA code on the CPU: everything that needs a GPU over a driver that interprets the PTX, under the name that
+# libcuda has in the system; last the CUDA provider's operator, in the place of the CPU's.
 EMULATION := $(TARGET)/emulation
 EMULATED := LD_LIBRARY_PATH="$(EMULATION)" KVCACHE_REQUIRE_GPU=emulated
 .PHONY: test-cuda

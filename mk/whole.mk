@@ -15,8 +15,7 @@ lint: package
 	cargo clippy --workspace --locked --features $(FEATURES) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --lib $(LIBRARIES:%=-p kvcache-%) --no-deps --quiet
 
-# The CPU kernels, those of attention too, and the CUDA kernels on the CPU under AddressSanitizer, the latter also under
-# UBSan: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag. The
+# The CPU kernels, those of attention too, under AddressSanitizer: golden cases and random calls. Rust's own sanitizer comes with the stable toolchain, but not its flag. The
 # packages are always the same, so that test-sanitize and test-fuzz share what they build. Memory that no machine has is
 # refused, as it is without a sanitizer.
 SYSTEM := x86_64-unknown-linux-gnu
@@ -26,12 +25,11 @@ WITH_ASAN := $(ASAN_FLAGS) cargo test --profile sanitize --locked --target $(SYS
 .PHONY: test-sanitize
 test-sanitize:
 	$(WITH_ASAN) --test op --test attention
-	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/sanitize --test emulated
 
-# Copies of the CUDA kernels with one bug each. A test that passes on one is no test of it.
+# The CUDA kernels with one bug each, an edit of their PTX. A test that passes on one is no test of it.
 .PHONY: test-mutants
 test-mutants:
-	cargo test $(WORKSPACE) --features kvcache-emulation-kernels/mutants --test emulated mutants
+	cargo test $(WORKSPACE) --features kvcache-emulation-ptx/mutants --test emulated mutants
 
 # The fuzz targets without a fuzzer, and thus without its build: the kept inputs, and for FUZZ_SECONDS each others near
 # them, under AddressSanitizer and with checks of overflow.
@@ -41,7 +39,7 @@ test-fuzz:
 	KVCACHE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(WITH_ASAN) --test corpus
 
 # The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs.
-CUDA_FOLDERS := kernels/src/cuda kernels/src/cuda/rows attention/src/cuda
+CUDA_FOLDERS := kernels/src/cuda kernels/src/cuda/rows attention/src/cuda emulation/ptx/arithmetic
 .PHONY: test-ptx
 test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check

@@ -15,7 +15,7 @@ use crate::spec::CacheSpec;
 /// to the host, and waits for the stream. Rows that are written wait at most for those before them to leave `staging`.
 ///
 /// The bytes are those of a [`HostMemory`](crate::HostMemory), but for keys that are not numbers: rotated, they are
-/// another NaN. No GPU has run these kernels yet: they are proven on the emulated driver.
+/// another NaN. What runs there has run on an interpreter of PTX, never on a GPU.
 #[derive(Debug)]
 pub struct DeviceMemory<'a>(DeviceCacheRows<'a>);
 

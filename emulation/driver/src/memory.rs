@@ -3,7 +3,7 @@
 use std::ffi::{c_uchar, c_uint, c_void};
 use std::{env, slice};
 
-use kvcache_emulation_kernels::DeviceMemory;
+use kvcache_emulation_ptx::DeviceMemory;
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 
 use crate::state::{Memory, Node, Out, State, context_of, current, driver};
@@ -12,16 +12,10 @@ use crate::state::{Memory, Node, Out, State, context_of, current, driver};
 /// large caches, which would take minutes here.
 const MEMORY: usize = 1 << 28;
 
-/// Allocations from this size on are sparse, and not checked for bytes that two threads write.
+/// Allocations from this size on are sparse.
 const SPARSE: usize = 1 << 30;
 
-/// The allocation that holds an address, and the address's offset in it.
-pub(crate) fn find(state: &State, address: u64) -> Option<(&Memory, usize)> {
-    let (start, memory) = state.memory.range(..=address).next_back()?;
-    let offset = (address - start) as usize;
-    (offset < memory.0.bytes().len()).then_some((memory, offset))
-}
-
+/// The bytes of an allocation.
 fn find_mut(state: &mut State, address: u64, len: usize) -> Result<&mut [u8], CUresult> {
     if len == 0 {
         return Ok(&mut []);

@@ -3,12 +3,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use kvcache_attention::cuda::AttentionParameters;
-use kvcache_emulation_kernels::DeviceMemory;
+use kvcache_emulation_ptx::{Code, DeviceMemory};
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
-use kvcache_kernels::cuda::{IndexParameters, Launch, Module, MoveParameters, RotateParameters};
 
 /// Everything that has a handle. Handles are never reused, but for the primary context's.
 #[derive(Default)]
@@ -41,23 +39,17 @@ pub(crate) struct Capture {
 
 pub(crate) struct LoadedModule {
     pub(crate) context: usize,
-    pub(crate) module: &'static Module,
+    pub(crate) kernels: BTreeMap<String, Arc<Code>>,
 }
 
-#[derive(Clone, Copy)]
 pub(crate) struct Function {
     pub(crate) context: usize,
-    pub(crate) module: &'static Module,
-    pub(crate) kernel: &'static str,
+    pub(crate) code: Arc<Code>,
 }
 
 #[derive(Clone)]
 pub(crate) enum Node {
-    Launch(Box<Launch>),
-    Indices(Box<Launch<IndexParameters>>),
-    Attention(Box<Launch<AttentionParameters>>),
-    Move(Box<Launch<MoveParameters>>),
-    Rotate(Box<Launch<RotateParameters>>),
+    Launch { code: Arc<Code>, grid: u32, block: u32, parameters: Arc<[u8]> },
     Copy { to: u64, from: u64, len: usize },
 }
 

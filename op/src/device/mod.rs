@@ -64,7 +64,7 @@
 //! launched with the output and with [scratch memory](DeviceAttentionCall::scratch_bytes), which calls of one stream can
 //! share. The order of sums is the kernels' own, fixed by a token's sequence alone: the bits are not those of the CPU.
 //! Heads have 256 elements at most. A key whose slot is wrong takes no part, and is reported; with a wrong length
-//! nothing is written. No GPU has run these kernels yet: they are proven on the emulated driver.
+//! nothing is written. All of this has run on an interpreter of PTX, never on a GPU.
 //!
 //! # Streams of other libraries
 //! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`DeviceCall::launch_raw`] take plain addresses,

@@ -1,9 +1,7 @@
-// PTX instructions for which NVRTC's headers have no intrinsic. For the CPU the shim defines these functions.
+// PTX instructions for which NVRTC's headers have no intrinsic.
 #pragma once
 
 #include "parameters.cuh"
-
-#ifdef __CUDACC_RTC__
 
 // Exact; a NaN loses its payload.
 __device__ __forceinline__ float half_to_float(u16 half) {
@@ -58,5 +56,3 @@ template <class T>
 __device__ __forceinline__ void write_global(T* at, T value) {
     *at = value;
 }
-
-#endif

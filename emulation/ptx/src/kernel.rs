@@ -1,6 +1,6 @@
 //! The emulated CUDA kernels as a [`Kernel`], to be tested like the others.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use kvcache_kernels::cuda::{Launch, Status, TooLarge};
@@ -10,27 +10,38 @@ use kvcache_kernels::{
 use kvcache_schema::ElementType;
 use thiserror::Error;
 
-use crate::launch::{Access, DeviceMemory, Fault, KernelParameters, Operand, Order, launch};
-use crate::shim::{Build, FAITHFUL};
+use crate::arithmetic::Freedom;
+use crate::machine::{Counts, Fault, Order};
+use crate::memory::{Access, DeviceMemory, Memory};
+use crate::modules::{Mutant, code, launch};
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///
 /// The methods of [`Kernel`] panic where a launch fails, with memory of the problem as it was.
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedCuda {
-    /// The build to run, for problems of its types only; `None` for the unchanged kernels.
-    pub build: Option<&'static Build>,
+    /// Kernels with a bug, in the place of those as they are.
+    pub mutant: Option<&'static Mutant>,
+    pub freedom: Freedom,
     /// Whether tensors are aligned for their type only, so that narrow kernels run.
     pub unaligned: bool,
     /// The device's multiprocessors; 0 gives one block the long rounds of large calls.
     pub multiprocessors: u32,
     pub order: Order,
-    pub launched: Option<&'static Mutex<BTreeSet<&'static str>>>,
+    /// Receives what each kernel has done.
+    pub launched: Option<&'static Mutex<BTreeMap<&'static str, Counts>>>,
 }
 
 impl Default for EmulatedCuda {
     fn default() -> Self {
-        Self { build: None, unaligned: false, multiprocessors: 1, order: Order::Forward, launched: None }
+        Self {
+            mutant: None,
+            freedom: Freedom::default(),
+            unaligned: false,
+            multiprocessors: 1,
+            order: Order::Forward,
+            launched: None,
+        }
     }
 }
 
@@ -114,23 +125,22 @@ impl EmulatedCuda {
         Uploaded { stores: device_stores, current, cache: device_cache, scale, indices, status }
     }
 
-    /// Runs a launch, of the build that is chosen or of that in `builds`, and reads the status word.
-    pub(crate) fn launch<P: KernelParameters>(
+    /// Runs a launch, and reads the status word.
+    pub(crate) fn launch<P: Copy>(
         &self,
-        builds: &'static [Build],
         what: &Launch<P>,
         status: &DeviceMemory,
         [reads, writes]: [&[&DeviceMemory]; 2],
     ) -> Result<(), Failure> {
-        let build = self.build.or_else(|| builds.iter().find(|build| build.types == what.module.types));
-        let build = build.unwrap_or_else(|| unreachable!("all types are built, {} too", what.module.types));
-        let reads = reads.iter().map(|&memory| (memory, Access::Read));
-        let writes = writes.iter().map(|&memory| (memory, Access::Write));
-        let operands = reads.chain(writes).chain([(status, Access::Atomic)]);
-        let operands: Vec<_> = operands.map(|(memory, access)| Operand { memory, access }).collect();
-        launch(build, what, &operands, self.order)?;
+        let reads = reads.iter().map(|memory| memory.region(Access::Read));
+        let writes = writes.iter().map(|memory| memory.region(Access::Write));
+        let memory = Memory::new(reads.chain(writes).chain([status.region(Access::Atomic)]));
+        let mutated = self.mutant.and_then(|mutant| mutant.kernels.get(what.kernel));
+        let code = mutated.map_or_else(|| code(what.module, what.kernel, self.freedom), |code| code);
+        // SAFETY: the regions are DeviceMemory, which the caller has borrowed and nobody else uses.
+        let counts = unsafe { launch(code, &memory, what, self.order, self.launched.is_some()) }?;
         if let Some(launched) = self.launched {
-            launched.lock().unwrap_or_else(PoisonError::into_inner).insert(what.kernel);
+            launched.lock().unwrap_or_else(PoisonError::into_inner).entry(what.kernel).or_default().add(&counts);
         }
         let word = status.bytes().try_into().map_or(u64::MAX, u64::from_ne_bytes);
         Status::from_word(word).map_or(Ok(()), |status| Err(status.into()))
@@ -149,7 +159,7 @@ impl EmulatedCuda {
             } else {
                 writes.push(scale)
             }
-            self.launch(FAITHFUL, &store, &uploaded.status, [&reads, &writes])?;
+            self.launch(&store, &uploaded.status, [&reads, &writes])?;
             // SAFETY: Stores: `cache` and `scale` are valid for writes of their shapes, whose bytes were uploaded.
             unsafe {
                 download(cache, stores.pointers().cache);
@@ -171,7 +181,7 @@ impl EmulatedCuda {
         if let Some(load) = device_problem.load(self.multiprocessors)? {
             let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
             let reads = [cache, scale, seqstarts, start_pos, cachestarts];
-            self.launch(FAITHFUL, &load, &uploaded.status, [&reads, &outputs.each_ref()])?;
+            self.launch(&load, &uploaded.status, [&reads, &outputs.each_ref()])?;
             for (output, to) in outputs.iter().zip(pointers) {
                 // SAFETY: Problem: `outputs` are valid for writes of their shapes, as long as the device's.
                 unsafe { download(output, to) };
@@ -194,7 +204,7 @@ pub(crate) unsafe fn download(from: &DeviceMemory, to: *mut u8) {
 
 impl Kernel for EmulatedCuda {
     fn name(&self) -> &'static str {
-        self.build.map_or("cuda-emulated", |build| build.name)
+        self.mutant.map_or("cuda-emulated", |mutant| &mutant.name)
     }
 
     fn store(&self, stores: Stores<'_>, _: &dyn Workers) {

@@ -1,6 +1,6 @@
 //! The CUDA kernels pass every golden case, and random ones; `op` checks the calls.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
 
@@ -8,12 +8,12 @@ use kvcache_attention::AttentionKernel;
 use kvcache_conformance::backends::{run_attention, run_calls, run_static_calls, write};
 use kvcache_conformance::random::{self, Plan, Unstructured};
 use kvcache_conformance::{CallResult, Case, Implementation, Operator, Report, Suite, cases, run_cases};
-use kvcache_emulation_kernels::{EmulatedAttention, EmulatedCuda, Order};
+use kvcache_emulation_ptx::{Counts, EmulatedAttention, EmulatedCuda, Freedom, Order};
 use kvcache_kernels::cuda::MODULES;
 use kvcache_kernels::{Kernel, Reference, Serial};
 use kvcache_op::{AttentionBackend, Backend};
 
-/// The kernels as the conformance suite sees them: a fault is a panic, which fails its case. With a build for some
+/// The kernels as the conformance suite sees them: a fault is a panic, which fails its case. With a mutant of some
 /// types, cases of others cannot be run.
 #[derive(Debug, Clone, Copy)]
 pub struct Emulated(pub EmulatedAttention);
@@ -27,7 +27,7 @@ impl Implementation for Emulated {
         if case.operator == Operator::MultiHeadAttention {
             types.push(types[0]); // of the packed keys and values
         }
-        if self.0.device.build.is_some_and(|build| build.types != types.join("_")) {
+        if self.0.device.mutant.is_some_and(|mutant| mutant.types != types.join("_")) {
             return Ok(vec![CallResult::unsupported("other types")]);
         }
         Ok(match case.operator {
@@ -61,7 +61,7 @@ impl Emulated {
     }
 }
 
-fn golden(suite: Suite) -> Vec<Case> {
+pub fn golden(suite: Suite) -> Vec<Case> {
     cases(suite).expect("the golden cases can be read")
 }
 
@@ -89,24 +89,27 @@ fn all_cases_pass(device: EmulatedCuda, max_seqlen: usize) -> Vec<CallResult> {
     results.collect()
 }
 
-/// Together the two launch every kernel that stores, loads or attends. With a bound of 0 no sequence of more than one
-/// token is a decoding step.
+/// What GPUs may do otherwise, the second does otherwise. Together the two launch every kernel that stores, loads or
+/// attends. With a bound of 0 no sequence of more than one token is a decoding step.
 #[test]
 fn aligned_and_unaligned() {
-    static LAUNCHED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    static LAUNCHED: Mutex<BTreeMap<&str, Counts>> = Mutex::new(BTreeMap::new());
     let device = EmulatedCuda { launched: Some(&LAUNCHED), ..EmulatedCuda::default() };
     let results = all_cases_pass(device, usize::MAX);
-    let other = EmulatedCuda { unaligned: true, order: Order::Backward, multiprocessors: 0, ..device };
+    let freedom = Freedom { reciprocal: -1, canonical_neg: true };
+    let other = EmulatedCuda { unaligned: true, order: Order::Backward, multiprocessors: 0, freedom, ..device };
     assert!(all_cases_pass(other, 0) == results && results.len() > 8, "bits depend on how the work is cut");
     let attend = kvcache_attention::cuda::MODULES.iter().flat_map(|module| &module.kernels[..2]);
-    let mut missing: BTreeSet<_> = MODULES.iter().flat_map(|module| &module.kernels[..4]).chain(attend).collect();
-    missing.retain(|&kernel| !LAUNCHED.lock().unwrap().contains(kernel));
+    let mut missing: Vec<_> = MODULES.iter().flat_map(|module| &module.kernels[..4]).chain(attend).collect();
+    missing.retain(|&kernel| !LAUNCHED.lock().unwrap().contains_key(kernel));
     assert!(missing.is_empty(), "{missing:?} are not launched");
 }
 
 #[test]
 fn any_order_on_a_large_device() {
-    all_cases_pass(EmulatedCuda { order: Order::Random(1), multiprocessors: 100, ..EmulatedCuda::default() }, 3);
+    let freedom = Freedom { reciprocal: 1, canonical_neg: false };
+    let device = EmulatedCuda { order: Order::Random(1), multiprocessors: 100, freedom, ..EmulatedCuda::default() };
+    all_cases_pass(device, 3);
 }
 
 /// On devices of few multiprocessors, whose threads run in any order; without multiprocessors, small calls have long

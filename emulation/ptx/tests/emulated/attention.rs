@@ -2,7 +2,7 @@
 //! prompt is cut into calls, and however the work is cut into units.
 
 use kvcache_conformance::random::Unstructured;
-use kvcache_emulation_kernels::{EmulatedAttention, EmulatedCuda, Order};
+use kvcache_emulation_ptx::{EmulatedAttention, EmulatedCuda, Order};
 use kvcache_testing::attention::{Model, Part, Placement};
 use proptest::prelude::*;
 

@@ -10,8 +10,7 @@ use kvcache_attention::{
 use kvcache_kernels::Workers;
 
 use crate::kernel::{EmulatedCuda, Failure, Uploaded, download};
-use crate::launch::DeviceMemory;
-use crate::shim::ATTENTION;
+use crate::memory::DeviceMemory;
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
 ///
@@ -130,14 +129,14 @@ impl EmulatedAttention {
         reads.push(&query);
         reads.extend(mask.iter().chain(&sinks));
         if let Some(attend) = &launches.attend {
-            self.device.launch(ATTENTION, attend, keys.status(), [&reads, &[&output, &scratch]])?;
+            self.device.launch(attend, keys.status(), [&reads, &[&output, &scratch]])?;
         }
         if let Some(combine) = &launches.combine {
-            self.device.launch(ATTENTION, combine, keys.status(), [&reads, &[&output, &scratch]])?;
+            self.device.launch(combine, keys.status(), [&reads, &[&output, &scratch]])?;
         }
         if let Some(sum) = &launches.mass {
             reads.push(&scratch);
-            self.device.launch(ATTENTION, sum, keys.status(), [&reads, &[&masses]])?;
+            self.device.launch(sum, keys.status(), [&reads, &[&masses]])?;
         }
         assert_eq!(attn_output.len(), len);
         // SAFETY: `attn_output` is as long as the device's, checked above.
@@ -162,7 +161,7 @@ unsafe fn upload(data: *const u8, len: usize, shift: usize) -> DeviceMemory {
 
 impl AttentionKernel for EmulatedAttention {
     fn name(&self) -> &'static str {
-        self.device.build.map_or("cuda-emulated", |build| build.name)
+        self.device.mutant.map_or("cuda-emulated", |mutant| &mutant.name)
     }
 
     fn attend(

@@ -1,6 +1,7 @@
 //! Offsets beyond 32 bits.
 
-use kvcache_emulation_kernels::{Access, DeviceMemory, FAITHFUL, Operand, Order, launch};
+use kvcache_emulation_ptx::{Access, DeviceMemory, Freedom, Memory, Order, code, launch};
+use kvcache_kernels::cuda::Launch;
 use kvcache_kernels::{CacheBytes, DeviceAddressing, DeviceProblem, DeviceStores, Geometry, Quant};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
 
@@ -68,12 +69,13 @@ fn large_caches() {
             let outputs_at = outputs.each_ref().map(DeviceMemory::address);
             let store = stores.store(1).unwrap().unwrap();
             let load = DeviceProblem { stores, num_repeat: 1, outputs: outputs_at }.load(1).unwrap().unwrap();
-            let build = FAITHFUL.iter().find(|build| build.types == store.module.types).unwrap();
-            let run = |what, reads: [&DeviceMemory; 2], writes: [&DeviceMemory; 2]| {
-                let reads = reads.into_iter().chain(&indices).map(|memory| Operand { memory, access: Access::Read });
-                let writes = writes.into_iter().map(|memory| Operand { memory, access: Access::Write });
-                let status = Operand { memory: &status, access: Access::Atomic };
-                launch(build, what, &reads.chain(writes).chain([status]).collect::<Vec<_>>(), Order::Forward).unwrap();
+            let run = |what: &Launch, reads: [&DeviceMemory; 2], writes: [&DeviceMemory; 2]| {
+                let reads = reads.into_iter().chain(&indices).map(|memory| memory.region(Access::Read));
+                let writes = writes.into_iter().map(|memory| memory.region(Access::Write));
+                let memory = Memory::new(reads.chain(writes).chain([status.region(Access::Atomic)]));
+                let code = code(what.module, what.kernel, Freedom::default());
+                // SAFETY: the regions are DeviceMemory that lives, and that nobody else uses.
+                unsafe { launch(code, &memory, what, Order::Forward, false) }.unwrap();
             };
             run(&store, [&inputs[0], &inputs[1]], [&cache, &scale]);
             // The largest value of each group has the code qmax or -qmax, where the layout says.

@@ -1,0 +1,5 @@
+// Written by generate.py.
+modules! {
+    [exponential alibi_slope]
+    arithmetic
+}

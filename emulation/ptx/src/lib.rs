@@ -1,0 +1,34 @@
+//! An interpreter of the embedded PTX, to test what is shipped without a GPU.
+//!
+//! [`kernels`] decodes a module, an opcode that is not known being an error, and [`run`] runs a launch. It finds what a
+//! GPU does not report, with the kernel, the line of the PTX and the thread: accesses outside of all memory or
+//! misaligned; loads through the read-only cache of memory that the launch writes; registers and shared memory that are
+//! read before they are written; barriers and shuffles that not all threads reach; and races, in shared memory and in
+//! global memory: two accesses, of which one is a write and not both are atomic, that no barrier orders. It counts
+//! instructions, sectors of global memory and passes over the banks of shared memory. It shows nothing of the driver's
+//! compiler, of the order in which a GPU makes one thread's accesses visible to others, and of time.
+//!
+//! [`EmulatedCuda`] is a [`Kernel`](kvcache_kernels::Kernel) and [`EmulatedAttention`] an
+//! [`AttentionKernel`](kvcache_attention::AttentionKernel); both are tested like the CPU's. A [`Mutant`] is a kernel with
+//! one bug, on which the tests must fail: that proves the tests.
+
+#![expect(missing_docs, reason = "only tests read it: what a name says is not said again")]
+
+mod arithmetic;
+mod attention;
+mod decode;
+mod kernel;
+mod machine;
+mod memory;
+mod modules;
+mod shadow;
+mod text;
+
+pub use arithmetic::Freedom;
+pub use attention::EmulatedAttention;
+pub use decode::{Code, kernels};
+pub use kernel::EmulatedCuda;
+pub use machine::{Counts, Fault, Order, Shape, run};
+pub use memory::{Access, DeviceMemory, Memory};
+pub use modules::{Mutant, code, launch};
+pub use text::PtxError;

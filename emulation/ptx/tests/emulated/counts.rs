@@ -1,0 +1,150 @@
+//! What launches cost in instructions, sectors and passes over banks: deterministic, and thus the benchmark while there
+//! is no GPU. The table in docs/numbers.md has these figures.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+
+use kvcache_conformance::{Case, Implementation, Operator, Step, Tensor};
+use kvcache_conformance::{Expected, random::Unstructured};
+use kvcache_emulation_ptx::{Counts, EmulatedAttention, EmulatedCuda};
+use kvcache_schema::ElementType;
+
+use crate::golden::Emulated;
+
+/// Key heads, and elements of a head.
+const HEADS: usize = 8;
+const HEAD_DIM: usize = 128;
+const KEYS: usize = 1024;
+/// Elements that share a scale.
+const GROUP: usize = 8;
+
+/// Numbers between -1 and 1, or codes.
+fn tensor(entropy: &mut Unstructured, element: ElementType, shape: &[usize]) -> Tensor {
+    let count: usize = shape.iter().product();
+    let half =
+        |entropy: &mut Unstructured| half::f16::from_f32(entropy.below(4001) as f32 / 2000.0 - 1.0).to_le_bytes();
+    let bytes: Vec<u8> = match element {
+        ElementType::Float16 => (0..count).flat_map(|_| half(entropy)).collect(),
+        _ => (0..element.byte_len(count)).map(|_| entropy.next() as u8).collect(),
+    };
+    Tensor::new(element, shape.to_vec(), &bytes).expect("the bytes of its shape")
+}
+
+/// A call of one sequence of [`KEYS`] tokens, so many of them new: what each kernel has done.
+fn counted(
+    operator: Operator,
+    t2: ElementType,
+    queries: usize,
+    heads_per_key: usize,
+) -> BTreeMap<&'static str, Counts> {
+    let entropy = &mut Unstructured::seed(7);
+    let index = |numbers: &[usize]| {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|&number| (number as i64).to_le_bytes()).collect();
+        Tensor::new(ElementType::Int64, vec![numbers.len()], &bytes).expect("the bytes of its shape")
+    };
+    let quant_bit = if t2 == ElementType::Float16 { 0 } else { t2.bits() as i64 };
+    let mut attributes = operator.attributes();
+    let mut set = |name, value: i64| attributes.insert(name, value);
+    set("quant_bit", quant_bit);
+    set("quant_group", GROUP as i64);
+    set("cache_layout", 3);
+    let mut inputs = vec![
+        ("current_key", tensor(entropy, ElementType::Float16, &[queries, HEADS, HEAD_DIM])),
+        ("current_value", tensor(entropy, ElementType::Float16, &[queries, HEADS, HEAD_DIM])),
+        ("seqstarts", index(&[0, queries])),
+        ("kvstarts", index(&[0, KEYS])),
+        ("cachestarts", index(&[0])),
+        ("start_pos", index(&[KEYS - queries])),
+        ("max_seqlen", index(&[queries])),
+        ("max_kvlen", index(&[KEYS])),
+    ];
+    if operator == Operator::MultiHeadCacheAttention {
+        set("num_heads", (HEADS * heads_per_key) as i64);
+        set("num_kv_heads", HEADS as i64);
+        set("head_dim", HEAD_DIM as i64);
+        inputs.push(("query", tensor(entropy, ElementType::Float16, &[queries, HEADS * heads_per_key, HEAD_DIM])));
+        inputs.push(("decoding_batches", index(&[if queries == 1 { 1 } else { 0 }])));
+    }
+    let scale = (quant_bit > 0).then(|| tensor(entropy, ElementType::Float16, &[1, 2, HEADS, KEYS, HEAD_DIM / GROUP]));
+    let case = Case {
+        name: format!("{t2} {queries} {heads_per_key}"),
+        folder: Path::new("").to_owned(),
+        about: String::new(),
+        rules: Vec::new(),
+        operator,
+        attributes,
+        outputs: &[],
+        any_nan: false,
+        cache: Some(tensor(entropy, t2, &[1, 2, HEADS, KEYS, HEAD_DIM])),
+        scale,
+        steps: vec![Step { inputs: inputs.into_iter().collect(), expected: Expected::Success(BTreeMap::new()) }],
+    };
+    let launched = &*Box::leak(Box::new(Mutex::new(BTreeMap::new())));
+    let device = EmulatedCuda { launched: Some(launched), multiprocessors: 132, ..EmulatedCuda::default() };
+    let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
+    emulated.run(&case).expect("the case can be run");
+    launched.lock().expect("no launch has panicked").clone()
+}
+
+/// The rows of the table: what is called, then the figures of a kernel.
+fn rows() -> Vec<(String, [f64; 5])> {
+    let mut rows = Vec::new();
+    let mut add = |operator, t2: ElementType, queries: usize, heads_per_key: usize, about: &str| {
+        for (kernel, counts) in counted(operator, t2, queries, heads_per_key) {
+            let kernel = kernel.trim_start_matches("kvcache_").split("_f16").next().unwrap_or(kernel);
+            // Of the values that a store or a load moves; of the keys, values and scales that attention reads.
+            let bytes = match kernel.split('_').next() {
+                Some("store") => 4 * queries * HEADS * HEAD_DIM,
+                Some("load") => 4 * KEYS * HEADS * HEAD_DIM,
+                _ if t2 == ElementType::Float16 => 4 * KEYS * HEADS * HEAD_DIM,
+                _ => t2.byte_len(2 * KEYS * HEADS * HEAD_DIM) + 4 * KEYS * HEADS * HEAD_DIM / GROUP,
+            };
+            let total = counts.total() as f64;
+            let [sectors, ideal] = counts.sectors.map(|count| count as f64);
+            let [passes, without] = counts.passes.map(|count| count as f64);
+            let figures = [total, total / bytes as f64, sectors, sectors / ideal, passes / without.max(1.0)];
+            rows.push((format!("{about}: `{kernel}`"), figures));
+        }
+    };
+    for t2 in [ElementType::Float16, ElementType::Int8, ElementType::Int4] {
+        add(Operator::KeyValueCache, t2, 256, 1, &format!("256 of 1,024 tokens, {t2}"));
+    }
+    for (t2, heads) in [
+        (ElementType::Float16, 1),
+        (ElementType::Float16, 4),
+        (ElementType::Float16, 8),
+        (ElementType::Int8, 4),
+        (ElementType::Int4, 4),
+    ] {
+        add(Operator::MultiHeadCacheAttention, t2, 1, heads, &format!("decode, {t2}, {heads} heads a key head"));
+    }
+    add(
+        Operator::MultiHeadCacheAttention,
+        ElementType::Float16,
+        16,
+        4,
+        "16 of 1,024 tokens, float16, 4 heads a key head",
+    );
+    rows
+}
+
+/// The table in the book is right within 2 %: `make bench-cuda` prints it.
+#[test]
+fn counts_of_the_book() {
+    let rows = rows();
+    let table = rows.iter().map(|(about, [total, each, sectors, ideal, passes])| {
+        format!("| {about} | {total:.0} | {each:.3} | {sectors:.0} | {ideal:.2} | {passes:.2} |")
+    });
+    let table: Vec<_> = table.collect();
+    println!("{}", table.join("\n"));
+    let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/numbers.md");
+    let book = std::fs::read_to_string(book).expect("the book is there");
+    for (about, figures) in &rows {
+        let line = book.lines().find(|line| line.starts_with(&format!("| {about} |"))).unwrap_or_default();
+        let told: Vec<f64> = line.split('|').skip(2).filter_map(|cell| cell.trim().parse().ok()).collect();
+        let near = |(told, figure): (&f64, &f64)| (told - figure).abs() <= 0.02 * figure + 0.005;
+        let agrees = told.len() == figures.len() && told.iter().zip(figures).all(near);
+        assert!(agrees, "docs/numbers.md has other figures than\n{}", table.join("\n"));
+    }
+}
