@@ -10,7 +10,7 @@ use kvcache_op::{
     TensorMut, TensorRef, Workers,
 };
 
-use crate::case::{AttributeValues, Case, Operator, Tensors};
+use crate::case::{AttributeValues, Case, FloatValues, Operator, Tensors};
 use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::tensor::Tensor;
 
@@ -67,8 +67,12 @@ pub fn static_attributes(values: &AttributeValues) -> StaticAttributes {
 }
 
 /// The attributes of an attention operator; those of the cache are not used by `MultiHeadAttention`.
-pub fn attention_attributes(values: &AttributeValues) -> CacheAttentionAttributes {
-    typed(values, CacheAttentionAttributes::set)
+pub fn attention_attributes(values: &AttributeValues, floats: &FloatValues) -> CacheAttentionAttributes {
+    let mut attributes = typed(values, CacheAttentionAttributes::set);
+    for (name, &value) in floats {
+        assert!(attributes.attention.set_float(name, value), "the operator has no float attribute {name}");
+    }
+    attributes
 }
 
 fn typed<A: Default>(values: &AttributeValues, set: fn(&mut A, &str, i64) -> bool) -> A {
@@ -116,7 +120,7 @@ pub fn run_attention(
     backends: (AttentionBackend, Backend),
     run: impl Fn(AttentionCall<'_>, &mut Tensor, Option<&mut Tensor>) -> Result<(), Error>,
 ) -> Vec<CallResult> {
-    let attributes = attention_attributes(&case.attributes);
+    let attributes = attention_attributes(&case.attributes, &case.floats);
     let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
     let calls = case.steps.iter().map(|step| {
         let call = check_attention(&attributes, &step.inputs, [cache.as_mut(), scale.as_mut()], backends);

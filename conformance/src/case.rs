@@ -90,7 +90,13 @@ impl Operator {
         }
     }
 
-    /// The operator's attributes with their defaults.
+    /// The operator's float attributes with their defaults.
+    pub fn floats(self) -> FloatValues {
+        let specs: &[_] = if self.suite() == Suite::Attention { &AttentionAttributes::FLOATS } else { &[] };
+        specs.iter().map(|spec| (spec.name, 0.0)).collect()
+    }
+
+    /// The operator's integer attributes with their defaults.
     pub fn attributes(self) -> AttributeValues {
         fn defaults<A>(specs: &[AttributeSpec<A>]) -> impl Iterator<Item = (&'static str, i64)> {
             specs.iter().map(|spec| (spec.name, spec.default))
@@ -142,8 +148,11 @@ impl Suite {
     }
 }
 
-/// Attributes by name.
+/// Integer attributes by name.
 pub type AttributeValues = BTreeMap<&'static str, i64>;
+
+/// Float attributes by name.
+pub type FloatValues = BTreeMap<&'static str, f32>;
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<&'static str, Tensor>;
@@ -162,8 +171,10 @@ pub struct Case {
     pub rules: Vec<String>,
     /// The operator.
     pub operator: Operator,
-    /// All attributes of the operator.
+    /// All integer attributes of the operator.
     pub attributes: AttributeValues,
+    /// All float attributes of the operator.
+    pub floats: FloatValues,
     /// The names of the outputs that its calls give.
     pub outputs: &'static [&'static str],
     /// Whether any NaN equals any NaN of a float tensor: arithmetic makes them here, with the hardware's bits.
@@ -204,6 +215,9 @@ pub enum Expected {
     },
 }
 
+/// The optional input that is a property of cases: 1 where a call has it, with elements.
+pub(crate) const HEAD_SINK: &str = "head_sink";
+
 /// The tensors after a call that succeeds, but for its outputs, as files call them.
 pub(crate) const AFTER: [&str; 8] = [
     "cache",
@@ -222,6 +236,7 @@ pub(crate) const AFTER: [&str; 8] = [
 pub struct Call {
     pub operator: Operator,
     pub attributes: AttributeValues,
+    pub floats: FloatValues,
     pub inputs: Tensors,
     pub cache: Option<Tensor>,
     pub scale: Option<Tensor>,
@@ -297,6 +312,7 @@ impl Case {
         Call {
             operator: self.operator,
             attributes: self.attributes.clone(),
+            floats: self.floats.clone(),
             inputs: self.steps[i].inputs.clone(),
             cache: state("cache", &self.cache),
             scale: state("scale", &self.scale),
@@ -313,7 +329,8 @@ impl Case {
     /// What cases can be told apart by: operator, types, attributes, and sizes as far as shapes say.
     pub fn properties(&self) -> BTreeMap<&'static str, String> {
         let types = self.types().into_iter().map(|(name, element)| (name, element.name().to_owned()));
-        let numbers = self.attributes.iter().map(|(&name, value)| (name, value.to_string()));
+        let integers = self.attributes.iter().map(|(&name, value)| (name, value.to_string()));
+        let numbers = self.floats.iter().map(|(&name, value)| (name, value.to_string())).chain(integers);
         let sizes = self.sizes().into_iter().map(|(name, size)| (name, size.to_string()));
         let operator = ("operator", self.operator.name().to_owned());
         sizes.into_iter().chain(types).chain(numbers).chain([operator]).collect()
@@ -331,7 +348,9 @@ impl Case {
             _ => {}
         }
         if self.operator.suite() == Suite::Attention {
-            sizes.push((multi_head_attention::MASS, self.has_mass().into()));
+            let sinks = self.steps.iter().filter_map(|step| step.inputs.get(HEAD_SINK));
+            let has_sinks = sinks.flat_map(Tensor::bytes).next().is_some();
+            sizes.extend([(multi_head_attention::MASS, self.has_mass().into()), (HEAD_SINK, has_sinks.into())]);
         }
         sizes
     }

@@ -32,11 +32,11 @@ impl CallResult {
     }
 }
 
-/// How a call ended; `O` is what it gives: the outputs, by position.
+/// How a call ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome<O = Vec<Tensor>> {
-    /// It gave these outputs.
-    Done(O),
+pub enum Outcome {
+    /// It gave these outputs, by position.
+    Done(Vec<Tensor>),
     /// It was refused.
     Refused {
         /// The kind of error; `None` if the implementation has messages only.
@@ -48,18 +48,9 @@ pub enum Outcome<O = Vec<Tensor>> {
     Unsupported(String),
 }
 
-impl<O> Outcome<O> {
+impl Outcome {
     /// A refusal of an implementation that has no kinds of errors.
     pub fn refused(message: impl Into<String>) -> Self {
         Self::Refused { kind: None, message: message.into() }
-    }
-
-    /// The same outcome with what is made of the outputs.
-    pub fn map<P>(self, outputs: impl FnOnce(O) -> P) -> Outcome<P> {
-        match self {
-            Self::Done(given) => Outcome::Done(outputs(given)),
-            Self::Refused { kind, message } => Outcome::Refused { kind, message },
-            Self::Unsupported(reason) => Outcome::Unsupported(reason),
-        }
     }
 }

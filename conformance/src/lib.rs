@@ -45,7 +45,7 @@ mod rules;
 mod run;
 mod tensor;
 
-pub use case::{AttributeValues, Call, Case, Expected, Operator, Step, Suite, Tensors};
+pub use case::{AttributeValues, Call, Case, Expected, FloatValues, Operator, Step, Suite, Tensors};
 pub use compare::Difference;
 pub use files::{files, read_results};
 pub use implementation::{CallResult, Implementation, Outcome};

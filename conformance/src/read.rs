@@ -68,7 +68,7 @@ pub(crate) enum Cause {
     NoCase,
     #[error("case.yaml has no steps: nothing would be run")]
     NoSteps,
-    #[error("no attribute is called {0}")]
+    #[error("no attribute is called {0}, or it is of another type")]
     Attribute(String),
     #[error("no element type is called {0}")]
     Type(String),
@@ -106,7 +106,7 @@ struct CaseFile {
     domain: Option<String>,
     types: BTreeMap<String, String>,
     #[serde(default)]
-    attributes: BTreeMap<String, i64>,
+    attributes: BTreeMap<String, serde_yaml::Number>,
     #[serde(default)]
     int4: BTreeMap<String, Vec<usize>>,
     compare: Option<CompareFile>,
@@ -179,9 +179,13 @@ fn case(name: String, yaml: &[u8], tensors: &[u8]) -> Result<Case, Cause> {
     if !has("T1") || has("T2") != has_cache || has("T3") && !has_cache {
         return Err(Cause::Types { operator: operator.name(), given: file.types.into_keys().collect() });
     }
-    let mut attributes = operator.attributes();
-    for (name, &value) in &file.attributes {
-        *attributes.get_mut(name.as_str()).ok_or_else(|| Cause::Attribute(name.clone()))? = value;
+    let (mut attributes, mut floats) = (operator.attributes(), operator.floats());
+    for (name, value) in &file.attributes {
+        let unknown = || Cause::Attribute(name.clone());
+        match floats.get_mut(name.as_str()) {
+            Some(float) => *float = value.as_f64().ok_or_else(unknown)? as f32,
+            None => *attributes.get_mut(name.as_str()).ok_or_else(unknown)? = value.as_i64().ok_or_else(unknown)?,
+        }
     }
     let outputs = file.outputs(operator)?;
     let tensors = SafeTensors::deserialize(tensors)?;
@@ -226,6 +230,7 @@ fn case(name: String, yaml: &[u8], tensors: &[u8]) -> Result<Case, Cause> {
         rules: file.rules,
         operator,
         attributes,
+        floats,
         outputs,
         any_nan: file.compare.is_some(),
         cache,

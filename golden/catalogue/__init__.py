@@ -20,6 +20,7 @@ from . import (
     refused_indices,
     refused_shapes,
     refused_types,
+    rotation,
     shapes,
     static_batching,
     static_scales,
@@ -28,7 +29,7 @@ from . import (
 from .case import Case
 
 REFUSED = (refused_attributes, refused_types, refused_shapes, refused_indices)
-EXTENSIONS = (extensions, static_scales)
+EXTENSIONS = (extensions, static_scales, rotation)
 OWN = (combinations, shapes, arithmetic, conversion, table, batches, decoding, large, *EXTENSIONS, *REFUSED)
 # The modules of each operator's cases, by the folder that these are written to.
 SUITES = {"cases": OWN, "static_cases": static_batching.MODULES, "attention_cases": attention.MODULES}

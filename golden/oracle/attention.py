@@ -10,7 +10,7 @@ import numpy as np
 from .attention_call import AttentionAttributes, AttentionInputs, CacheAttentionInputs
 from .attention_tolerance import Row, tolerance, tolerance_of_sums
 from .call import NUMPY_TYPES, Types
-from .key_value_cache import KEY, VALUE, key_value_cache, loaded
+from .key_value_cache import key_value_cache, loaded
 from .portable import exp, plain_nan, power_of_two, tanh, total
 from .rotation import rotated
 
@@ -120,7 +120,7 @@ def attend(
     divisor = 1 / attributes.scale if attributes.scale != 0 else math.sqrt(len(query))
     with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite reach who sees them
         query, keys = query.astype(np.float64), keys.astype(np.float64)
-        q = rotated(query) if attributes.rotates(KEY) else query
+        q = rotated(query) if attributes.quant_rotation == 1 else query
         scores = total(keys * q, axis=1) / divisor
         if attributes.softcap != 0:
             scores = attributes.softcap * tanh(scores / attributes.softcap)
@@ -131,9 +131,6 @@ def attend(
             return np.zeros(size), np.zeros(size)
         scores, keys, masks = scores[seen], keys[seen], [mask[seen] for mask in masks]
         values_seen = np.eye(len(keys)) if values is None else values[seen].astype(np.float64)
-        turns_back = values is not None and attributes.rotates(VALUE)
-        if turns_back:
-            values_seen = rotated(values_seen)
         if sink != -np.inf:  # it is as good as a key with this score and a value of zeros
             scores, masks = np.append(scores, sink), [np.append(mask, 0.0) for mask in masks]
             keys, values_seen = (np.vstack([rows, np.zeros(rows.shape[1:])]) for rows in (keys, values_seen))
@@ -141,7 +138,7 @@ def attend(
         weights /= total(weights)
         output = total(weights[:, None] * values_seen)
         output = np.where(np.isinf(output.astype(T1)), np.copysign(np.inf, output), output)  # beyond T1
-        row = Row(query, q, keys, values_seen, masks, scores, weights, output, divisor, attributes.softcap, turns_back)
+        row = Row(query, q, keys, values_seen, masks, scores, weights, output, divisor, attributes.softcap)
         allowed = tolerance(row, T1, np.float32 if values is None else T1)
     of_row = np.array([plain_nan(output), np.where(np.isfinite(output), allowed, 0.0)])
     if values is None:

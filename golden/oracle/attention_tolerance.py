@@ -6,11 +6,14 @@ order is the implementation's, so the mean over all orders counts. To first orde
 
 - an error d_j of score j moves the weight p_j between v_j and the others: it changes the output by p_j d_j (v_j - o);
 - an error of weight j, relative to it, of e_j changes it as much: p_j e_j (v_j - o); exp is good to 4 ulp;
-- the sums of weights and of weighted values have the errors of their m partial sums, and the division has one.
+- the sums of weights and of weighted values have the errors of their m partial sums, and the division has one;
+- a soft cap c is a quotient, a tanh, good to 4 ulp, and a product: an error before it counts (1 - tanh^2) times;
+- a rotated query has an error for each addition, which reaches what follows from it, and for the last product;
+- a sink is a key with a score of its own and a value of zeros.
 
-Where T1 has 16 bits, an implementation may also round to it the scores (after the product, the division by sqrt(Dh) and
-each mask) and the weights, as the public reference does. There the weights are rounded after they were divided by their
-sum, which nothing makes up for: an error e_j changes the output by p_j e_j v_j.
+Where T1 has 16 bits, an implementation may also round to it the scores (after the product, the division by sqrt(Dh),
+each step of a soft cap and each mask) and the weights, as the public reference does. There the weights are rounded
+after they were divided by their sum, which nothing makes up for: an error e_j changes the output by p_j e_j v_j.
 
 Errors are independent, so variances add up. Eight deviations are allowed, plus half a unit of T1 for the last rounding.
 
@@ -27,7 +30,7 @@ import ml_dtypes
 import numpy as np
 
 from .portable import square, tanh, total
-from .rotation import butterfly, distances, factor, rotated
+from .rotation import butterfly, distances, factor
 
 DEVIATIONS = 8
 EXP_ULPS = TANH_ULPS = 4
@@ -40,14 +43,13 @@ class Row:
     query: np.ndarray  # (Dh)
     q: np.ndarray  # (Dh): the query, rotated as the keys are
     keys: np.ndarray  # (m, Dh), as the cache has them; a sink is one of zeros
-    values: np.ndarray  # (m, Dh), turned back
+    values: np.ndarray  # (m, Dh)
     masks: list[np.ndarray]  # each (m): causal, ALiBi, attn_mask, as far as there are
     scores: np.ndarray  # (m)
     weights: np.ndarray  # (m)
     output: np.ndarray  # (Dh)
     divisor: float  # of the products
     softcap: float
-    turns_back: bool  # whether the cache has rotated values
 
 
 def unit(element: type[np.floating]) -> float:
@@ -72,10 +74,7 @@ def tolerance(row: Row, T1: type[np.floating], output_type: type[np.floating]) -
     terms = row.weights[:, None] * row.values
     if T1 is not np.float32:
         variance = variance + total(square(terms * narrow_weights(row, T1)[:, None]))
-    if row.turns_back:
-        variance = variance + turned_back_variance(terms, r)
-    else:
-        variance = variance + r * r * (total(square(terms)) + partial_sums(terms))  # the products, and their sum
+    variance = variance + r * r * (total(square(terms)) + partial_sums(terms))  # the products, and their sum
     variance = variance + square(r * row.output) * (partial_sums(row.weights) + 1)  # the sum of weights, the division
     smallest = float(np.finfo(np.float32).smallest_normal)  # weights below it may become zero
     rounded = last_rounding(row.output, output_type)
@@ -139,18 +138,6 @@ def capped(row: Row, products: np.ndarray, variance: np.ndarray, r: float, tanh_
     moved = square(1 - square(bent)) * (variance + square(r * products))
     variance = np.where(np.isinf(products), 0.0, moved)  # an infinite product is capped exactly
     return row.softcap * bent, variance + square(row.softcap * bent) * (r * r + tanh_error * tanh_error)
-
-
-def turned_back_variance(terms: np.ndarray, r: float) -> np.ndarray:
-    """The variance of an output (Dh) whose terms (m, Dh) are summed as the cache has them, and that is turned back."""
-    summed = rotated(terms)
-    x = total(summed)
-    variance = r * r * (total(square(summed)) + partial_sums(summed)) + square(r * x)  # the division
-    for distance in distances(len(x)):
-        x = butterfly(x, distance)
-        variance = butterfly(variance, distance, sign=1) + square(r * x)
-    scale = square(factor(len(x)).astype(np.float64))
-    return scale * (variance + square(r * x))  # the last product
 
 
 def narrow_variance(row: Row, T1: type[np.floating]) -> np.ndarray:

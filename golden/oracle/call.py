@@ -50,10 +50,6 @@ class Attributes(StaticAttributes):
     page_size: int = 128
     quant_rotation: int = 0
 
-    def rotates(self, key_or_value: int) -> bool:
-        """Whether keys (0), or values (1), are rotated before they are stored."""
-        return self.quant_rotation > key_or_value
-
 
 @dataclass
 class Inputs:

@@ -24,16 +24,16 @@ def key_value_cache(
         for t in range(seqlen(inputs, b)):
             token = int(inputs.seqstarts[b]) + t
             slot = cache_slot(inputs, attributes, b, int(inputs.start_pos[b]) + t)
-            for key_or_value, current in ((KEY, inputs.current_key), (VALUE, inputs.current_value)):
-                for h, x in enumerate(rotated(current[token]) if attributes.rotates(key_or_value) else current[token]):
+            key = rotated(inputs.current_key[token]) if attributes.quant_rotation == 1 else inputs.current_key[token]
+            for key_or_value, current in ((KEY, key), (VALUE, inputs.current_value[token])):
+                for h, x in enumerate(current):
                     row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
                     if attributes.quant_type == STATIC_SCALES:
                         cache[row] = static_codes(x, static_scale(scale, attributes.layer_idx, key_or_value, h))
                         continue
                     store_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
-    outputs = loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])
-    key, value = (rotated(x) if attributes.rotates(part) else x for part, x in zip((KEY, VALUE), outputs, strict=True))
-    return key, value
+    key, value = loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])
+    return rotated(key) if attributes.quant_rotation == 1 else key, value
 
 
 def loaded(

@@ -1,4 +1,4 @@
-"""The rotation of heads before they are quantized: blocks of the normalized Sylvester-Hadamard matrix, its own inverse.
+"""The rotation of keys before they are quantized: blocks of the normalized Sylvester-Hadamard matrix, its own inverse.
 
 The matrix of order 2n is [[M, M], [M, -M]] of that of order n; its butterflies are additions and subtractions.
 """
@@ -24,14 +24,11 @@ def factor(head_dim: int) -> np.float32:
     return np.float32(1 / math.sqrt(order(head_dim)))
 
 
-def butterfly(x: np.ndarray, distance: int, sign: int = -1) -> np.ndarray:
-    """The stage of a distance: of heads x (..., Dh) each a and b, which lie so far apart, become a + b and a - b.
-
-    With sign 1 both become a + b, as the variances of a and b do.
-    """
+def butterfly(x: np.ndarray, distance: int) -> np.ndarray:
+    """The stage of a distance: of heads x (..., Dh) each a and b, which lie so far apart, become a + b and a - b."""
     pairs = x.reshape(*x.shape[:-1], x.shape[-1] // (2 * distance), 2, distance)
     a, b = pairs[..., 0, :], pairs[..., 1, :]
-    return np.stack([a + b, a + sign * b], axis=-2).reshape(x.shape)
+    return np.stack([a + b, a - b], axis=-2).reshape(x.shape)
 
 
 def distances(head_dim: int) -> list[int]:

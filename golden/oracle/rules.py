@@ -57,7 +57,7 @@ def attribute_rules(attributes: Any, layouts: Collection[int] = LAYOUTS) -> Iter
         attributes.cache_layout in layouts,
         getattr(attributes, "page_size", 1) >= 1,
         attributes.quant_type == 0 or (attributes.quant_type in floats and attributes.quant_bit == 8),
-        getattr(attributes, "quant_rotation", 0) in ((0, 1, 2) if attributes.quant_bit != 0 else (0,)),
+        getattr(attributes, "quant_rotation", 0) in ((0, 1) if attributes.quant_bit != 0 else (0,)),
     )
     yield from ("attribute_out_of_range" for legal in in_range if not legal)
 

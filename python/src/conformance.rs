@@ -12,7 +12,7 @@ use kvcache_conformance::{
 use kvcache_op::ElementType;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use crate::refusal::Refusal;
 
@@ -65,8 +65,10 @@ impl ConformanceCase {
     }
 
     #[getter]
-    fn attributes(&self) -> std::collections::BTreeMap<&'static str, i64> {
-        self.0.attributes.clone()
+    fn attributes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let attributes = self.0.attributes.iter().into_py_dict(py)?;
+        self.0.floats.iter().try_for_each(|(name, value)| attributes.set_item(name, value))?;
+        Ok(attributes)
     }
 
     /// The names of the outputs that calls should give.

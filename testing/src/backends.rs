@@ -1,5 +1,6 @@
 //! The backends that tests compare, and workers for them.
 
+use kvcache_conformance::Case;
 use kvcache_op::{Backend, Workers};
 
 /// Every backend that this machine can run, and each fast kernel once more with non-temporal stores of even the
@@ -20,6 +21,13 @@ pub fn splitting() -> impl Iterator<Item = Backend> {
         Backend::Cpu(cpu) => Backend::Cpu(cpu.with_parallel_bytes(0)),
         other => other,
     })
+}
+
+/// Whether the CUDA kernels do what a case needs: no rotated keys, and no soft cap, window or sinks, so far.
+pub fn is_done_by_cuda(case: &Case) -> bool {
+    let of_others = [("quant_rotation", "0"), ("softcap", "0"), ("local_window_size", "-1"), ("head_sink", "0")];
+    let properties = case.properties();
+    of_others.iter().all(|(name, value)| properties.get(name).is_none_or(|got| got == value))
 }
 
 /// So many threads, each of which lives as long as its task.

@@ -124,6 +124,7 @@ fn case(name: String, about: &str, on: Call, calls: Vec<Tensors>) -> Case {
         rules: Vec::new(),
         operator: on.operator,
         attributes: on.attributes,
+        floats: on.floats,
         outputs: on.operator.outputs(),
         any_nan: false,
         cache: on.cache,

@@ -4,7 +4,7 @@ use kvcache_schema::{CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, S
 
 use super::unstructured::Unstructured;
 use super::values::{Choice, bits, indices, scales, values};
-use crate::case::{Call, Operator, Tensors};
+use crate::case::{Call, FloatValues, Operator, Tensors};
 use crate::tensor::Tensor;
 
 #[derive(Debug, Clone)]
@@ -189,6 +189,7 @@ impl Plan {
         Call {
             operator: Operator::KeyValueCache,
             attributes: set.into_iter().collect(),
+            floats: FloatValues::new(),
             inputs,
             cache: Some(match types.t3 {
                 Some(_) => bits(unstructured, types.t2, &cache),

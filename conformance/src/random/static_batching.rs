@@ -5,7 +5,7 @@ use kvcache_schema::{StaticCacheDims, StaticCacheLayout, TypeCombination};
 use super::plan::{choice, group, head_dim};
 use super::unstructured::Unstructured;
 use super::values::{bits, indices, scales, values};
-use crate::case::{Call, Operator, Tensors};
+use crate::case::{Call, FloatValues, Operator, Tensors};
 
 /// A legal call of sequences with fewer past and current tokens than `tokens`, and heads of up to `max_inner` groups.
 pub fn static_call(unstructured: &mut Unstructured, max_inner: usize, tokens: usize) -> Call {
@@ -38,6 +38,7 @@ pub fn static_call(unstructured: &mut Unstructured, max_inner: usize, tokens: us
     Call {
         operator: Operator::StaticKeyValueCache,
         attributes: attributes.into_iter().collect(),
+        floats: FloatValues::new(),
         inputs: Tensors::from([
             ("current_key", values(unstructured, types.t1, &current, choice)),
             ("current_value", values(unstructured, types.t1, &current, choice)),

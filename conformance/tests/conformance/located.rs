@@ -58,7 +58,8 @@ fn number(location: &Json, name: &str) -> usize {
 #[test]
 fn an_element_of_the_cache_is_located_in_every_layout() {
     let (mut located, mut owned) = ([0; 4], [0; 2]);
-    for case in legal() {
+    // Where any NaN will do, the bits of one are not compared.
+    for case in legal().filter(|case| !case.any_nan) {
         for (name, tensor, inner) in [("cache", &case.cache, "element"), ("scale", &case.scale, "group")] {
             // A scale that is not used may have any shape, static scales have no slots.
             let Some(tensor) = tensor.as_ref().filter(|tensor| tensor.shape().len() == 5) else { continue };

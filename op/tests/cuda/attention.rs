@@ -34,6 +34,7 @@ fn long_call(max_seqlen: i64) -> Call {
     Call {
         operator: Operator::MultiHeadAttention,
         attributes,
+        floats: Operator::MultiHeadAttention.floats(),
         inputs: [
             ("query", floats([4, 4, 24], 1)),
             ("key", floats([1800, 2, 24], 1000)),
@@ -64,7 +65,8 @@ pub fn long_sequences(gpu: &Gpu) -> Result<(), Failed> {
 
     let call = long_call(3);
     let backends = (AttentionBackend::Reference, Backend::Reference);
-    let checked = check_attention(&attention_attributes(&call.attributes), &call.inputs, [None, None], backends)?;
+    let checked =
+        check_attention(&attention_attributes(&call.attributes, &call.floats), &call.inputs, [None, None], backends)?;
     let zeros = |shape: &[usize]| Tensor::zeros(ElementType::Float32, shape.to_vec()).expect("it fits in memory");
     let (mut output, mut mass) = (zeros(&checked.output_shape()), zeros(&checked.mass_shape()));
     checked.run_with_mass(write(&mut output), write(&mut mass), &Serial)?;

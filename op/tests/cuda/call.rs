@@ -86,7 +86,7 @@ pub unsafe fn check<'a>(
                 head_sink: given("head_sink"),
                 exact_rows: true,
             };
-            let op = MultiHeadAttention::new(attention_attributes(&call.attributes).attention)?;
+            let op = MultiHeadAttention::new(attention_attributes(&call.attributes, &call.floats).attention)?;
             op.check_device(inputs).map(Checked::Attention)
         }
         Operator::MultiHeadCacheAttention => {
@@ -97,7 +97,7 @@ pub unsafe fn check<'a>(
                 attn_mask: given("attn_mask"),
                 head_sink: given("head_sink"),
             };
-            let op = MultiHeadCacheAttention::new(attention_attributes(&call.attributes))?;
+            let op = MultiHeadCacheAttention::new(attention_attributes(&call.attributes, &call.floats))?;
             op.check_device(inputs, cache(), scale).map(Checked::Attention)
         }
     }

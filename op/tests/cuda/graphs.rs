@@ -47,6 +47,7 @@ pub fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i
     Call {
         operator: Operator::KeyValueCache,
         attributes,
+        floats: Operator::KeyValueCache.floats(),
         inputs: [
             ("current_key", tensor(types.t1, &current, phase)),
             ("current_value", tensor(types.t1, &current, phase + 1)),

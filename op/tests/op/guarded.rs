@@ -68,7 +68,7 @@ proptest! {
 
 /// What the first call of a case gives: `attn_output`, cache and scale, with every tensor guarded.
 fn attend(case: &Case, backend: AttentionBackend, guard: Guard) -> (Tensor, Tensor, Option<Tensor>) {
-    let op = MultiHeadCacheAttention::new(attention_attributes(&case.attributes)).unwrap();
+    let op = MultiHeadCacheAttention::new(attention_attributes(&case.attributes, &case.floats)).unwrap();
     let op = op.with_backends(backend, Backend::default());
     let inputs = guarded(&case.steps[0].inputs, guard);
     let inputs = CacheAttentionInputs {

@@ -15,7 +15,8 @@ or `python -m kvcache_ops conformance MODULE:CALLABLE`; with `--program COMMAND`
 ONNX's backend tests. A case is a
 node, its state, and some calls; the implementation is called for each of them, with
 
-- attributes: the node's attributes by name, every one an int, with its default if the case has left it out;
+- attributes: the node's attributes by name, with its default if the case has left it out: ints, and of attention two
+  floats, scale and softcap;
 - inputs: numpy arrays by the names of the specification;
 - cache and scale: what the calls before have made of them. scale is None if the case has none.
 
@@ -50,7 +51,8 @@ kvcache_ops.KvCacheError); with `messages=True`, what it says must mention the i
 NotImplementedError says that the implementation does not do what the case needs, which is reported as unsupported. The
 exceptions of BUGS (AttributeError, NameError, ...) are no refusals: the case fails.
 
-Only some cases are run with conditions: types, attributes, sizes (batch, cache_heads, head_dim), or the operator.
+Only some cases are run with conditions: types, attributes, sizes (batch, cache_heads, head_dim), the operator, or
+whether they have head_sink or attention_mass (1) or not (0).
 
     conformance.run(key_value_cache, only={"T1": ["float16"], "cache_mode": [1], "num_repeat": [1, 2, 4, 8]})
 """

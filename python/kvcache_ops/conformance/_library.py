@@ -85,7 +85,7 @@ class Library:
     def __call__(
         self,
         op_type: str,
-        attributes: dict[str, int],
+        attributes: dict[str, Any],
         inputs: dict[str, Array],
         cache: Array,
         scale: Array,

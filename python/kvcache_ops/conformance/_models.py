@@ -25,7 +25,7 @@ def operator(op_type: str, inputs: Mapping[str, object]) -> Operator:
 
 def node_model(
     of: Operator,
-    attributes: Mapping[str, int],
+    attributes: Mapping[str, float],
     types: Mapping[str, str],
     *,
     domain: str,

@@ -18,7 +18,7 @@ from kvcache_ops.conformance._report import Report
 SUITES: tuple[str, ...] = ("key-value-cache", "static", "attention")
 """The suites: KeyValueCache, KeyValueCache of static batching, and the attention operators."""
 
-Only = Mapping[str, Iterable[str | int]]
+Only = Mapping[str, Iterable[str | float]]
 """Conditions on cases: the values that a property of theirs may have, by its name."""
 
 
@@ -42,7 +42,7 @@ class AttentionImplementation(Protocol):
     def __call__(
         self,
         op_type: str,
-        attributes: dict[str, int],
+        attributes: dict[str, Any],
         inputs: dict[str, NDArray[Any]],
         cache: NDArray[Any] | None,
         scale: NDArray[Any] | None,

@@ -31,6 +31,7 @@ fn stored(t1: ElementType, groups: &[u8]) {
         let case = Call {
             operator: Operator::KeyValueCache,
             attributes,
+            floats: Operator::KeyValueCache.floats(),
             inputs: [
                 ("current_key", current()),
                 ("current_value", current()),

@@ -74,6 +74,7 @@ fn counted(
         rules: Vec::new(),
         operator,
         attributes,
+        floats: operator.floats(),
         outputs: &[],
         any_nan: false,
         cache: Some(tensor(entropy, t2, &[1, 2, HEADS, KEYS, HEAD_DIM])),

@@ -1,0 +1,60 @@
+"""Attention over caches of rotated keys: the query is rotated, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from oracle.rotation import order
+
+from ..case import Sequence
+from ..refused_attributes import refused
+from ..rotation import BITS, RULES, SETTINGS, quantized
+from .case import AttentionCase, mask, over_cache, small_scores
+from .combinations import SEQUENCES
+from .variants import LENGTHS, sequences, sinks
+
+
+def rotated(
+    name: str, about: str, types: str, heads: tuple[int, int], head_dim: int, quant_group: int, rules: str, **given: Any
+) -> AttentionCase:
+    given = quantized(types, BITS[types.split()[1]], quant_group) | dict(quant_rotation=1) | given
+    return over_cache(name, about, types, heads, head_dim, proves=f"{RULES} equivalence {rules}".strip(), **given)
+
+
+def cases() -> Iterator[AttentionCase]:
+    """Orders of one block and of several, up to the largest head of a device."""
+    for number, (types, head_dim, quant_group) in enumerate(SETTINGS[:5] + SETTINGS[6:10:2]):
+        mode, heads = number % 2, ((4, 2), (2, 2), (3, 1))[number % 3]
+        attributes = dict(cache_layout=number % 4)
+        attributes |= dict(cache_mode=1, page_size=2) if mode == 1 else {}
+        name = f"rotation-head-dim-{head_dim}-{types.replace(' ', '-')}"
+        about = f"Heads of {head_dim} in blocks of {order(head_dim)}: a decode step, a prefill and a chunk."
+        case = rotated(name, about, types, heads, head_dim, quant_group, "", max_t=8, **attributes)
+        small_scores(case, *SEQUENCES[mode], decoding_batches=1)
+        yield case
+
+
+def variants() -> AttentionCase:
+    batch, max_t = sequences(LENGTHS)
+    about = "Rotated keys with a scale, a soft cap, a window, sinks, ALiBi, a mask and mass."
+    given = dict(scale=0.25, softcap=3.0, local_window_size=4, is_alibi=1, max_t=max_t, cache_layout=3)
+    rules = "scores.scale scores.softcap window head-sink alibi attn-mask mass"
+    case = rotated("rotation-with-variants", about, "f16 int4 f32", (4, 2), 48, 12, rules, **given).with_mass()
+    changes = dict(attn_mask=mask(case, batch, heads=4), head_sink=sinks(case, 4))
+    return small_scores(case, *batch, decoding_batches=1, **changes)
+
+
+def long() -> Iterator[AttentionCase]:
+    for types in ("f32 int8 f16", "f16 int4 f16"):
+        about = "A decode step over 600 keys and a chunk of 9 queries over 70, of two heads on one."
+        given = dict(max_t=680, cache_layout=2)
+        name = f"large-rotation-{types.replace(' ', '-')}"
+        case = rotated(name, about, types, (2, 1), 32, 32, "precision", **given)
+        yield small_scores(case, Sequence(599, 1, 0), Sequence(61, 9, 605), decoding_batches=1)
+
+
+def out_of_range() -> AttentionCase:
+    about = "quant_rotation 1 without quantization: refused."
+    case = over_cache("refuse-quant-rotation", about, "f16 f16", (4, 2), 8, proves="attributes.rotation")
+    return refused(case, (Sequence(1, 1, 0), Sequence(0, 3, 4)), "quant_rotation", 1)
