@@ -71,8 +71,3 @@ pub use states::{StateCache, StateSplit, StateStep};
 pub use stats::Stats;
 pub use step::{Planned, Step};
 pub use store::{BlockStore, StoreError, Usage, up_to_missing};
-
-/// The page for the manager's users, so that its examples run.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/manager.md")]
-struct Page;
