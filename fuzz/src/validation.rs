@@ -89,7 +89,8 @@ fn attention_case(unstructured: &mut Unstructured, call: Call) -> Case {
     let numbers = [("num_heads", heads * repeat), ("num_kv_heads", heads), ("head_dim", head_dim)];
     let numbers = numbers.map(|(name, number)| (name, number as i64));
     let switches = ["is_causal", "is_alibi"].map(|name| (name, unstructured.below(2) as i64));
-    for (name, value) in call.attributes.into_iter().chain(numbers).chain(switches) {
+    let window = [("local_window_size", unstructured.pick(&[-1, 1, 5]))];
+    for (name, value) in call.attributes.into_iter().chain(numbers).chain(switches).chain(window) {
         attributes.entry(name).and_modify(|given| *given = value);
     }
     let mut values = |shape: Vec<usize>| {
