@@ -61,7 +61,7 @@ fn the_programs_of_the_book_print_what_it_says() {
             run += 1;
         }
     }
-    assert!(run >= 2, "{run} programs in the book");
+    assert!(run >= 1, "{run} programs in the book");
 }
 
 /// What the piece of a program on the crate's page leaves out.

@@ -1,5 +1,4 @@
-//! Compiles a program against the library of this test's build, and runs it: one in C11, with all warnings as errors.
-//! Those in C++ are the book's.
+//! Compiles programs against the library of this test's build, and runs them, with all warnings as errors.
 
 use std::env;
 use std::os::unix::fs::symlink;
@@ -56,9 +55,14 @@ pub fn run(compiler: &str, source: &Path, flags: &[&str]) -> String {
 }
 
 #[test]
-fn every_call_and_refusal() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/calls.c");
-    for flags in [&SHARED[..], &STATIC_SANITIZED] {
-        assert_eq!(run("cc", &source, &[&["-std=c11"], flags].concat()), "ok\n");
+fn the_programs_run() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    for (compiler, standard, source, printed) in [
+        ("cc", "-std=c11", "calls.c", "ok\n"),
+        ("c++", "-std=c++17", "layers.cpp", "300 rows of key in each of 2 layers\n"),
+    ] {
+        for flags in [&SHARED[..], &STATIC_SANITIZED] {
+            assert_eq!(run(compiler, &folder.join(source), &[&[standard], flags].concat()), printed);
+        }
     }
 }
