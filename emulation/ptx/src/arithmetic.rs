@@ -53,6 +53,10 @@ impl Type {
         ("usbfhp".contains(kind) && bits <= 64).then_some(Self { kind, bits })
     }
 
+    pub(crate) fn bytes(self) -> u32 {
+        self.bits.div_ceil(8)
+    }
+
     pub(crate) fn mask(self) -> u64 {
         u64::MAX >> (64 - self.bits)
     }
@@ -61,7 +65,7 @@ impl Type {
         matches!(self.kind, 'f' | 'h')
     }
 
-    fn signed(self, x: u64) -> i64 {
+    pub(crate) fn signed(self, x: u64) -> i64 {
         (x << (64 - self.bits)).cast_signed() >> (64 - self.bits)
     }
 
@@ -316,7 +320,7 @@ fn integer(name: &str, parts: &[&str], of: Type) -> Option<Compute> {
         }
         "mul" | "mad" if has("hi") => {
             let add = if name == "mad" { mask } else { 0 };
-            lanes(move |a, b, c, _| ((of.wide(a) * of.wide(b) >> of.bits) as u64).wrapping_add(c & add) & mask)
+            lanes(move |a, b, c, _| (((of.wide(a) * of.wide(b)) >> of.bits) as u64).wrapping_add(c & add) & mask)
         }
         // What division by zero gives is not said: all ones on today's GPUs.
         "div" if !is_signed => two(move |a, b| (a & mask).checked_div(b & mask).unwrap_or(mask)),

@@ -1,6 +1,7 @@
 //! Instructions of a kernel, decoded: registers are numbers, labels are places, and calls are replaced by the function.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
 use crate::arithmetic::{Compute, Freedom, Lanes, Type, compute};
 use crate::text::{Function, PtxError, Statement, Text, error, read};
@@ -31,9 +32,8 @@ pub(crate) struct Access {
     pub(crate) space: Space,
     pub(crate) base: Register,
     pub(crate) offset: u64,
-    /// Of each element.
-    pub(crate) bytes: u32,
-    pub(crate) is_signed: bool,
+    /// The type of each element.
+    pub(crate) of: Type,
     /// Through the read-only cache.
     pub(crate) nc: bool,
 }
@@ -55,7 +55,6 @@ pub(crate) enum Join {
     Add,
     Min,
     Max,
-    /// Votes: any and all are `Or` and `And` of predicates.
     Uniform,
     Ballot,
     MatchAny,
@@ -66,59 +65,24 @@ pub(crate) enum Join {
 #[derive(Debug)]
 pub(crate) enum Together {
     SyncWarp,
-    Shuffle {
-        mode: Shuffle,
-        value: Register,
-        argument: Register,
-        clamp: Register,
-    },
-    Join {
-        join: Join,
-        value: Register,
-        of: Type,
-    },
-    /// `bar`, with the reduction of a predicate where there is one.
-    SyncBlock {
-        join: Option<(Join, Register, bool)>,
-    },
+    /// The value, the argument and the clamp.
+    Shuffle(Shuffle, [Register; 3]),
+    Join(Join, Register, Type),
+    /// `bar`, with the reduction of a predicate, perhaps negated, where there is one.
+    SyncBlock(Option<(Join, Register, bool)>),
 }
 
 pub(crate) enum Kind {
-    Compute {
-        compute: Compute,
-        to: Register,
-        from: [Register; 4],
-    },
-    Load {
-        access: Access,
-        to: Vec<(Register, u32)>,
-    },
-    Store {
-        access: Access,
-        from: Vec<Register>,
-    },
-    Atomic {
-        access: Access,
-        join: &'static str,
-        of: Type,
-        to: Option<Register>,
-        from: [Register; 2],
-    },
-    Together {
-        together: Together,
-        mask: Register,
-        to: [Option<Register>; 2],
-    },
-    ActiveMask {
-        to: Register,
-    },
-    Branch {
-        to: u32,
-    },
-    BranchTo {
-        index: Register,
-        to: Vec<u32>,
-    },
+    Compute(Compute, Register, [Register; 4]),
+    /// Registers have a number of bits.
+    Load(Access, Vec<(Register, u32)>),
+    Store(Access, Vec<Register>),
+    Atomic(Access, &'static str, Option<Register>, [Register; 2]),
+    /// With the mask of the lanes, and up to two results.
+    Together(Together, Register, [Option<Register>; 2]),
+    ActiveMask(Register),
+    Branch(u32),
+    BranchTo(Register, Vec<u32>),
     Exit,
     /// Fences order nothing here that is not in order.
     Nothing,
@@ -142,20 +106,13 @@ pub struct Code {
     /// The names of registers.
     pub(crate) registers: Vec<String>,
     pub(crate) constants: Vec<Lanes>,
-    pub(crate) parameter_bytes: usize,
+    pub parameter_bytes: usize,
     pub(crate) shared_bytes: usize,
 }
 
-impl std::fmt::Debug for Code {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.kernel)
-    }
-}
-
-impl Code {
-    /// How many bytes the parameters have.
-    pub fn parameter_bytes(&self) -> usize {
-        self.parameter_bytes
     }
 }
 
@@ -169,23 +126,35 @@ pub fn kernels(ptx: &str, freedom: Freedom) -> Result<BTreeMap<String, Code>, Pt
     entries.map(|(name, function)| Ok((name.clone(), Decoder::new(&text, freedom).kernel(name, function)?))).collect()
 }
 
+/// With a message, to which the statement's line is added.
+type Decoded<T = ()> = Result<T, String>;
+
+/// The value, if what it is made of is known.
+fn known<T>(value: Option<T>) -> Decoded<T> {
+    value.ok_or_else(|| "unknown instruction".to_owned())
+}
+
 struct Decoder<'a> {
     text: &'a Text,
     freedom: Freedom,
     code: Code,
-    /// Registers and their bits, parameters and labels, innermost scope last.
-    scopes: Vec<HashMap<String, (Register, u32)>>,
+    /// Registers and their bits, and parameters, innermost scope last.
+    scopes: Vec<HashMap<String, Register>>,
     bits: Vec<u32>,
     constants: HashMap<u64, Register>,
     name_numbers: HashMap<String, u32>,
     symbols: HashMap<String, u64>,
     /// The functions being expanded, each with the number of its expansion and what its parameters are in its caller.
     arguments: Vec<(u32, HashMap<String, String>)>,
+    expansions: u32,
     labels: HashMap<String, u32>,
     tables: HashMap<String, Vec<String>>,
     /// Branches to labels, whose places are not known yet.
     jumps: Vec<(usize, Vec<String>)>,
-    expansions: u32,
+    // Of the statement that is being read.
+    line: u32,
+    name: String,
+    guard: Option<(Register, bool)>,
 }
 
 impl<'a> Decoder<'a> {
@@ -200,10 +169,13 @@ impl<'a> Decoder<'a> {
             name_numbers: HashMap::new(),
             symbols: HashMap::new(),
             arguments: Vec::new(),
+            expansions: 0,
             labels: HashMap::new(),
             tables: HashMap::new(),
             jumps: Vec::new(),
-            expansions: 0,
+            line: 0,
+            name: String::new(),
+            guard: None,
         }
     }
 
@@ -212,28 +184,25 @@ impl<'a> Decoder<'a> {
         for special in SPECIAL {
             self.declare(special, 32);
         }
-        for variable in &self.text.shared {
-            let at = self.code.shared_bytes.next_multiple_of(variable.align);
-            self.symbols.insert(variable.name.clone(), at as u64);
-            self.code.shared_bytes = at + variable.bytes;
-        }
-        for parameter in &function.parameters {
-            let at = self.code.parameter_bytes.next_multiple_of(parameter.align);
-            self.symbols.insert(parameter.name.clone(), at as u64);
-            self.code.parameter_bytes = at + parameter.bytes;
+        for (variables, bytes) in
+            [(&self.text.shared, &mut self.code.shared_bytes), (&function.parameters, &mut self.code.parameter_bytes)]
+        {
+            for variable in variables {
+                let at = bytes.next_multiple_of(variable.align);
+                self.symbols.insert(variable.name.clone(), at as u64);
+                *bytes = at + variable.bytes;
+            }
         }
         self.statements(&function.body)?;
-        self.push(0, "exit", None, Kind::Exit);
-        for (at, labels) in std::mem::take(&mut self.jumps) {
-            let instruction = &mut self.code.instructions[at];
-            let places: Result<Vec<_>, _> = labels
-                .iter()
-                .map(|label| self.labels.get(label).copied().map_or_else(|| error(instruction.line, label), Ok))
-                .collect();
-            match &mut instruction.kind {
-                Kind::Branch { to } => *to = places?[0],
-                Kind::BranchTo { to, .. } => *to = places?,
-                _ => unreachable!("only branches have labels"),
+        (self.name, self.guard) = ("exit".to_owned(), None);
+        self.push(Kind::Exit);
+        for (at, labels) in &self.jumps {
+            let instruction = &mut self.code.instructions[*at];
+            let places: Option<Vec<_>> = labels.iter().map(|label| self.labels.get(label).copied()).collect();
+            match (&mut instruction.kind, places) {
+                (Kind::Branch(to), Some(places)) => *to = places[0],
+                (Kind::BranchTo(_, to), Some(places)) => *to = places,
+                _ => return error(instruction.line, format!("no labels: {labels:?}")),
             }
         }
         Ok(self.code)
@@ -244,14 +213,22 @@ impl<'a> Decoder<'a> {
             match statement {
                 Statement::Open => self.scopes.push(HashMap::new()),
                 Statement::Close => drop(self.scopes.pop()),
-                Statement::Label(label) => {
-                    let place = self.code.instructions.len() as u32;
-                    self.labels.insert(self.label(label), place);
-                }
-                Statement::Text(text) => self.statement(*line, text)?,
+                Statement::Label(label) => drop(self.labels.insert(self.label(label), self.here())),
+                Statement::Text(text) => match text.strip_prefix("call") {
+                    Some(call) => self.call(*line, call)?,
+                    None => {
+                        self.line = *line;
+                        self.statement(text).or_else(|message| error(*line, format!("{message}: {text}")))?;
+                    }
+                },
             }
         }
         Ok(())
+    }
+
+    /// The place of the next instruction.
+    fn here(&self) -> u32 {
+        self.code.instructions.len() as u32
     }
 
     /// A label's name, which is another in each expansion of a function.
@@ -260,79 +237,79 @@ impl<'a> Decoder<'a> {
     }
 
     fn declare(&mut self, name: &str, bits: u32) -> Register {
-        let register = self.code.registers.len() as Register;
+        let register = self.bits.len() as Register;
         self.code.registers.push(name.to_owned());
         self.bits.push(bits);
-        self.scopes.last_mut().map(|scope| scope.insert(name.to_owned(), (register, bits)));
+        let scope = self.scopes.len() - 1;
+        self.scopes[scope].insert(name.to_owned(), register);
         register
     }
 
-    fn push(&mut self, line: u32, name: &str, guard: Option<(Register, bool)>, kind: Kind) {
+    /// Adds an instruction with the statement's name and predicate.
+    fn push(&mut self, kind: Kind) {
         let names = &mut self.code.names;
-        let name = *self.name_numbers.entry(name.to_owned()).or_insert_with(|| {
-            names.push(name.to_owned());
+        let name = *self.name_numbers.entry(self.name.clone()).or_insert_with(|| {
+            names.push(self.name.clone());
             names.len() as u32 - 1
         });
-        self.code.instructions.push(Instruction { line, name, guard, kind });
+        self.code.instructions.push(Instruction { line: self.line, name, guard: self.guard, kind });
     }
 
-    fn statement(&mut self, line: u32, text: &str) -> Result<(), PtxError> {
-        let (guard, text) = match text.strip_prefix('@') {
-            None => (None, text),
-            Some(rest) => {
-                let (guard, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
-                let name = guard.trim_start_matches('!');
-                (Some((self.register(line, name)?, name != guard)), rest.trim_start())
-            }
-        };
+    /// Adds what an instruction of this name computes.
+    fn compute(&mut self, name: &str, to: Register, from: &[Register]) -> Decoded {
+        let (first, parts) = name.split_once('.').unwrap_or((name, ""));
+        let computed = known(compute(first, &parts.split('.').collect::<Vec<_>>(), self.freedom))?;
+        let mut sources = [self.constant(0); 4];
+        sources.get_mut(..from.len()).ok_or("too many operands")?.copy_from_slice(from);
+        self.push(Kind::Compute(computed, to, sources));
+        Ok(())
+    }
+
+    fn statement(&mut self, text: &str) -> Decoded {
+        let mut text = text;
+        self.guard = None;
+        if let Some(rest) = text.strip_prefix('@') {
+            let (guard, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+            let name = guard.trim_start_matches('!');
+            (self.guard, text) = (Some((self.register(name)?, name != guard)), rest.trim_start());
+        }
         let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
-        let name = name.replace("::cta", "");
-        match name.as_str() {
-            ".reg" => return self.registers(line, rest),
-            ".pragma" => return Ok(()),
-            ".param" => return Ok(()),
+        self.name = name.replace("::cta", "");
+        match name {
+            ".reg" => self.registers(rest),
+            ".pragma" | ".param" => Ok(()),
             ".branchtargets" => {
                 // The label before it, at this place, is the table's name.
-                let here = self.code.instructions.len() as u32;
-                let labels: Vec<_> = rest.split(',').map(|label| self.label(label.trim())).collect();
-                let names: Vec<_> =
-                    self.labels.iter().filter(|(_, at)| **at == here).map(|(name, _)| name.clone()).collect();
-                self.tables.extend(names.into_iter().map(|name| (name, labels.clone())));
-                return Ok(());
+                let targets: Vec<_> = rest.split(',').map(|label| self.label(label.trim())).collect();
+                let here = self.here();
+                let tables = self.labels.iter().filter(|(_, at)| **at == here);
+                self.tables.extend(tables.map(|(name, _)| (name.clone(), targets.clone())));
+                Ok(())
             }
-            _ => (),
+            _ => {
+                let operands = operands(rest);
+                self.instruction(&operands.iter().map(String::as_str).collect::<Vec<_>>())
+            }
         }
-        let operands = operands(rest);
-        let operands: Vec<&str> = operands.iter().map(String::as_str).collect();
-        let known = self.instruction(line, &name, guard, &operands)?;
-        if known { Ok(()) } else { error(line, format!("unknown instruction: {text}")) }
     }
 
     /// `.reg .b32 %r<8>`, `.reg .b16 low, high`.
-    fn registers(&mut self, line: u32, text: &str) -> Result<(), PtxError> {
+    fn registers(&mut self, text: &str) -> Decoded {
         let (of, names) = text.split_once(char::is_whitespace).unwrap_or_default();
-        let Some(of) = of.strip_prefix('.').and_then(Type::parse) else {
-            return error(line, format!("registers of an unknown type: {text}"));
-        };
+        let of = known(of.strip_prefix('.').and_then(Type::parse))?;
         for name in names.split(',').map(str::trim) {
-            match name.split_once('<') {
-                None => drop(self.declare(name, of.bits)),
-                Some((name, count)) => {
-                    let count: u32 = count.trim_end_matches('>').parse().unwrap_or(0);
-                    for i in 0..count {
-                        self.declare(&format!("{name}{i}"), of.bits);
-                    }
-                }
+            let (prefix, count) = name.split_once('<').unwrap_or((name, ""));
+            match count.trim_end_matches('>').parse::<u32>() {
+                Ok(count) => (0..count).for_each(|i| _ = self.declare(&format!("{prefix}{i}"), of.bits)),
+                Err(_) => _ = self.declare(name, of.bits),
             }
         }
         Ok(())
     }
 
-    fn register(&self, line: u32, name: &str) -> Result<Register, PtxError> {
-        match self.scopes.iter().rev().find_map(|scope| scope.get(name)) {
-            Some(&(register, _)) => Ok(register),
-            None => error(line, format!("no register: {name}")),
-        }
+    fn register(&self, name: &str) -> Decoded<Register> {
+        let found = self.scopes.iter().rev().find_map(|scope| scope.get(name));
+        found.copied().ok_or_else(|| format!("no register {name}"))
     }
 
     fn constant(&mut self, value: u64) -> Register {
@@ -344,101 +321,73 @@ impl<'a> Decoder<'a> {
     }
 
     /// A source: a register, a number, or the address of a variable.
-    fn source(&mut self, line: u32, text: &str) -> Result<Register, PtxError> {
+    fn source(&mut self, text: &str) -> Decoded<Register> {
         let number = match text.as_bytes() {
             [b'0', b'f' | b'F' | b'd' | b'D', ..] => u64::from_str_radix(&text[2..], 16).ok(),
             _ => integer(text),
         };
         match number.or_else(|| self.symbols.get(text).copied()) {
             Some(number) => Ok(self.constant(number)),
-            None if text == "WARP_SZ" => Ok(self.constant(32)),
-            None => self.register(line, text),
+            None => self.register(text),
         }
     }
 
-    fn sources<const N: usize>(&mut self, line: u32, texts: &[&str]) -> Result<[Register; N], PtxError> {
-        let mut sources = [self.constant(0); N];
-        if texts.len() > N {
-            return error(line, "more operands than expected");
-        }
+    fn sources<const N: usize>(&mut self, texts: [&str; N]) -> Decoded<[Register; N]> {
+        let mut sources = [0; N];
         for (source, text) in sources.iter_mut().zip(texts) {
-            *source = self.source(line, text)?;
+            *source = self.source(text)?;
         }
         Ok(sources)
     }
 
     /// Up to two results, as in `%r1|%p1`; `_` is none.
-    fn results(&self, line: u32, text: &str) -> Result<[Option<Register>; 2], PtxError> {
+    fn results(&self, text: &str) -> Decoded<[Option<Register>; 2]> {
         let mut results = [None; 2];
-        for (result, name) in results.iter_mut().zip(text.split('|')) {
-            *result = if name == "_" { None } else { Some(self.register(line, name)?) };
+        for (result, name) in results.iter_mut().zip(text.split('|').filter(|name| *name != "_")) {
+            *result = Some(self.register(name)?);
         }
         Ok(results)
     }
 
-    fn instruction(
-        &mut self,
-        line: u32,
-        name: &str,
-        guard: Option<(Register, bool)>,
-        operands: &[&str],
-    ) -> Result<bool, PtxError> {
-        let (first, parts) = name.split_once('.').unwrap_or((name, ""));
+    fn instruction(&mut self, operands: &[&str]) -> Decoded {
+        let name = self.name.clone();
+        let (first, parts) = name.split_once('.').unwrap_or((&name, ""));
         let parts: Vec<_> = parts.split('.').collect();
         let has = |part: &str| parts.contains(&part);
         let of = parts.last().and_then(|of| Type::parse(of));
-        let all = self.constant(u32::MAX.into());
         let kind = match (first, operands) {
-            ("bra", [label]) => {
-                self.jumps.push((self.code.instructions.len(), vec![self.label(label)]));
-                Kind::Branch { to: 0 }
-            }
+            ("bra", [label]) => self.jump(vec![self.label(label)], Kind::Branch(0)),
             ("brx", [index, table]) => {
-                let labels = self.tables.get(&self.label(table)).cloned();
-                let Some(labels) = labels else { return error(line, format!("no table of targets: {table}")) };
-                self.jumps.push((self.code.instructions.len(), labels));
-                Kind::BranchTo { index: self.source(line, index)?, to: Vec::new() }
+                let labels = self.tables.get(&self.label(table)).cloned().ok_or("no table of targets")?;
+                let index = self.source(index)?;
+                self.jump(labels, Kind::BranchTo(index, Vec::new()))
             }
             // The end of an expanded function is where its caller goes on.
-            ("ret", []) if !self.arguments.is_empty() => {
-                self.jumps.push((self.code.instructions.len(), vec![self.label("return")]));
-                Kind::Branch { to: 0 }
-            }
+            ("ret", []) if !self.arguments.is_empty() => self.jump(vec![self.label("return")], Kind::Branch(0)),
             ("ret" | "exit", []) => Kind::Exit,
             ("membar" | "fence" | "prefetch" | "prefetchu" | "nanosleep", _) => Kind::Nothing,
-            ("call", _) => {
-                self.call(line, guard, operands)?;
-                return Ok(true);
-            }
-            ("ld" | "st", [a, b]) if has("param") && (!self.arguments.is_empty() || !self.is_parameter(a, b)) => {
-                return self.argument(line, first == "ld", guard, of, [a, b]);
-            }
+            ("ld", [to, place]) if has("param") && !self.is_parameter(place) => return self.argument(place, to, true),
+            ("st", [place, from]) if has("param") => return self.argument(place, from, false),
             ("ld" | "ldu", [to, address]) => {
-                let Some(access) = self.access(line, &parts, address)? else { return Ok(false) };
-                let names = vector(to);
-                let to: Result<Vec<_>, _> = names.iter().map(|name| self.register(line, name)).collect();
-                Kind::Load { access, to: to?.into_iter().map(|to| (to, self.bits[to as usize])).collect() }
+                let to: Decoded<Vec<_>> = vector(to).map(|name| self.register(name)).collect();
+                let to = to?.into_iter().map(|to| (to, self.bits[to as usize])).collect();
+                Kind::Load(self.access(&parts, address)?, to)
             }
             ("st", [address, from]) => {
-                let Some(access) = self.access(line, &parts, address)? else { return Ok(false) };
-                let from: Result<Vec<_>, _> = vector(from).iter().map(|name| self.source(line, name)).collect();
-                Kind::Store { access, from: from? }
+                let from: Decoded<Vec<_>> = vector(from).map(|name| self.source(name)).collect();
+                Kind::Store(self.access(&parts, address)?, from?)
             }
-            ("atom", [to, address, from @ ..]) => {
-                return self.atomic(line, name, guard, &parts, Some(to), address, from);
-            }
-            ("red", [address, from @ ..]) => return self.atomic(line, name, guard, &parts, None, address, from),
+            ("atom", [to, address, from @ ..]) => self.atomic(&parts, to, address, from)?,
+            ("red", [address, from @ ..]) => self.atomic(&parts, "_", address, from)?,
             ("shfl", [to, value, argument, clamp, mask]) if has("sync") => {
                 let mode = match parts[1] {
                     "up" => Shuffle::Up,
                     "down" => Shuffle::Down,
                     "bfly" => Shuffle::Xor,
-                    "idx" => Shuffle::Index,
-                    _ => return Ok(false),
+                    _ => Shuffle::Index,
                 };
-                let [value, argument, clamp, mask] = self.sources(line, &[value, argument, clamp, mask])?;
-                let to = self.results(line, to)?;
-                Kind::Together { together: Together::Shuffle { mode, value, argument, clamp }, mask, to }
+                let shuffle = Together::Shuffle(mode, self.sources([value, argument, clamp])?);
+                Kind::Together(shuffle, self.source(mask)?, self.results(to)?)
             }
             ("vote" | "match" | "redux", [to, value, mask]) if has("sync") => {
                 let join = match parts[..] {
@@ -452,20 +401,18 @@ impl<'a> Decoder<'a> {
                     ["sync", "add", _] => Join::Add,
                     ["sync", "min", _] => Join::Min,
                     ["sync", "max", _] => Join::Max,
-                    _ => return Ok(false),
+                    _ => return known(None),
                 };
-                let Some(of) = of else { return Ok(false) };
-                let [value, mask] = self.sources(line, &[value, mask])?;
-                Kind::Together { together: Together::Join { join, value, of }, mask, to: self.results(line, to)? }
+                let join = Together::Join(join, self.source(value)?, known(of)?);
+                Kind::Together(join, self.source(mask)?, self.results(to)?)
             }
-            ("activemask", [to]) => Kind::ActiveMask { to: self.register(line, to)? },
+            ("activemask", [to]) => Kind::ActiveMask(self.register(to)?),
             ("bar" | "barrier", [mask]) if has("warp") => {
-                let mask = self.source(line, mask)?;
-                Kind::Together { together: Together::SyncWarp, mask, to: [None; 2] }
+                Kind::Together(Together::SyncWarp, self.source(mask)?, [None; 2])
             }
             // Of all threads of the block only.
             ("bar" | "barrier", [_]) if has("sync") => {
-                Kind::Together { together: Together::SyncBlock { join: None }, mask: all, to: [None; 2] }
+                Kind::Together(Together::SyncBlock(None), self.constant(u32::MAX.into()), [None; 2])
             }
             ("bar" | "barrier", [to, _, value]) if has("red") => {
                 let join = if has("or") {
@@ -476,124 +423,59 @@ impl<'a> Decoder<'a> {
                     Join::Add
                 };
                 let name = value.trim_start_matches('!');
-                let join = Some((join, self.register(line, name)?, name != *value));
-                Kind::Together { together: Together::SyncBlock { join }, mask: all, to: self.results(line, to)? }
+                let reduction = Together::SyncBlock(Some((join, self.register(name)?, name != *value)));
+                Kind::Together(reduction, self.constant(u32::MAX.into()), self.results(to)?)
             }
-            ("cvta" | "isspacep", [to, from]) => {
+            ("cvta", [to, from]) => {
                 let window = self.constant(if has("shared") { SHARED_WINDOW } else { 0 });
-                let (name, sign) = match (first, has("to")) {
-                    ("isspacep", _) if has("shared") => ("setp", "ge"),
-                    ("isspacep", _) => ("setp", "lt"),
-                    (_, true) => ("sub", ""),
-                    (_, false) => ("add", ""),
-                };
-                let limit = if first == "isspacep" { self.constant(SHARED_WINDOW) } else { window };
-                let Some(compute) = compute(name, &[sign, "u64"][usize::from(sign.is_empty())..], self.freedom) else {
-                    return Ok(false);
-                };
-                let [from, zero] = self.sources(line, &[from])?;
-                Kind::Compute { compute, to: self.register(line, to)?, from: [from, limit, zero, zero] }
+                let [to, from] = [self.register(to)?, self.source(from)?];
+                return self.compute(if has("to") { "sub.u64" } else { "add.u64" }, to, &[from, window]);
             }
-            ("mov", [to, from]) if to.starts_with('{') || from.starts_with('{') => {
-                let Some(of) = of else { return Ok(false) };
-                return self.pack(line, name, guard, of.bits, [to, from]);
+            ("isspacep", [to, from]) => {
+                let window = self.constant(SHARED_WINDOW);
+                let [to, from] = [self.register(to)?, self.source(from)?];
+                return self.compute(if has("shared") { "setp.ge.u64" } else { "setp.lt.u64" }, to, &[from, window]);
             }
-            (_, [to, from @ ..]) if !from.is_empty() => {
-                let Some(compute) = compute(first, &parts, self.freedom) else { return Ok(false) };
-                let mut texts = Vec::new();
-                for from in from {
-                    texts.push(from.trim_start_matches('!'));
+            ("mov", [to, from]) if to.starts_with('{') => return self.unpack(known(of)?.bits, to, from),
+            ("mov", [to, from]) if from.starts_with('{') => return self.pack(known(of)?.bits, to, from),
+            (_, [to, texts @ ..]) if !texts.is_empty() => {
+                let mut from = Vec::new();
+                for text in texts {
+                    let name = text.trim_start_matches('!');
+                    let source = self.source(name)?;
+                    from.push(if name == *text { source } else { self.opposite(source)? });
                 }
-                let mut from: [Register; 4] = self.sources(line, &texts)?;
-                for (source, text) in from.iter_mut().zip(operands[1..].iter()) {
-                    if text.starts_with('!') {
-                        *source = self.negated(line, guard, *source);
-                    }
-                }
-                let [to, other] = self.results(line, to)?;
-                if let Some(to) = to {
-                    self.push(line, name, guard, Kind::Compute { compute, to, from });
-                }
-                if let Some(other) = other {
+                let [to, other] = self.results(to)?;
+                let to = to.ok_or("no result")?;
+                self.compute(&name, to, &from)?;
+                return match other {
+                    None => Ok(()),
                     // The comparison's opposite; a boolean operation would have to be made after it.
-                    if first != "setp" || from[2] != self.constant(0) {
-                        return Ok(false);
-                    }
-                    let Some(to) = to else { return Ok(false) };
-                    let negated = self.negated(line, guard, to);
-                    let Some(mov) = compute_of("mov.pred", self.freedom) else { return Ok(false) };
-                    let zero = self.constant(0);
-                    self.push(
-                        line,
-                        name,
-                        guard,
-                        Kind::Compute { compute: mov, to: other, from: [negated, zero, zero, zero] },
-                    );
-                }
-                return Ok(true);
+                    Some(other) if first == "setp" && from.len() == 2 => self.compute("not.pred", other, &[to]),
+                    Some(_) => known(None),
+                };
             }
-            _ => return Ok(false),
+            _ => return known(None),
         };
-        self.push(line, name, guard, kind);
-        Ok(true)
+        self.push(kind);
+        Ok(())
+    }
+
+    fn jump(&mut self, labels: Vec<String>, kind: Kind) -> Kind {
+        self.jumps.push((self.code.instructions.len(), labels));
+        kind
     }
 
     /// A new register with the opposite of a predicate.
-    fn negated(&mut self, line: u32, guard: Option<(Register, bool)>, predicate: Register) -> Register {
-        let to = self.code.registers.len() as Register;
-        self.code.registers.push("a negated predicate".to_owned());
-        self.bits.push(1);
-        let zero = self.constant(0);
-        if let Some(compute) = compute_of("not.pred", self.freedom) {
-            self.push(line, "not.pred", guard, Kind::Compute { compute, to, from: [predicate, zero, zero, zero] });
-        }
-        to
+    fn opposite(&mut self, predicate: Register) -> Decoded<Register> {
+        let to = self.declare("", 1);
+        self.compute("not.pred", to, &[predicate]).map(|()| to)
     }
 
-    fn is_parameter(&self, a: &str, b: &str) -> bool {
-        [a, b].iter().any(|text| {
-            let name = text.trim_start_matches('[').split(['+', ']']).next().unwrap_or_default().trim();
-            text.starts_with('[') && (self.symbols.contains_key(name) || name.starts_with('%'))
-        })
-    }
-
-    /// Writes or reads a parameter of a call, which is a register: of the caller, whose names a function has others for.
-    fn argument(
-        &mut self,
-        line: u32,
-        reads: bool,
-        guard: Option<(Register, bool)>,
-        of: Option<Type>,
-        operands: [&str; 2],
-    ) -> Result<bool, PtxError> {
-        let [registers, place] = if reads { operands } else { [operands[1], operands[0]] };
-        let Some(of) = of else { return Ok(false) };
-        let place = place.trim_matches(['[', ']']);
-        let (name, offset) = place.split_once('+').unwrap_or((place, "0"));
-        let name = self.argument_name(name);
-        let offset: u32 = offset.trim().parse().unwrap_or(0);
-        for (i, register) in (0..).zip(vector(registers)) {
-            let place = format!("{name}+{}", offset + i * of.bits / 8);
-            let known = self.scopes.iter().rev().find_map(|scope| scope.get(&place)).copied();
-            let place = match known {
-                Some((place, _)) => place,
-                None if reads => return error(line, format!("a parameter that is not written: {place}")),
-                // In the scope of the function, since results are read after the scope of the call.
-                None => {
-                    let place_register = self.declare(&place, of.bits);
-                    self.scopes[1].insert(place, (place_register, of.bits));
-                    place_register
-                }
-            };
-            let (to, from) = match reads {
-                true => (self.register(line, &register)?, place),
-                false => (place, self.source(line, &register)?),
-            };
-            let zero = self.constant(0);
-            let Some(compute) = compute("mov", &[&format!("b{}", of.bits)], self.freedom) else { return Ok(false) };
-            self.push(line, "mov", guard, Kind::Compute { compute, to, from: [from, zero, zero, zero] });
-        }
-        Ok(true)
+    /// Whether an address is in the kernel's own parameters.
+    fn is_parameter(&self, address: &str) -> bool {
+        let name = address.trim_start_matches('[').split(['+', ']']).next().unwrap_or_default();
+        self.arguments.is_empty() && (self.symbols.contains_key(name) || name.starts_with('%'))
     }
 
     /// A parameter's name, which is another at each depth of calls.
@@ -602,123 +484,110 @@ impl<'a> Decoder<'a> {
         of_caller.cloned().unwrap_or_else(|| format!("{name} {}", self.arguments.len()))
     }
 
-    /// Puts a function's statements in the place of its call.
-    fn call(&mut self, line: u32, guard: Option<(Register, bool)>, operands: &[&str]) -> Result<(), PtxError> {
-        let (names, lists): (Vec<&str>, Vec<&str>) = operands.iter().partition(|operand| !operand.starts_with('('));
+    /// Reads or writes a parameter of a call, which is a register.
+    fn argument(&mut self, place: &str, registers: &str, reads: bool) -> Decoded {
+        let of = known(self.name.rsplit('.').next().and_then(Type::parse))?;
+        let place = place.trim_matches(['[', ']']);
+        let (name, offset) = place.split_once('+').unwrap_or((place, "0"));
+        let (name, offset) = (self.argument_name(name), known(integer(offset))?);
+        for (i, register) in (0..).zip(vector(registers)) {
+            let place = format!("{name}+{}", offset + i * u64::from(of.bits / 8));
+            // In the scope of the function, since results are read after the scope of the call.
+            let place = match self.register(&place) {
+                Err(_) if !reads => {
+                    let new = self.declare(&place, of.bits);
+                    self.scopes[1].insert(place, new);
+                    new
+                }
+                place => place?,
+            };
+            let register = self.source(register)?;
+            let (to, from) = if reads { (register, place) } else { (place, register) };
+            self.compute(&format!("mov.b{}", of.bits), to, &[from])?;
+        }
+        Ok(())
+    }
+
+    /// Puts a function's statements in the place of its call: `(results), name, (arguments)`.
+    fn call(&mut self, line: u32, text: &str) -> Result<(), PtxError> {
+        let operands = operands(text.trim_start_matches(".uni"));
+        let (lists, names): (Vec<_>, Vec<_>) = operands.iter().partition(|operand| operand.starts_with('('));
+        let given = lists.iter().flat_map(|list| list.trim_matches(['(', ')']).split(',')).map(str::trim);
+        let given: Vec<_> = given.filter(|name| !name.is_empty()).map(|name| self.argument_name(name)).collect();
         let text = self.text;
-        let Some(function) = names.first().and_then(|name| text.functions.get(*name)) else {
-            return error(line, format!("a call of no function: {operands:?}"));
+        let function = names.first().and_then(|name| text.functions.get(*name));
+        let Some(function) = function.filter(|function| function.parameters.len() == given.len()) else {
+            return error(line, format!("a call of no function, or with other parameters: {operands:?}"));
         };
-        if guard.is_some() || self.arguments.len() > 8 {
-            return error(line, "a call that depends on a predicate, or calls too deep");
+        if self.arguments.len() > 8 {
+            return error(line, "calls too deep");
         }
-        let given: Vec<_> =
-            lists.iter().flat_map(|list| list.trim_matches(['(', ')']).split(',')).map(str::trim).collect();
-        let given = given.into_iter().filter(|name| !name.is_empty()).map(|name| self.argument_name(name));
         let names = function.parameters.iter().map(|parameter| parameter.name.clone());
-        let named: HashMap<_, _> = names.zip(given).collect();
-        if named.len() != function.parameters.len() {
-            return error(line, "a call with other parameters");
-        }
         self.expansions += 1;
-        self.arguments.push((self.expansions, named));
+        self.arguments.push((self.expansions, names.zip(given).collect()));
         self.statements(&function.body)?;
-        let end = self.label("return");
-        self.labels.insert(end, self.code.instructions.len() as u32);
+        self.labels.insert(self.label("return"), self.here());
         self.arguments.pop();
         Ok(())
     }
 
-    /// `mov` between a register and the parts of a vector.
-    fn pack(
-        &mut self,
-        line: u32,
-        name: &str,
-        guard: Option<(Register, bool)>,
-        bits: u32,
-        [to, from]: [&str; 2],
-    ) -> Result<bool, PtxError> {
-        let zero = self.constant(0);
-        let parts = vector(if to.starts_with('{') { to } else { from });
-        let part_bits = self.constant((bits / parts.len() as u32).into());
-        let shifts: Vec<_> =
-            (0..parts.len() as u32).map(|i| self.constant((i * bits / parts.len() as u32).into())).collect();
-        if to.starts_with('{') {
-            let from = self.source(line, from)?;
-            for (part, shift) in parts.iter().zip(shifts).filter(|(part, _)| *part != "_") {
-                let Some(compute) = compute("bfe", &["u64"], self.freedom) else { return Ok(false) };
-                let to = self.register(line, part)?;
-                self.push(line, name, guard, Kind::Compute { compute, to, from: [from, shift, part_bits, zero] });
-            }
-            return Ok(true);
+    fn unpack(&mut self, bits: u32, to: &str, from: &str) -> Decoded {
+        let from = self.source(from)?;
+        let part_bits = bits / vector(to).count() as u32;
+        let width = self.constant(part_bits.into());
+        for (i, part) in (0..).zip(vector(to)).filter(|(_, part)| *part != "_") {
+            let (to, shift) = (self.register(part)?, self.constant((i * part_bits).into()));
+            self.compute("bfe.u64", to, &[from, shift, width])?;
         }
-        let to = self.register(line, to)?;
-        let parts: Result<Vec<_>, _> = parts.iter().map(|part| self.source(line, part)).collect();
-        let mut before = zero;
-        for (part, shift) in parts?.into_iter().zip(shifts) {
-            let Some(compute) = compute("bfi", &["b64"], self.freedom) else { return Ok(false) };
-            self.push(line, name, guard, Kind::Compute { compute, to, from: [part, before, shift, part_bits] });
-            before = to;
-        }
-        Ok(true)
+        Ok(())
     }
 
-    /// The access of an address as `[%rd1+8]`; `None` if its space is not known.
-    fn access(&mut self, line: u32, parts: &[&str], address: &str) -> Result<Option<Access>, PtxError> {
-        const QUALIFIERS: [&str; 23] = [
-            "param", "shared", "global", "const", "nc", "v2", "v4", "ca", "cg", "cs", "cv", "wb", "wt", "lu",
-            "volatile", "relaxed", "acquire", "release", "weak", "cta", "gpu", "sys", "acq_rel",
-        ];
-        let Some((of, qualifiers)) = parts.split_last() else { return Ok(None) };
-        let Some(of) = Type::parse(of) else { return Ok(None) };
-        let is_known = |part: &&str| QUALIFIERS.contains(part) || part.starts_with("L");
-        let operations = ["cas", "exch", "add", "inc", "dec", "min", "max", "and", "or", "xor", "noftz"];
-        if !qualifiers.iter().all(|part| is_known(part) || operations.contains(part)) || qualifiers.contains(&"const") {
-            return Ok(None);
+    fn pack(&mut self, bits: u32, to: &str, from: &str) -> Decoded {
+        let to = self.register(to)?;
+        let part_bits = bits / vector(from).count() as u32;
+        let (mut before, width) = (self.constant(0), self.constant(part_bits.into()));
+        for (i, part) in (0..).zip(vector(from)) {
+            let (part, shift) = (self.source(part)?, self.constant((i * part_bits).into()));
+            self.compute("bfi.b64", to, &[part, before, shift, width])?;
+            before = to;
         }
+        Ok(())
+    }
+
+    /// The access of an address as `[%rd1+8]`.
+    fn access(&mut self, parts: &[&str], address: &str) -> Decoded<Access> {
+        const QUALIFIERS: [&str; 33] = [
+            "param", "shared", "global", "nc", "v2", "v4", "ca", "cg", "cs", "cv", "wb", "wt", "lu", "volatile",
+            "relaxed", "acquire", "release", "acq_rel", "weak", "cta", "gpu", "sys", "cas", "exch", "add", "inc",
+            "dec", "min", "max", "and", "or", "xor", "noftz",
+        ];
+        let (of, qualifiers) = known(parts.split_last())?;
+        let is_known = qualifiers.iter().all(|part| QUALIFIERS.contains(part) || part.starts_with('L'));
+        let of = known(Type::parse(of).filter(|_| is_known))?;
+        let has = |part: &str| qualifiers.contains(&part);
         let space = match () {
-            () if qualifiers.contains(&"param") => Space::Param,
-            () if qualifiers.contains(&"shared") => Space::Shared,
-            () if qualifiers.contains(&"global") => Space::Global,
+            () if has("param") => Space::Param,
+            () if has("shared") => Space::Shared,
+            () if has("global") => Space::Global,
             () => Space::Generic,
         };
         let address = address.trim_matches(['[', ']']);
         let (base, offset) = address.split_once('+').unwrap_or((address, "0"));
-        let Some(offset) = integer(offset.trim()) else { return error(line, format!("no address: {address}")) };
-        let base = self.source(line, base.trim())?;
-        let nc = qualifiers.contains(&"nc");
-        Ok(Some(Access { space, base, offset, bytes: of.bits.div_ceil(8), is_signed: of.kind == 's', nc }))
+        let (base, offset) = (self.source(base.trim())?, known(integer(offset.trim()))?);
+        Ok(Access { space, base, offset, of, nc: has("nc") })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of an instruction")]
-    fn atomic(
-        &mut self,
-        line: u32,
-        name: &str,
-        guard: Option<(Register, bool)>,
-        parts: &[&str],
-        to: Option<&str>,
-        address: &str,
-        from: &[&str],
-    ) -> Result<bool, PtxError> {
-        let known = ["cas", "exch", "add", "inc", "dec", "min", "max", "and", "or", "xor"];
-        let join = known.into_iter().find(|join| parts.contains(join));
-        let of = parts.last().and_then(|of| Type::parse(of));
-        let (Some(join), Some(of), Some(access)) = (join, of, self.access(line, parts, address)?) else {
-            return Ok(false);
+    fn atomic(&mut self, parts: &[&str], to: &str, address: &str, from: &[&str]) -> Decoded<Kind> {
+        let joins = ["cas", "exch", "add", "inc", "dec", "min", "max", "and", "or", "xor"];
+        let join = known(joins.into_iter().find(|join| parts.contains(join)))?;
+        let from = match *from {
+            [a] => self.sources([a, "0"])?,
+            [a, b] => self.sources([a, b])?,
+            _ => return known(None),
         };
-        let to = to.filter(|to| *to != "_").map(|to| self.register(line, to)).transpose()?;
-        let from = self.sources(line, from)?;
-        self.push(line, name, guard, Kind::Atomic { access, join, of, to, from });
-        Ok(true)
+        let [to, _] = self.results(to)?;
+        Ok(Kind::Atomic(self.access(parts, address)?, join, to, from))
     }
-}
-
-/// What an instruction of this name computes.
-pub(crate) fn compute_of(name: &str, freedom: Freedom) -> Option<Compute> {
-    let mut parts = name.split('.');
-    let first = parts.next()?;
-    compute(first, &parts.collect::<Vec<_>>(), freedom)
 }
 
 fn integer(text: &str) -> Option<u64> {
@@ -736,7 +605,7 @@ fn operands(text: &str) -> Vec<String> {
     let mut operands = vec![String::new()];
     let mut depth = 0;
     for character in text.chars() {
-        depth += i32::from(matches!(character, '{' | '[' | '(')) - i32::from(matches!(character, '}' | ']' | ')'));
+        depth += i32::from("{[(".contains(character)) - i32::from("}])".contains(character));
         match character {
             ',' if depth == 0 => operands.push(String::new()),
             _ => operands.last_mut().into_iter().for_each(|operand| operand.push(character)),
@@ -745,7 +614,7 @@ fn operands(text: &str) -> Vec<String> {
     operands.iter().map(|operand| operand.trim().to_owned()).filter(|operand| !operand.is_empty()).collect()
 }
 
-/// The registers of `{%r1, %r2}`, or of one.
-fn vector(text: &str) -> Vec<String> {
-    text.trim_matches(['{', '}']).split(',').map(|name| name.trim().to_owned()).collect()
+/// The registers of `{%r1, %r2}`, or one.
+fn vector(text: &str) -> impl Iterator<Item = &str> {
+    text.trim_matches(['{', '}']).split(',').map(str::trim)
 }

@@ -136,7 +136,7 @@ impl EmulatedCuda {
         let writes = writes.iter().map(|memory| memory.region(Access::Write));
         let memory = Memory::new(reads.chain(writes).chain([status.region(Access::Atomic)]));
         let mutated = self.mutant.and_then(|mutant| mutant.kernels.get(what.kernel));
-        let code = mutated.map_or_else(|| code(what.module, what.kernel, self.freedom), |code| code);
+        let code = mutated.unwrap_or_else(|| code(what.module, what.kernel, self.freedom));
         // SAFETY: the regions are DeviceMemory, which the caller has borrowed and nobody else uses.
         let counts = unsafe { launch(code, &memory, what, self.order, self.launched.is_some()) }?;
         if let Some(launched) = self.launched {

@@ -138,7 +138,8 @@ fn lanes_at_different_places_meet() {
         LOOP: add.s32 %r3, %r3, %r1; sub.s32 %r2, %r2, 1; setp.ge.s32 %p1, %r2, 0; @%p1 bra LOOP;
         shfl.sync.up.b32 %r4|%p2, %r3, 1, 0, -1; @!%p2 mov.u32 %r4, 7;
         bar.red.or.pred %p3, 0, %p2; selp.u32 %r5, 1000, 0, %p3; add.s32 %r4, %r4, %r5; st.global.u32 [%rd2], %r4;";
-    let before = |thread: u32| if thread % 32 == 0 { 1007 } else { 1000 + (thread - 1) * ((thread - 1) % 4 + 1) };
+    let before =
+        |thread: u32| if thread.is_multiple_of(32) { 1007 } else { 1000 + (thread - 1) * ((thread - 1) % 4 + 1) };
     for order in [Order::Forward, Order::Backward, Order::Random(5)] {
         assert_eq!(run_in(order, 1, body).unwrap().0, (0..64).map(before).collect::<Vec<_>>());
     }
