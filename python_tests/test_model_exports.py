@@ -95,6 +95,26 @@ def test_weights_stay_in_one_file(tmp_path: Path) -> None:
         models.load(built)
 
 
+def test_weights_may_lie_in_several_files_and_on_another_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then each has a name of its own, and is copied, with a warning."""
+    source = write_export(tmp_path / "export", graph := Graph())
+    model = onnx.ModelProto.FromString(graph.model.SerializeToString())
+    onnx.save_model(model, source / "model.onnx", save_as_external_data=True, all_tensors_to_one_file=False)
+
+    def refuse(*paths: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.warns(UserWarning, match="is copied, since there can be no hard link to it: Invalid cross-device link"):
+        run = Run(models.build(source, tmp_path / "model", **FLOAT32))
+    expect_near(run.logits(TOKENS, 9), graph.logits(TOKENS), 2e-5)
+    (tmp_path / "model" / "model.onnx.data.1").unlink()
+    with pytest.raises(KvCacheError, match=r"there is no .*model\.onnx\.data\.1"):
+        models.load(tmp_path / "model")
+
+
 def test_an_engine_answers_from_an_export(tmp_path: Path) -> None:
     """Opened by its path, as the commands do, with a quantized cache, and past the context."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path)

@@ -364,6 +364,8 @@ class LinkedFile:
     def check(self, folder: Path) -> None:
         """Refuses a file that has changed; one of another time, as copies are, is read."""
         path = folder / self.name
+        if not path.is_file():
+            raise KvCacheError(f"there is no {path}", "model_missing")
         stat = path.stat()
         if stat.st_size != self.size or (stat.st_mtime_ns != self.mtime_ns and _digest(path) != self.sha256):
             message = f"{path} has changed since the model was built, with the export that it belongs to: build again"
@@ -382,7 +384,8 @@ def _linked(source: Path, place: Path) -> str:
     try:
         os.link(source, place)
         return "a hard link to"
-    except OSError:  # of another file system, or another owner
+    except OSError as error:  # of another file system, or another owner
+        warnings.warn(f"{source} is copied, since there can be no hard link to it: {error.strerror}", stacklevel=4)
         shutil.copyfile(source, place)
         return "a copy, since no hard link was possible, of"
 
