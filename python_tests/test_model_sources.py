@@ -13,7 +13,7 @@ import pytest
 from kvcache_ops import models
 from kvcache_ops.models._config import rotary
 from ml_dtypes import bfloat16
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from compare import refused
 from numpy_gguf import NumpyGguf, yarn
@@ -31,16 +31,21 @@ NAMES = {
     "attn_k_norm": "self_attn.k_norm",
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
 
 
-def hugging_face_name(name: str) -> str:
+GEMMA_NAMES = {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
+
+
+def hugging_face_name(name: str, gemma: bool = False) -> str:
     """That of a tensor of a GGUF file."""
     *place, part, kind = name.split(".")
-    return ".".join([*(["model.layers", place[1]] if place else []), NAMES[part], kind])
+    names = NAMES | (GEMMA_NAMES if gemma else {})
+    return ".".join([*(["model.layers", place[1]] if place else []), names[part], kind])
 
 
 def write_folder(folder: Path, family: str = "llama", dtype: type = np.float32, **config: object) -> Path:
@@ -52,7 +57,11 @@ def write_folder(folder: Path, family: str = "llama", dtype: type = np.float32, 
             if ".attn_q." in name or ".attn_k." in name:
                 pairs = tensors[name].reshape(-1, SIZES["head_dim"] // 2, 2, SIZES["hidden"])
                 tensors[name] = pairs.swapaxes(1, 2).reshape(-1, SIZES["hidden"])
-    named = {hugging_face_name(name): np.ascontiguousarray(values.astype(dtype)) for name, values in tensors.items()}
+    if gemma := family.startswith("gemma"):  # whose norms are of 1 + weight
+        tensors = {name: values - name.endswith("norm.weight") for name, values in tensors.items()}
+    named = {
+        hugging_face_name(name, gemma): np.ascontiguousarray(values.astype(dtype)) for name, values in tensors.items()
+    }
     names = sorted(named)
     for i, part in enumerate((names[:9], names[9:])):
         save_file({name: named[name] for name in part}, folder / f"model-{i}.safetensors")
@@ -79,15 +88,48 @@ def write_folder(folder: Path, family: str = "llama", dtype: type = np.float32, 
     return folder
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+GEMMA_3 = {
+    "sliding_window": 4,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 16,
+    "rope_local_base_freq": 500,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+AS_A_FILE = {
+    "gemma3.attention.sliding_window": 4,
+    "gemma3.attention.sliding_window_pattern": [False, True],
+    "gemma3.attention.scale": 0.25,
+    "gemma3.rope.freq_base_swa": 500.0,
+    "gemma3.rope.scaling.factor": 8.0,
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
 def test_a_folder_is_the_file(tmp_path: Path, family: str) -> None:
     """The same weights give the same bits."""
-    options = {"use_sliding_window": False, "sliding_window": 7} if family == "qwen2" else {}
+    options = {"qwen2": {"use_sliding_window": False, "sliding_window": 7}, "gemma3": GEMMA_3}.get(family, {})
+    if family == "gemma2":
+        options = {"query_pre_attn_scalar": 64}
     run = built(write_folder(tmp_path / "source", family, **options), **EXACT)
-    expected = built(write_gguf(tmp_path / "model.gguf", family=family), "other", **EXACT)
+    fields = AS_A_FILE if family == "gemma3" else None
+    expected = built(write_gguf(tmp_path / "model.gguf", family=family, fields=fields), "other", **EXACT)
     assert np.array_equal(run.logits(TEXT, len(PROMPT)), expected.logits(TEXT, len(PROMPT)))
     assert (run.model.stops, run.model.chat_template, run.model.bos) == ((1,), "{{ messages }}", "<|start|>")
     assert run.model.tokenizer.decode(run.model.tokenizer.encode("the theme").ids) == "the theme"
+
+
+def test_gemma_with_images(tmp_path: Path) -> None:
+    """Of a model of texts and images the part for texts, whose names and configuration are one level below."""
+    folder = write_folder(tmp_path / "source", "gemma3", **GEMMA_3)
+    expected = models.load(models.build(folder, tmp_path / "model")).fingerprint
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "gemma3_text"}
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "gemma3", "text_config": config, "eos_token_id": [1]})
+    )
+    for path in folder.glob("model-*.safetensors"):
+        save_file({f"language_model.{name}": values for name, values in load_file(path).items()}, path)
+    save_file({"vision_tower.patches.weight": np.ones((2, 2), np.float32)}, folder / "model-2.safetensors")
+    assert models.load(models.build(folder, tmp_path / "model")).fingerprint == expected
 
 
 def test_a_window_of_a_folder(tmp_path: Path) -> None:
@@ -202,8 +244,8 @@ FILES: dict[str, tuple[str, str, dict[str, object]]] = {
     "vector": ("tensor_type", "norm.weight has the type Q8_0, expected one of F32", {"vectors": "Q8_0"}),
     "family": (
         "family_unknown",
-        "general.architecture is 'gemma9', expected one of llama, qwen2, qwen3; it has blk.0.post_ffw_norm.weight",
-        {"family": "gemma9", "tensors": random_tensors() | {"blk.0.post_ffw_norm.weight": ANY[0]}},
+        "'gemma9', expected one of llama, qwen2, qwen3, gemma2, gemma3; it has blk.0.layer_output_scale.weight",
+        {"family": "gemma9", "tensors": random_tensors() | {"blk.0.layer_output_scale.weight": ANY[0]}},
     ),
     "missing": ("tensor_missing", "no tensor blk.1.ffn_up.weight", {"tensors": without("blk.1.ffn_up.weight")}),
     "shape": (
@@ -222,6 +264,11 @@ FILES: dict[str, tuple[str, str, dict[str, object]]] = {
     "no epsilon": ("config_range", "norm_eps is 0.0", {"fields": {"llama.attention.layer_norm_rms_epsilon": 0.0}}),
     "window": ("config_range", "sliding_window is 4294967295", {
         "fields": {"llama.attention.sliding_window": 2**32 - 1}
+    }),
+    "windows": ("config_range", "the layers' windows are [7, 0, 7], expected 2 of 0 or more", {
+        "family": "gemma2",
+        "tensors": random_tensors("gemma2"),
+        "fields": {"gemma2.attention.sliding_window": 7, "gemma2.attention.sliding_window_pattern": [1, 0, 1]},
     }),
     "rope": ("rope_unsupported", "rope_type is 'longrope'", {
         "fields": {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 4.0}

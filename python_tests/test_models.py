@@ -30,17 +30,25 @@ def test_every_type_of_weights(tmp_path: Path, kind: str, tied: bool) -> None:
 
 OTHER_HEADS = SIZES | dict(heads=6, kv_heads=3, head_dim=32)
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+CAPS = {"gemma2.attn_logit_softcapping": 5.0, "gemma2.final_logit_softcapping": 1.0}
+GEMMA = {"gemma3.attention.sliding_window": 5, "gemma3.attention.scale": 0.3, "gemma3.rope.freq_base_swa": 500.0}
+GEMMA |= {"gemma3.rope.freq_base": 1e6, "gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
 FAMILIES = [
     ("qwen2", SIZES, {}),
     ("qwen3", OTHER_HEADS, {}),
     ("llama", SIZES, {"llama.attention.sliding_window": 4}),
     ("llama", SIZES, {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}),
     ("qwen3", SIZES, {f"qwen3.{key}": value for key, value in YARN.items()}),
+    ("gemma2", SIZES, {"gemma2.attention.sliding_window": 4, **CAPS}),
+    ("gemma3", SIZES | dict(layers=7), {"gemma3.attention.sliding_window": 4}),
+    ("gemma3", SIZES, {**GEMMA, "gemma3.attention.sliding_window_pattern": [False, True]}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("family", "sizes", "fields"), FAMILIES, ids=["qwen2", "qwen3", "window", "linear rope", "yarn"]
+    ("family", "sizes", "fields"),
+    FAMILIES,
+    ids=["qwen2", "qwen3", "window", "linear rope", "yarn", "gemma2", "gemma3", "gemma3 two"],
 )
 def test_families(tmp_path: Path, family: str, sizes: dict[str, int], fields: dict[str, object]) -> None:
     """Biases, norms of heads, a window, heads that are not hidden / heads wide, scaled frequencies."""
@@ -89,10 +97,13 @@ def test_every_cache(tmp_path: Path, cache: str, attention: str) -> None:
         assert np.array_equal(built(path, attention=attention, **options).logits(TEXT, len(PROMPT)), first)
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_1", "Q6_K"])
-def test_batches_and_chunks_do_not_matter(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "family"), [("F16", "llama"), ("Q8_0", "llama"), ("Q4_1", "llama"), ("Q6_K", "llama"), ("Q5_0", "gemma3")]
+)
+def test_batches_and_chunks_do_not_matter(tmp_path: Path, kind: str, family: str) -> None:
     """Not in the last bit, in attention by its own promise, in ONNX Runtime's products as it computes them."""
-    run = built(write_gguf(tmp_path / "model.gguf", kind))
+    fields = {"gemma3.attention.sliding_window": 20} if family == "gemma3" else None
+    run = built(write_gguf(tmp_path / "model.gguf", kind, family, fields=fields))
     text = [i * 7 % 256 for i in range(70)]
     whole = run.step({run.manager.create(): text})
     for chunk in (1, 7, 33):

@@ -38,9 +38,11 @@ def shapes(family: str, tied: bool, sizes: dict[str, int] = SIZES) -> dict[str, 
             found[f"blk.{i}.attn_{name}.weight"] = (outputs, hidden)
             if family == "qwen2":
                 found[f"blk.{i}.attn_{name}.bias"] = (outputs,)
-            if family == "qwen3" and name != "v":
+            if family in ("qwen3", "gemma3") and name != "v":
                 found[f"blk.{i}.attn_{name}_norm.weight"] = (head_dim,)
         found[f"blk.{i}.attn_output.weight"] = (hidden, query)
+        if family.startswith("gemma"):
+            found[f"blk.{i}.post_attention_norm.weight"] = found[f"blk.{i}.post_ffw_norm.weight"] = (hidden,)
         found[f"blk.{i}.ffn_gate.weight"] = found[f"blk.{i}.ffn_up.weight"] = (ffn, hidden)
         found[f"blk.{i}.ffn_down.weight"] = (hidden, ffn)
         found[f"blk.{i}.attn_norm.weight"] = found[f"blk.{i}.ffn_norm.weight"] = (hidden,)

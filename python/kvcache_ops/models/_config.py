@@ -27,6 +27,11 @@ _LAYER_TENSORS = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
+_GEMMA_TENSORS = {
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
 _MODEL_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -41,7 +46,9 @@ class Config:
     `context_length` is in tokens; `inv_freq` has the angles of neighboring positions in radians, a pair of a head each,
     whose cosines and sines are times `rope_scale`; a query sees the last `window` positions, its own included, or all;
     `biases`: q, k and v have them; `head_norms`: the heads of q and k are normalized; `tied`: the embedding is the
-    head, too.
+    head, too. Of Gemma: `windows` has each layer's, 0 for none, and `local_inv_freq` the angles of layers with one, if
+    they have their own; `scale` multiplies scores, 0 is 1 / sqrt(head_dim); `softcap` and `logit_softcap` bound scores
+    and logits, 0 is none.
     """
 
     family: str
@@ -60,6 +67,11 @@ class Config:
     head_norms: bool = False
     tied: bool = False
     rope_scale: float = 1.0
+    windows: tuple[int, ...] = ()
+    local_inv_freq: tuple[float, ...] = ()
+    scale: float = 0.0
+    softcap: float = 0.0
+    logit_softcap: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "context_length"):
@@ -69,12 +81,23 @@ class Config:
             raise KvCacheError(f"norm_eps is {self.norm_eps}, expected a positive number", "config_range")
         if self.window is not None and not 1 <= self.window < 2**31:
             raise KvCacheError(f"sliding_window is {self.window}, expected 1 to less than 2^31", "config_range")
+        for name in ("scale", "softcap", "logit_softcap"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise KvCacheError(f"{name} is {getattr(self, name)}, expected 0 or more", "config_range")
+        if self.windows and (len(self.windows) != self.num_layers or not 0 <= min(self.windows) <= max(self.windows)):
+            message = f"the layers' windows are {list(self.windows)}, expected {self.num_layers} of 0 or more"
+            raise KvCacheError(message, "config_range")
         if self.num_heads % self.num_kv_heads:
             message = f"num_heads is {self.num_heads}, expected a multiple of num_kv_heads {self.num_kv_heads}"
             raise KvCacheError(message, "config_range")
         if self.head_dim % 2 or len(self.inv_freq) != self.head_dim // 2:
             message = f"{len(self.inv_freq)} pairs of a head are rotated, expected all: {self.head_dim / 2:g}"
             raise KvCacheError(message, "config_unsupported")
+
+    @property
+    def gemma(self) -> bool:
+        """Whether it has norms behind attention and feed-forward, too, GELU, and a scaled embedding."""
+        return self.family.startswith("gemma")
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors of the model by their names in a GGUF file; of a matrix (outputs, inputs)."""
@@ -94,6 +117,8 @@ class Config:
             layer |= {"attn_q.bias": (query,), "attn_k.bias": (key,), "attn_v.bias": (key,)}
         if self.head_norms:
             layer |= {"attn_q_norm.weight": (self.head_dim,), "attn_k_norm.weight": (self.head_dim,)}
+        if self.gemma:
+            layer |= {"post_attention_norm.weight": (self.hidden,), "post_ffw_norm.weight": (self.hidden,)}
         shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.vocab_size, self.hidden)}
         for i in range(self.num_layers):
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
@@ -120,25 +145,29 @@ class Config:
             raise KvCacheError(message, "tensor_unexpected")
 
 
-def canonical(name: str) -> str | None:
+def _layer_tensors(gemma: bool) -> dict[str, str]:
+    return _LAYER_TENSORS | (_GEMMA_TENSORS if gemma else {})
+
+
+def canonical(name: str, gemma: bool) -> str | None:
     """The name in a GGUF file of a tensor of a Hugging Face folder; None if no family has it."""
     if name.startswith("model.layers."):
         layer, _, rest = name.removeprefix("model.layers.").partition(".")
-        return next((f"blk.{layer}.{ours}" for ours, theirs in _LAYER_TENSORS.items() if theirs == rest), None)
+        return next((f"blk.{layer}.{ours}" for ours, theirs in _layer_tensors(gemma).items() if theirs == rest), None)
     return next((ours for ours, theirs in _MODEL_TENSORS.items() if theirs == name), None)
 
 
-def hugging_face_name(name: str) -> str:
+def hugging_face_name(name: str, gemma: bool) -> str:
     """The name in a Hugging Face folder of a tensor of `Config.tensors`."""
     if name.startswith("blk."):
         _, layer, rest = name.split(".", 2)
-        return f"model.layers.{layer}.{_LAYER_TENSORS[rest]}"
+        return f"model.layers.{layer}.{_layer_tensors(gemma)[rest]}"
     return _MODEL_TENSORS[name]
 
 
 def unknown_family(key: str, got: object, names: Iterable[str], families: Iterable[str]) -> KvCacheError:
     """The refusal of a family: which ones there are, and which of its tensors, by GGUF names, those do not have."""
-    known = {*_LAYER_TENSORS, *_MODEL_TENSORS}
+    known = {*_layer_tensors(gemma=True), *_MODEL_TENSORS}
     others = [name for name in names if (name.split(".", 2)[-1] if name.startswith("blk.") else name) not in known]
     differs = f"; it has {_some(others)}, which they do not have" if others else ""
     return KvCacheError(f"{key} is {got!r}, expected one of {', '.join(families)}{differs}", "family_unknown")

@@ -55,7 +55,13 @@ class Decoder:
         for value in graph_inputs(self._spec, masked=config.window is not None):
             graph.input(*value)
         x = graph.embedding("embedding", "token_ids", self._tensor("token_embd.weight"))
-        self._rotation()
+        if config.gemma:
+            x = graph.node(
+                "Mul", [x, graph.constant("embedding.scale", config.hidden**0.5, np.float32)], "embedding.scaled"
+            )
+        self._rotation("rope", config.inv_freq, config.rope_scale)
+        if config.local_inv_freq:
+            self._rotation("rope.local", config.local_inv_freq, 1.0)
         normal = self._norm("layers.0.attention_norm", x, "blk.0.attn_norm.weight")
         for i in range(config.num_layers):
             name, last = f"layers.{i}", i + 1 == config.num_layers
@@ -64,30 +70,40 @@ class Decoder:
                 mixed = graph.node("Gather", [mixed, "logit_rows"], f"{name}.rows")
                 x = graph.node("Gather", [x, "logit_rows"], f"{name}.residual_rows")
             out = graph.linear(f"{name}.attention.out", mixed, [self._tensor(f"blk.{i}.attn_output.weight")])
+            if config.gemma:
+                out = self._norm(f"{name}.attention.out_norm", out, f"blk.{i}.post_attention_norm.weight")
             normal, x = self._skip_norm(f"{name}.ffn_norm", x, out, f"blk.{i}.ffn_norm.weight")
             out = self._feed_forward(name, i, normal)
+            if config.gemma:
+                out = self._norm(f"{name}.ffn_out_norm", out, f"blk.{i}.post_ffw_norm.weight")
             following = "output_norm.weight" if last else f"blk.{i + 1}.attn_norm.weight"
             normal, x = self._skip_norm("norm" if last else f"layers.{i + 1}.attention_norm", x, out, following)
+        name = "logits.uncapped" if config.logit_softcap else "logits"
         if config.tied:
-            logits = graph.tied("logits", normal, "embedding", self._tensor("token_embd.weight"))
+            logits = graph.tied(name, normal, "embedding", self._tensor("token_embd.weight"))
         else:
-            logits = graph.linear("logits", normal, [self._tensor("output.weight")])
+            logits = graph.linear(name, normal, [self._tensor("output.weight")])
+        if config.logit_softcap:
+            cap = graph.constant("logits.cap", config.logit_softcap, np.float32)
+            part = graph.node("Tanh", [graph.node("Div", [logits, cap], "logits.over_cap")], "logits.tanh")
+            logits = graph.node("Mul", [part, cap], "logits")
         graph.output(logits, TensorProto.FLOAT, ["R", config.vocab_size])
 
-    def _rotation(self) -> None:
+    def _rotation(self, rope: str, inv_freq: tuple[float, ...], rope_scale: float) -> None:
         """cos and sin (T, Dh / 2) of the tokens' angles; these are float64, for late positions to be exact."""
         graph = self._graph
-        column = graph.node("Unsqueeze", ["positions", graph.constant("second_axis", [1])], "rope.column")
-        exact = graph.node("Cast", [column], "rope.positions", to=TensorProto.DOUBLE)
-        inv_freq = graph.constant("rope.inv_freq", [self._config.inv_freq], np.float64)
-        angles = graph.node("Mul", [exact, inv_freq], "rope.angles")
+        column = graph.node("Unsqueeze", ["positions", graph.constant("second_axis", [1])], f"{rope}.column")
+        exact = graph.node("Cast", [column], f"{rope}.positions", to=TensorProto.DOUBLE)
+        angles = graph.node(
+            "Mul", [exact, graph.constant(f"{rope}.inv_freq", [inv_freq], np.float64)], f"{rope}.angles"
+        )
         # Two sines: ONNX Runtime 1.24 has no cosine of float64.
         quarter = graph.constant("rope.quarter_turn", np.pi / 2, np.float64)
-        shifted = graph.node("Add", [angles, quarter], "rope.cos.angles")
-        for name, of in (("rope.cos", shifted), ("rope.sin", angles)):
+        shifted = graph.node("Add", [angles, quarter], f"{rope}.cos.angles")
+        for name, of in ((f"{rope}.cos", shifted), (f"{rope}.sin", angles)):
             value = graph.node("Sin", [of], f"{name}.float64")
-            if self._config.rope_scale != 1:
-                scale = graph.constant("rope.scale", self._config.rope_scale, np.float64)
+            if rope_scale != 1:
+                scale = graph.constant("rope.scale", rope_scale, np.float64)
                 value = graph.node("Mul", [value, scale], f"{name}.scaled")
             graph.node("Cast", [value], name, to=TensorProto.FLOAT)
 
@@ -127,8 +143,9 @@ class Decoder:
             qk = self._head_norms(name, i, qk)
         packed = graph.node("Unsqueeze", [qk, graph.constant("first_axis", [0])], f"{name}.batch")
         first = graph.constant("first_row", [0])
+        rope = "rope.local" if config.local_inv_freq and config.windows[i] else "rope"
         rotated = graph.node(
-            "RotaryEmbedding", [packed, first, "rope.cos", "rope.sin"], f"{name}.rotated", domain=MICROSOFT
+            "RotaryEmbedding", [packed, first, f"{rope}.cos", f"{rope}.sin"], f"{name}.rotated", domain=MICROSOFT
         )
         rotated = graph.node(
             "Reshape", [rotated, graph.constant("heads", [-1, heads + kv_heads, head_dim])], f"{name}.heads"
@@ -157,7 +174,11 @@ class Decoder:
 
     def _operators(self, name: str, i: int, query: str, key: str, value: str) -> str:
         """What stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
-        sizes = {"num_heads": self._config.num_heads}
+        config = self._config
+        sizes: dict[str, int | float] = {"num_heads": config.num_heads}
+        sizes |= {name: getattr(config, name) for name in ("scale", "softcap") if getattr(config, name)}
+        if config.windows and config.windows[i]:
+            sizes["local_window_size"] = config.windows[i]
         inputs = {index: index for index in INDICES} | {"cache": "cache", "query": query}
         inputs |= {"current_key": key, "current_value": value}
         if self._spec.scale_dtype is not None:
@@ -180,13 +201,16 @@ class Decoder:
         return output
 
     def _feed_forward(self, name: str, i: int, normal: str) -> str:
-        """down(silu(gate(x)) * up(x)), (T, hidden)."""
+        """down(silu(gate(x)) * up(x)), or GELU in its place, (T, hidden)."""
         graph = self._graph
         parts = [self._tensor(f"blk.{i}.ffn_{part}.weight") for part in ("gate", "up")]
         both = graph.linear(f"{name}.gate_and_up", normal, parts)
         half = graph.constant("gate_and_up", [self._config.ffn] * 2)
         gate, up = graph.nodes("Split", [both, half], [f"{name}.gate", f"{name}.up"], axis=1)
-        gate = graph.node("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
+        if self._config.gemma:
+            gate = graph.node("Gelu", [gate], f"{name}.gelu", approximate="tanh")
+        else:
+            gate = graph.node("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
         gated = graph.node("Mul", [gate, up], f"{name}.gated")
         return graph.linear(f"{name}.down", gated, [self._tensor(f"blk.{i}.ffn_down.weight")])
 

@@ -16,7 +16,7 @@ from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._config import Config, rotary, unknown_family
 from kvcache_ops.models._weights import FLOATS, GGUF_TYPES, Weight, from_gguf
 
-_FAMILIES = ("llama", "qwen2", "qwen3")
+_FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
@@ -37,7 +37,7 @@ class _Fields:
     def __init__(self, reader: gguf.GGUFReader) -> None:
         self._reader = reader
 
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
+    def get(self, key: str, kind: Any, default: Any = None) -> Any:
         """The value of a key, a `kind`, or else `default`; a `default` that is `kind` itself stands for none."""
         field = self._reader.get_field(key)
         if field is None:
@@ -50,7 +50,7 @@ class _Fields:
             raise KvCacheError(f"{key} is damaged: {error}", "source_damaged") from error
         kinds: Any = (int, float) if kind is float else kind
         if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kinds):
-            message = f"{key} is of the type {type(value).__name__}, expected {kind.__name__}"
+            message = f"{key} is of the type {type(value).__name__}, expected {getattr(kind, '__name__', kind)}"
             raise KvCacheError(message, "config_type")
         return value
 
@@ -154,6 +154,14 @@ def _config(
             )
             raise KvCacheError(message, "tensor_shape")
         inv_freq = tuple((np.array(inv_freq) / factors).tolist())
+    gemma = family.startswith("gemma")
+    windows = _windows(family, fields, number("block_count")) if gemma else ()
+    own_base = family == "gemma3" and any(windows)
+    local, _ = rotary(head_dim, fields.get(f"{family}.rope.freq_base_swa", float, 10000.0), None, context)
+    # The largest models have another scale than their heads' size, which no key says.
+    largest = number("block_count") == {"gemma2": 46, "gemma3": 62}.get(family)
+    scale = (hidden // heads) ** -0.5 if largest else 0.0
+    caps = {"gemma2": (50.0, 30.0)}.get(family, (0.0, 0.0))
     return Config(
         family=family,
         num_layers=number("block_count"),
@@ -167,11 +175,26 @@ def _config(
         norm_eps=fields.get(f"{family}.attention.layer_norm_rms_epsilon", float, float),
         inv_freq=inv_freq,
         rope_scale=rope_scale,
-        window=number("attention.sliding_window", None) or None,
+        window=None if gemma else number("attention.sliding_window", None) or None,
         biases=family == "qwen2",
-        head_norms=family == "qwen3",
+        head_norms=family in ("qwen3", "gemma3"),
         tied="output.weight" not in shapes,
+        windows=windows,
+        local_inv_freq=local if own_base else (),
+        scale=fields.get(f"{family}.attention.scale", float, scale) if gemma else 0.0,
+        softcap=fields.get(f"{family}.attn_logit_softcapping", float, caps[0]) if gemma else 0.0,
+        logit_softcap=fields.get(f"{family}.final_logit_softcapping", float, caps[1]) if gemma else 0.0,
     )
+
+
+def _windows(family: str, fields: _Fields, layers: int) -> tuple[int, ...]:
+    """Of Gemma's layers, 0 for none; what a file does not say is as llama.cpp has it."""
+    window, period = {"gemma2": (4096, 2), "gemma3": (0, 6)}[family]
+    window = fields.get(f"{family}.attention.sliding_window", int, window)
+    pattern = fields.get(f"{family}.attention.sliding_window_pattern", (int, list), period)
+    if not isinstance(pattern, list):
+        pattern = [pattern == 0 or i % pattern < pattern - 1 for i in range(layers)]
+    return tuple(window if local else 0 for local in pattern)
 
 
 def _scaling(family: str, fields: _Fields) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
@@ -17,7 +18,19 @@ from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._config import Config, canonical, hugging_face_name, rotary, unknown_family
 from kvcache_ops.models._weights import FLOATS, Dense
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text")
+# What config.json need not say, as transformers has it.
+_GEMMA = {
+    "num_hidden_layers": 26, "hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
+_GEMMAS: dict[Any, dict[str, Any]] = {
+    "gemma2": _GEMMA
+    | {"max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3": _GEMMA | {"max_position_embeddings": 131072, "rope_theta": 1e6},
+}
+_OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
 _SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 
 
@@ -28,6 +41,10 @@ def read_folder(folder: Path) -> Checkpoint:
     "config_unsupported", "tensor_type" and what `Config` raises.
     """
     given = json_of(folder / "config.json")
+    family = str(given.get("model_type")).removesuffix("_text")
+    gemma = family in _GEMMAS
+    text = given.get("text_config") if gemma else None  # beside which are images
+    described = _GEMMAS.get(family, {}) | (text if isinstance(text, dict) else given) | {"model_type": family}
     files = _files(folder)
     spelled: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -37,8 +54,10 @@ def read_folder(folder: Path) -> Checkpoint:
             with safe_open(file, framework="numpy") as tensors:
                 for name in tensors.keys():
                     part = tensors.get_slice(name)
-                    ours = canonical(name) or name
-                    if name.endswith("rotary_emb.inv_freq"):  # older checkpoints have it; config.json says it, too
+                    plain = name.removeprefix("language_model.").replace("model.language_model.", "model.")
+                    ours = canonical(plain, gemma) or name
+                    # Older checkpoints have angles, as config.json says them; images are nothing of a text.
+                    if name.endswith("rotary_emb.inv_freq") or (gemma and _OF_IMAGES.search(name)):
                         continue
                     if ours in places:
                         message = f"{name} is in {places[ours].name} and in {file.name}, expected it once"
@@ -51,14 +70,17 @@ def read_folder(folder: Path) -> Checkpoint:
             raise KvCacheError(f"{file} is no whole safetensors file: {error}", "source_damaged") from error
     if given.get("model_type") not in _FAMILIES:
         raise unknown_family("model_type", given.get("model_type"), shapes, _FAMILIES)
-    config = _config(given, shapes)
+    config = _config(described, shapes)
     if config.tied:
         shapes.pop("output.weight", None)  # a copy of the embedding
-    config.check(shapes, lambda name: spelled.get(name) or hugging_face_name(name), folder)
+    config.check(shapes, lambda name: spelled.get(name) or hugging_face_name(name, gemma), folder)
 
     def read(name: str) -> Dense:
         with safe_open(places[name], framework="numpy") as tensors:
-            return Dense(tensors.get_tensor(spelled[name]))
+            values = tensors.get_tensor(spelled[name])
+        if gemma and name.endswith("norm.weight"):
+            values = values.astype(np.float32) + 1
+        return Dense(values)
 
     tokenizer = tokenizer_of(folder, config.vocab_size)
     bos, stops, template = of_chats(folder, given.get("eos_token_id"), tokenizer)
@@ -159,11 +181,15 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
             raise KvCacheError(f"{key} is {value!r} in config.json, expected {expected}", wrong)
         return value
 
-    plain = {"hidden_act": "silu", "mlp_bias": False, "partial_rotary_factor": 1.0, "quantization_config": None}
+    plain: dict[str, Any] = {"mlp_bias": False, "partial_rotary_factor": 1.0, "quantization_config": None}
+    if family in _GEMMAS:
+        plain |= {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False}
+    else:
+        plain |= {"hidden_act": "silu"}
     if family != "qwen2":
         plain["attention_bias"] = False
     for key, expected in plain.items():
-        if given.get(key, expected) != expected:
+        if given.get(key) not in (None, expected):
             message = f"{key} is {given[key]!r} in config.json, expected {expected!r}"
             raise KvCacheError(message, "config_unsupported")
     tied = bool(given.get("tie_word_embeddings", False))
@@ -174,6 +200,9 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise KvCacheError(f"rope_scaling is {rope!r} in config.json, expected an object", "config_type")
+    local: dict[str, Any] = {}
+    if isinstance(rope.get("full_attention"), dict):
+        local, rope = rope.get("sliding_attention") or {}, rope["full_attention"]
     head_dim, context = number("head_dim", hidden // max(heads, 1)), number("max_position_embeddings")
     base = rope.get("rope_theta", number("rope_theta", 10000.0, int | float))
     inv_freq, rope_scale = rotary(head_dim, base, rope, context)
@@ -193,11 +222,36 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
         norm_eps=number("rms_norm_eps", kind=int | float),
         inv_freq=inv_freq,
         rope_scale=rope_scale,
-        window=_window(given, layers, number),
+        window=None if family in _GEMMAS else _window(given, layers, number),
         biases=family == "qwen2",
-        head_norms=family == "qwen3",
+        head_norms=family in ("qwen3", "gemma3"),
         tied=tied,
+        **(_of_gemma(given, layers, head_dim, local, number) if family in _GEMMAS else {}),
     )
+
+
+def _of_gemma(
+    given: dict[str, Any], layers: int, head_dim: int, local: dict[str, Any], number: Callable[..., Any]
+) -> dict[str, Any]:
+    """What Gemma's Config has beside that of others; `local` is the RoPE of layers with a window."""
+    family, window = given["model_type"], number("sliding_window", 0)
+    period = given.get("sliding_window_pattern") or given.get("_sliding_window_pattern")
+    period = period or {"gemma2": 2, "gemma3": 6}[family]
+    types = given.get("layer_types")
+    if types is None:
+        types = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
+    if not isinstance(types, list) or not {"sliding_attention", "full_attention"}.issuperset(types):
+        message = f"layer_types is {types!r} in config.json, expected sliding_attention and full_attention"
+        raise KvCacheError(message, "config_type")
+    numbers: Any = int | float
+    base, scalar = number("rope_local_base_freq", 10000.0, numbers), number("query_pre_attn_scalar", head_dim, numbers)
+    return {
+        "windows": tuple(window if type_ == "sliding_attention" else 0 for type_ in types),
+        "local_inv_freq": rotary(head_dim, local.get("rope_theta", base), None, 0)[0] if family == "gemma3" else (),
+        "scale": 0.0 if scalar == head_dim else scalar**-0.5,
+        "softcap": number("attn_logit_softcapping", 0.0, numbers),
+        "logit_softcap": number("final_logit_softcapping", 0.0, numbers),
+    }
 
 
 def _window(given: dict[str, Any], layers: int, number: Callable[[str], int]) -> int | None:

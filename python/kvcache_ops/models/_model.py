@@ -76,8 +76,8 @@ class Model:
 
     def manager(self, spec: CacheSpec, **management: Any) -> Manager:
         """A manager of that cache, with the model's RoPE, window and fingerprint. management: as `Manager` has it."""
-        rope = None
-        if pairs := len(self.config.inv_freq):
+        rope = None  # nor where layers differ in it: what is shifted is then computed again
+        if (pairs := len(self.config.inv_freq)) and not getattr(self.config, "local_inv_freq", ()):
             interleaved = isinstance(self.config, GraphConfig) and self.config.interleaved
             rope = Rope(2 * pairs, inv_freq=self.config.inv_freq, style="gptj" if interleaved else "neox")
         facts = {"rope": rope, "window": self.config.window, "fingerprint": self.fingerprint}
