@@ -1,12 +1,12 @@
 //! The driver's state, behind one lock, and each thread's contexts; pointer arguments of the driver API.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use kvcache_emulation_ptx::{Code, DeviceMemory};
-use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
+use kvcache_kernels::cuda::cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 
 /// Everything that has a handle. Handles are never reused, but for the primary context's.
 #[derive(Default)]
@@ -72,8 +72,11 @@ impl State {
         self.functions.retain(|_, function| function.context != context);
     }
 
-    /// Fails while any stream is being captured, and invalidates the capture.
+    /// Fails while any stream is being captured, and invalidates the capture, unless the thread has no part in captures.
     pub(crate) fn not_captured(&mut self) -> Result<(), CUresult> {
+        if CAPTURE_MODE.get() == CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED {
+            return Ok(());
+        }
         let mut captures = self.streams.values_mut().filter_map(|stream| stream.capture.as_mut()).peekable();
         if captures.peek().is_none() {
             return Ok(());
@@ -84,6 +87,9 @@ impl State {
 }
 
 thread_local! {
+    pub(crate) static CAPTURE_MODE: Cell<CUstreamCaptureMode> =
+        const { Cell::new(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
+
     /// The thread's contexts, the current one last.
     pub(crate) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }

@@ -6,7 +6,7 @@ use std::ffi::{c_uint, c_ulonglong};
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use crate::kernel::run;
-use crate::state::{Capture, Out, State, Stream, context_of, current, driver};
+use crate::state::{CAPTURE_MODE, Capture, Out, State, Stream, context_of, current, driver};
 
 fn own(state: &mut State, stream: usize) -> Result<&mut Stream, CUresult> {
     state.streams.get_mut(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
@@ -76,6 +76,13 @@ extern "C" fn cuStreamBeginCapture_v2(stream: usize, _mode: CUstreamCaptureMode)
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CUresult {
+    // SAFETY: the driver API requires a pointer to a mode, which is replaced.
+    unsafe { mode.write(CAPTURE_MODE.replace(mode.read())) };
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuStreamEndCapture(stream: usize, graph: Out<usize>) -> CUresult {
     driver(|state| {
         let capture = own(state, stream)?.capture.take().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
@@ -113,11 +120,6 @@ extern "C" fn cuEventSynchronize(_event: usize) -> CUresult {
     driver(|state| state.not_captured())
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventQuery(_event: usize) -> CUresult {
-    CUresult::CUDA_SUCCESS
-}
-
 /// Always a microsecond: this driver does not measure time.
 #[unsafe(no_mangle)]
 extern "C" fn cuEventElapsedTime_v2(milliseconds: Out<f32>, _start: usize, _end: usize) -> CUresult {
@@ -134,11 +136,6 @@ extern "C" fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, 
         executable.put(new);
         Ok(())
     })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuGraphUpload(_executable: usize, _stream: usize) -> CUresult {
-    CUresult::CUDA_SUCCESS
 }
 
 #[unsafe(no_mangle)]

@@ -70,11 +70,23 @@ impl Loaded {
         drop(modules);
         if !is_loaded {
             // Other modules stay in use meanwhile; no other thread loads this one, since `loading` is held.
-            let functions = load(module)?;
+            let functions = beside_captures(|| load(module))?;
             self.modules.write().unwrap_or_else(PoisonError::into_inner).push((module, functions));
         }
         Ok(())
     }
+}
+
+/// Does what would end the captures of other threads' streams, PyTorch's for one, unless this thread says that it has no
+/// part in them.
+fn beside_captures<T>(load: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: reads the mode and writes the thread's earlier one.
+    let mut exchange = || unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result();
+    exchange().map_err(Error::driver("relaxing captures"))?;
+    let loaded = load();
+    exchange().map_err(Error::driver("restoring the mode of captures"))?;
+    loaded
 }
 
 /// Loads a module and its kernels into the current context, completely: what the driver leaves for later it would load

@@ -106,7 +106,7 @@ impl<'a> DeviceAttentionCall<'a> {
     }
 
     /// Enqueues the call as [`launch_raw`](Self::launch_raw) does, with scratch memory that is allocated here and freed
-    /// in the stream's order, which waits for nothing. Not for a stream that is being captured.
+    /// in the stream's order, which waits for nothing: in a capture by nodes of the graph, whose launches do both.
     ///
     /// # Errors
     /// An [`Error`] that concerns `attn_output`, the machine or its driver.

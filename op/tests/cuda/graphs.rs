@@ -2,6 +2,7 @@
 
 use kvcache_conformance::{Call, Operator, Tensor};
 use kvcache_op::cuda::cudarc::driver::CudaContext;
+use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use kvcache_op::cuda::primary_context;
 use kvcache_op::schema::{CacheDims, TypeCombination};
 use kvcache_op::{Attributes, CacheLayout, ElementType, KeyValueCache};
@@ -140,7 +141,11 @@ pub fn unprepared_kernels_do_not_break_a_capture(_: &Gpu) -> Result<(), Failed> 
     let kind = error.downcast::<kvcache_op::cuda::Error>().map(|error| error.kind());
     assert_eq!(kind.map_err(|error| error.to_string())?, "not_prepared");
 
+    // Nor does loading them break the capture of another stream.
+    let beside = gpu.context.new_stream()?;
+    beside.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
     prepare(&gpu, types)?;
+    beside.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)?;
     graph_of(&gpu, &call, &uploaded, &outputs, None)?.launch()?;
     gpu.stream.synchronize()?;
     assert_eq!(gpu.status.take(), None);
