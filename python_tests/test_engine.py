@@ -149,12 +149,13 @@ def test_an_answer_outgrows_the_context(tmp_path: Path, cache: str) -> None:
     """It ends, or goes on without the middle of it, in int4 also where keys may be turned no more."""
     source = write_gguf(tmp_path / "model.gguf")
     path = models.build(source, tmp_path / "model", cache=cache, page_size=8)
-    ended = engine(path, max_tokens=32).generate([PROMPTS[0]], max_new_tokens=100)[0]
+    prompt = [10, 17, 24, 31, 38]
+    ended = engine(path, max_tokens=32).generate([prompt], max_new_tokens=100)[0]
     assert (ended.finish, len(ended.answer)) == ("length", 32 - 5 + 1)
-    request = engine(path, max_tokens=32).submit(PROMPTS[0], keep=4, max_new_tokens=100)
+    request = engine(path, max_tokens=32).submit(prompt, keep=4, max_new_tokens=100)
     assert "".join(request) == request.text and request.shifted == 5 + 100 - len(request.context) > 0
     assert (request.finish, len(request.answer), request.error) == ("length", 100, None)
-    assert request.answer[:28] == ended.answer and request.context[:4] == PROMPTS[0][:4]
+    assert request.answer[:28] == ended.answer and request.context[:4] == prompt[:4]
 
 
 def test_room_that_lies_apart(tmp_path: Path) -> None:
@@ -421,6 +422,27 @@ def test_prompt_logprobs(path: Path, alone: list[list[int]], options: dict[str, 
         )
     assert [len(token.top) for token in requests[0].prompt_logprobs[1:]] == [2] * 4
     assert not shared.step() and shared.manager.stats()["sequences"] == 0
+
+
+def test_prompt_lookup(path: Path, tmp_path: Path) -> None:
+    """Guesses change no token, whether they are right or wrong, of which the sequence keeps nothing."""
+    prompts = [[*range(60, 72), *range(60, 66)], [9] * 30, *PROMPTS]
+    for source, options in ((path, {}), (path, {"max_tokens": 160, "max_batch": 3}), (windowed(tmp_path), {})):
+        for sampling in ({}, {"temperature": 1.5, "seed": 3, "logprobs": 1, "frequency_penalty": -2.0}):
+            plain, looking = (engine(source, prompt_lookup=n, **options) for n in (0, 4))
+            expected = plain.generate(prompts, max_new_tokens=40, **sampling)
+            found = looking.generate(prompts, max_new_tokens=40, **sampling)
+            assert [request.answer for request in found] == [request.answer for request in expected]
+            assert [request.logprobs for request in found] == [request.logprobs for request in expected]
+            assert [request.guessed for request in expected] == [0] * len(prompts)
+            assert 0 < sum(request.guessed for request in found) < 40 * len(prompts)
+            assert not looking.step() and looking.manager.stats()["sequences"] == 0
+
+
+def windowed(folder: Path) -> Path:
+    """A model whose attention sees 12 tokens."""
+    fields = {"llama.attention.sliding_window": 12}
+    return models.build(write_gguf(folder / "window.gguf", fields=fields), folder / "window", page_size=8)
 
 
 def test_penalties() -> None:

@@ -72,7 +72,7 @@ pub(crate) struct Blocks {
 /// What the keys of all pages of managers of such a cache have in common.
 pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
     // The number is that of the rule which names the pages behind.
-    let text = serde_json::json!(["kvcache-block 3", cache::metadata(spec), spec.page_size()]);
+    let text = serde_json::json!(["kvcache-block 4", cache::metadata(spec), spec.page_size(), spec.computed_by()]);
     BlockKey::digest([text.to_string().as_bytes()])
 }
 

@@ -77,6 +77,7 @@ pub(crate) struct Settings {
     pub(crate) max_pages: Option<usize>,
     pub(crate) prefix_sharing: bool,
     pub(crate) fingerprint: String,
+    pub(crate) computed_by: String,
     pub(crate) key_form: KeyForm,
     pub(crate) rope: Option<Rope>,
     pub(crate) window: Window,
@@ -188,6 +189,11 @@ impl CacheSpec {
     /// What makes keys and values of the same tokens differ.
     pub fn fingerprint(&self) -> &str {
         &self.settings.fingerprint
+    }
+
+    /// What computes keys and values, as far as it decides their bits.
+    pub fn computed_by(&self) -> &str {
+        &self.settings.computed_by
     }
 
     /// Where the bytes of slots lie, in this layout and these types.

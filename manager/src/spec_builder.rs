@@ -64,6 +64,9 @@ setters! {
     prefix_sharing(prefix_sharing: bool) { settings.prefix_sharing = prefix_sharing }
     /// What makes keys and values of the same tokens differ: the model, its adapters. Part of every prefix's key.
     fingerprint(fingerprint: impl Into<String>) { settings.fingerprint = fingerprint.into() }
+    /// What computes keys and values, as far as it decides their bits: instruction set, kernels, runtime. Part of every
+    /// prefix's key, so that prefixes from a store have the bits of computed ones; sessions need not agree in it.
+    computed_by(computed_by: impl Into<String>) { settings.computed_by = computed_by.into() }
     /// What the stored keys are: [`KeyForm::Roped`] unless given.
     key_form(key_form: KeyForm) { settings.key_form = key_form }
     /// The rotary embedding of keys, by which rows can move to other positions. Unless given, they cannot, where keys
@@ -165,6 +168,7 @@ impl CacheSpec {
             max_pages: None,
             prefix_sharing: true,
             fingerprint: String::new(),
+            computed_by: String::new(),
             key_form: KeyForm::Roped,
             rope: None,
             window: Window { len: None, sink: 0, slack: 0 },

@@ -32,7 +32,7 @@ _BUILD = (
     "context",
     "rope",
 )
-_ENGINE = ("max_tokens", "max_batch", "token_budget", "threads")
+_ENGINE = ("max_tokens", "max_batch", "token_budget", "prompt_lookup", "threads")
 _SERVE = ("host", "port", "name", "max_requests", "grace", "context_shift", "api_key", "allow_origin")
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
@@ -114,6 +114,8 @@ def _add_engine(parser: ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, help="slots of the cache (the model's context, at most 16384)")
     parser.add_argument("--max-batch", type=int, help="answers that are computed at once (16)")
     parser.add_argument("--token-budget", type=int, help="tokens of a step (512)")
+    lookup = "how many guesses of next tokens a step checks, from where the last ones were before (0)"
+    parser.add_argument("--prompt-lookup", type=int, help=lookup)
     parser.add_argument("--threads", type=int, help="of ONNX Runtime, 0 for all processors (0)")
     tiers = (
         "where keys and values of prefixes go on: host:4G, file:FOLDER,20G, redis://..., s3://...; the nearest first"

@@ -211,6 +211,7 @@ class Manager:
         shift_limit: SupportsIndex | Literal["default"] | None = "default",
         prefix_sharing: bool = True,
         fingerprint: str = "",
+        computed_by: str = "",
         tiers: Iterable[HostTier | FileTier | ObjectTier | RedisTier | _Tier] | None = None,
     ) -> Manager: ...
     @property

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
+from kvcache_ops._prompt_lookup import PromptLookup
 from kvcache_ops._sampling import Sampler, Sampling, TokenLogprobs
 from kvcache_ops.manager import Append, HostMemory, Step
 from kvcache_ops.models import Model, load  # which says what to install
@@ -45,8 +46,8 @@ class Request:
     An iteration that ends before the answer does, by `break` or because the iterator is dropped, cancels the request.
     `prompt` and `answer` are tokens, `text` is the answer's. `finish` says why it ended: "stop", "length", "cancelled"
     or "error", whose exception is `error`; None until then. `cached` tokens of the prompt did not have to be computed,
-    `shifted` tokens have left the context. `logprobs` has, for each token of the answer, what `sampling` asks for, and
-    `prompt_logprobs` for each of the prompt.
+    `shifted` tokens have left the context, `guessed` tokens of the answer came from the prompt lookup. `logprobs` has,
+    for each token of the answer, what `sampling` asks for, and `prompt_logprobs` for each of the prompt.
     """
 
     def __init__(self, engine: Engine, prompt: list[int], sampling: Sampling, keep: int | None) -> None:
@@ -54,7 +55,7 @@ class Request:
         self.answer: list[int] = []
         self.finish: str | None = None
         self.error: KvCacheError | None = None
-        self.cached = self.shifted = 0
+        self.cached = self.shifted = self.guessed = 0
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.sampling = sampling
@@ -70,6 +71,8 @@ class Request:
         self.found: int | None = None  # how many of them a look into the cache has found, before they are stored
         self.looked = 0  # the step in which it looked
         self.sequence = -1  # while it runs
+        self.lookup = PromptLookup()
+        self.guess: list[int] = []  # the tokens that the step checks behind the context
         self.preempted = False  # once or more: its tokens are stored anew
         self.scoring = sampling.prompt_logprobs is not None  # the prompt's logprobs are not complete
         if self.scoring:
@@ -81,6 +84,11 @@ class Request:
     def missing(self) -> int:
         """How many tokens of the context are still to be computed: 1 of an answer under way."""
         return len(self.context) - (self.stored or self.found or 0)
+
+    @property
+    def missing_answer(self) -> int:
+        """How many tokens the answer may still get."""
+        return self.sampling.max_new_tokens - len(self.answer)
 
     def __iter__(self) -> Iterator[str]:
         said = 0
@@ -153,9 +161,10 @@ class Engine:
     at least `max_batch`. Each answer under way gets its next token; of the rest the oldest prompt gets half, and what
     remains goes to the prompts with the fewest tokens left, so that a short prompt does not wait for long ones.
     keep: how many tokens of an answer's beginning stay when it outgrows the context, and half of the others go; None
-    ends it there. threads: those of ONNX Runtime, 0 for all processors. management: further arguments of `Manager`,
-    but for `rope`, `key_form` "raw" and `mode` "cells", and, where the model's graph has no input attn_mask, `window`
-    and `sink`.
+    ends it there. prompt_lookup: a step checks up to so many guesses of an answer's next tokens, which are those that
+    followed its last tokens where they were before; the answer is the same, and sooner there where it repeats a text.
+    threads: those of ONNX Runtime, 0 for all processors. management: further arguments of `Manager`, but for `rope`,
+    `key_form` "raw" and `mode` "cells", and, where the model's graph has no input attn_mask, `window` and `sink`.
 
     Raises KvCacheError: "engine_range" for a number, "engine_option" for an option that the graph does not serve, and
     what `Manager` raises.
@@ -169,10 +178,12 @@ class Engine:
         max_batch: int = 16,
         token_budget: int = 512,
         keep: int | None = None,
+        prompt_lookup: int = 0,
         threads: int = 0,
         **management: Any,
     ) -> None:
         ranges = [("max_batch", max_batch, 1), ("token_budget", token_budget, max_batch)]
+        ranges += [("prompt_lookup", prompt_lookup, 0)]
         ranges += [] if max_tokens is None else [("max_tokens", max_tokens, 1)]
         for name, got, least in ranges:
             if not isinstance(got, Integral) or got < least:
@@ -189,13 +200,15 @@ class Engine:
             if management.get(name) not in (None, *_ALWAYS_SERVED):
                 message = f"{name} is {management[name]!r}, which the model's graph does not serve"
                 raise KvCacheError(f"{message}: expected it to be left out", "engine_option")
+        if prompt_lookup and (management.get("window") or self.model.config.window):
+            management = {"slack": prompt_lookup} | management  # of a wrong guess the rows before are needed again
         self._memory, self.manager = HostMemory(spec, *self.cache), self.model.manager(spec, **management)
         most = spec.max_tokens
         if spec.cache_mode == 1:
             pages = min(most // spec.page_size, management.get("max_pages") or most)
             most = pages * spec.page_size
         self.context_length = min(self.model.config.context_length, most)
-        self._max_batch, self._budget, self._keep = max_batch, token_budget, keep
+        self._max_batch, self._budget, self._keep, self._lookup = max_batch, token_budget, keep, prompt_lookup
         self._tiers = bool(management.get("tiers"))
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # the youngest last
@@ -364,7 +377,7 @@ class Engine:
                     return
                 raise
             self._running.remove(request)
-        request.stored, request.found = 0, 0 if request.scoring else None
+        request.stored, request.found, request.guess = 0, 0 if request.scoring else None, []
 
     def _wait(self, request: Request) -> None:
         """Takes a request's place from it; it is the next to run, and computes again what is not cached."""
@@ -387,22 +400,21 @@ class Engine:
         scored = [e for e, a in enumerate(order) if parts[a][0].scoring]
         try:
             with step:
-                ends = [starts[e + 1] - 1 for e in done]
-                logits = self._run(step, ends + [row for e in scored for row in range(starts[e], starts[e + 1])])
+                drawn = [range(starts[e + 1] - 1 - len(parts[order[e]][0].guess), starts[e + 1]) for e in done]
+                wanted = [*drawn, *(range(starts[e], starts[e + 1]) for e in scored)]
+                logits = self._run(step, [row for rows in wanted for row in rows])
                 cached = [int(n) for n in step.cached]
             for a, n in zip(order, cached):
                 if not parts[a][0].preempted:
                     parts[a][0].cached += n
-            rows = logits[len(done) :]
-            for e in scored:
-                request, count = parts[order[e]][0], starts[e + 1] - starts[e]
-                self._answer(request, partial(request.score, request.stored + 1, rows[:count]))
-                rows = rows[count:]
+            of_part = np.split(logits, np.cumsum([len(rows) for rows in wanted])[:-1]) if wanted else []
+            for e, rows in zip(scored, of_part[len(done) :]):
+                request = parts[order[e]][0]
+                self._answer(request, partial(request.score, request.stored + 1, rows))
             for request, n in parts:
                 request.stored += n
-            for row, e in zip(logits, done):
-                request = parts[order[e]][0]
-                self._answer(request, partial(request.take, row))
+            for e, rows in zip(done, of_part):
+                self._draw(parts[order[e]][0], rows)
         except KeyboardInterrupt:
             for request in [r for r, _ in parts if r in self._running]:
                 if not self.manager.seq_len(request.sequence) == request.stored < len(request.context):
@@ -411,6 +423,20 @@ class Engine:
         finally:
             for request in [r for r in self._running if r.finish is not None]:
                 self._free(request)
+
+    def _draw(self, request: Request, logits: NDArray[np.float32]) -> None:
+        """The next token, and of a guess as many as it has right; the sequence loses what it has wrong."""
+        (guess, request.guess), before = (request.guess, []), request.guessed
+        for row, right in zip(logits, [*guess, None]):
+            self._answer(request, partial(request.take, row))
+            if request.finish is not None:
+                return
+            if request.context[-1] != right:
+                break
+            request.stored += 1
+            request.guessed += 1
+        if wrong := len(guess) - (request.guessed - before):
+            self.manager.seq_rm(request.sequence, int(self.manager.positions(request.sequence)[-wrong]))
 
     def _answer(self, request: Request, take: Callable[[], str | None]) -> None:
         """Has a request take its logits, unless it has ended meanwhile; what goes wrong with it ends it alone."""
@@ -428,20 +454,23 @@ class Engine:
 
     def _begin(self) -> tuple[Step, list[tuple[Request, int]]] | None:
         """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
+        lookup = self._lookup
         while self._running:
-            parts = self._parts()
+            parts = self._parts(lookup)
             looked = [r for r, _ in parts if not r.stored and r.found is not None and not r.scoring]
             stale = [r for r in looked if r.looked != self._steps]
             for request in stale:  # another request may have stored what it needs
                 request.found = None
             if stale:
                 continue
-            appends = [Append(r.sequence, tokens=r.context[r.stored : r.stored + n]) for r, n in parts]
+            appends = [Append(r.sequence, tokens=r.context[r.stored : r.stored + n] + r.guess) for r, n in parts]
             new = {a: r for a, (r, _) in enumerate(parts) if r.found is None and not r.stored}
             try:
                 step = self.manager.begin_step(appends, self._memory)
             except CapacityError as error:
-                if new:  # perhaps there is room for a chunk
+                if any(request.guess for request, _ in parts):
+                    lookup = 0
+                elif new:  # perhaps there is room for a chunk
                     for request in new.values():
                         request.found, request.looked = 0, self._steps
                 elif error.kind == "no_slot" and self.manager.defrag():
@@ -461,8 +490,11 @@ class Engine:
             step.rollback()  # a new prompt was taken whole, to see what of it is cached
         return None
 
-    def _parts(self) -> list[tuple[Request, int]]:
-        """How many of its tokens each request gets: all if it is new, else its part of the budget, if it has one."""
+    def _parts(self, lookup: int) -> list[tuple[Request, int]]:
+        """How many of its tokens each request gets: all if it is new, else its part of the budget, if it has one.
+
+        What is left of the budget goes to guesses.
+        """
         known = [r for r in self._running if r.stored or r.found is not None]
         oldest = next((r for r in known if r.missing > 1), None)
         left = self._budget - sum(r.missing == 1 for r in known)
@@ -478,6 +510,12 @@ class Engine:
                 scored -= computed
             if computed:
                 parts.append((request, len(request.context) - request.missing - request.stored + computed))
+        for request, _ in parts:
+            request.guess = []
+            if request.stored == len(request.context) - 1:
+                room = min(self.context_length - len(request.context), request.missing_answer - 1, left, lookup)
+                request.guess = request.lookup.guess(request.context, room) if room > 0 else []
+                left -= len(request.guess)
         return parts + [(r, len(r.context)) for r in self._running if r not in known]
 
     def _shift(self, request: Request) -> None:
@@ -492,7 +530,7 @@ class Engine:
             removed = (self.context_length - request.keep) // 2  # what is left is computed again
             self._wait(request)
         request.stored = max(request.stored - removed, 0)
-        request.shifted += removed
+        request.shifted, request.lookup = request.shifted + removed, PromptLookup()
         del request.context[request.keep : request.keep + removed]
 
     def _run(self, step: Step, rows: list[int]) -> NDArray[np.float32]:

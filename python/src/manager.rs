@@ -34,7 +34,8 @@ use crate::{spec, stats};
 /// defrag_threshold: the part of free slots past which a commit queues a defragmentation; None or below 0: never.
 /// shift_limit: how many updates may rotate a sequence's rows: a number, None (any), "default" (int4: 4, else any).
 /// prefix_sharing: whether sequences of the same tokens share pages. fingerprint: what makes keys and values of the
-/// same tokens differ: the model, its adapters.
+/// same tokens differ: the model, its adapters. computed_by: what computes them, as far as it decides their bits
+/// (instruction set, versions): prefixes in tiers are found where it is equal; sessions need not agree in it.
 /// tiers: where rows go when the cache is full, the nearest first: a HostTier, then FileTier, ObjectTier, RedisTier, or
 /// objects with get(key) -> bytes | None, put(key, block), contains(key) -> bool and delete(key), whose keys are texts of
 /// 64 hexadecimal digits. What a tier fails to give, or not in time, is computed again. Managers of one model share
@@ -77,10 +78,11 @@ impl Manager {
         signature = (
             spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=Sink(0), slack=Slack(0),
             pad=Pad(32), defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true, fingerprint="",
+            computed_by="",
             tiers=None
         ),
         text_signature = "(spec, *, mode=None, max_pages=None, key_form='roped', rope=None, window=None, sink=0, \
-            slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='', \
+            slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='', computed_by='', \
             tiers=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
@@ -98,6 +100,7 @@ impl Manager {
         shift_limit: ShiftLimit,
         prefix_sharing: bool,
         fingerprint: &str,
+        computed_by: &str,
         tiers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut builder = spec::builder(&spec)?
@@ -107,7 +110,8 @@ impl Manager {
             .slack(slack.0)
             .pad(pad.0)
             .prefix_sharing(prefix_sharing)
-            .fingerprint(fingerprint);
+            .fingerprint(fingerprint)
+            .computed_by(computed_by);
         builder = given(builder, max_pages.map(|pages| pages.0), CacheSpecBuilder::max_pages);
         builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
         builder = given(builder, window.map(|window| window.0), CacheSpecBuilder::window);

@@ -158,7 +158,7 @@ fn blocks_of_freed_sequences_are_deleted_and_a_clone_gives_its_own_names() {
 /// Rows that nobody else has stay in memory while the store takes none, and no others follow them.
 #[test]
 fn swapped_rows_that_the_store_refuses_are_not_lost() {
-    let store: Arc<BlockMap> = Arc::default();
+    let store: Arc<Store> = Arc::default();
     let (mut manager, mut memory) = made(4, "", &store);
     let (a, b) = (manager.create(), manager.create());
     append(&mut manager, &mut memory, a, &PROMPT[..6], 1);
