@@ -76,19 +76,13 @@ class Model:
         return replace(self.cache, max_tokens=max_tokens)
 
     def manager(self, spec: CacheSpec, **management: Any) -> Manager:
-<<<<<<< HEAD
-        """A manager of that cache, with the model's RoPE, window and fingerprint. management: as `Manager` has it."""
-        rope = None  # nor where layers differ in it: what is shifted is then computed again
-        if (pairs := len(self.config.inv_freq)) and not getattr(self.config, "local_inv_freq", ()):
-=======
         """A manager of that cache, with the model's RoPE, window and fingerprint. management: as `Manager` has it.
 
         Prefixes in tiers are found where the instruction set and the versions that compute them are the same, so that
         they have the bits of computed ones; with `computed_by=""` those of other machines are found, too.
         """
-        rope = None
-        if pairs := len(self.config.inv_freq):
->>>>>>> 6c0f09d2 (engine, manager: prompt lookup; prefixes in stores say what has computed them)
+        rope = None  # nor where layers differ in it: what is shifted is then computed again
+        if (pairs := len(self.config.inv_freq)) and not getattr(self.config, "local_inv_freq", ()):
             interleaved = isinstance(self.config, GraphConfig) and self.config.interleaved
             rope = Rope(2 * pairs, inv_freq=self.config.inv_freq, style="gptj" if interleaved else "neox")
         runtime = load_package("onnxruntime", "manager()").__version__
