@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
+from oracle.portable import square, total
 from oracle.rotation import order
 
 from ..case import Sequence
@@ -52,6 +55,20 @@ def long() -> Iterator[AttentionCase]:
         name = f"large-rotation-{types.replace(' ', '-')}"
         case = rotated(name, about, types, (2, 1), 32, 32, "precision", **given)
         yield small_scores(case, Sequence(599, 1, 0), Sequence(61, 9, 605), decoding_batches=1)
+
+
+def cancelling() -> Iterator[AttentionCase]:
+    for types in ("f16 int8 f16", "bf16 int8 f32"):
+        name = f"rotation-cancels-{types.replace(' ', '-')}"
+        about = "Keys almost orthogonal to large queries: rounded to T1, a rotated query gives other scores."
+        case = rotated(name, about, types, (1, 1), 64, 64, "scores precision")
+        batch = (Sequence(0, 6, 2),)
+        inputs = case.inputs(*batch)
+        query, key = (tensor.astype(np.float64) for tensor in (inputs.query[:1], inputs.current_key))
+        query, key = (8 * rows / np.abs(rows).max(axis=2, keepdims=True) for rows in (query, key))
+        key -= query * (total(key * query, axis=2) / total(square(query), axis=2))[..., None]
+        changes = dict(query=np.repeat(8 * query, 6, axis=0), current_key=key)
+        yield case.call(*batch, **{tensor: x.astype(inputs.query.dtype) for tensor, x in changes.items()})
 
 
 def out_of_range() -> AttentionCase:
