@@ -28,8 +28,9 @@ pub struct EmulatedCuda {
     /// The device's multiprocessors; 0 gives one block the long rounds of large calls.
     pub multiprocessors: u32,
     pub order: Order,
-    /// Receives what each kernel has done.
+    /// Receives the kernels that have run and, with `counts`, what each has done.
     pub launched: Option<&'static Mutex<BTreeMap<&'static str, Counts>>>,
+    pub counts: bool,
 }
 
 impl Default for EmulatedCuda {
@@ -41,6 +42,7 @@ impl Default for EmulatedCuda {
             multiprocessors: 1,
             order: Order::Forward,
             launched: None,
+            counts: false,
         }
     }
 }
@@ -138,7 +140,7 @@ impl EmulatedCuda {
         let mutated = self.mutant.and_then(|mutant| mutant.kernels.get(what.kernel));
         let code = mutated.unwrap_or_else(|| code(what.module, what.kernel, self.freedom));
         // SAFETY: the regions are DeviceMemory, which the caller has borrowed and nobody else uses.
-        let counts = unsafe { launch(code, &memory, what, self.order, self.launched.is_some()) }?;
+        let counts = unsafe { launch(code, &memory, what, self.order, self.counts) }?;
         if let Some(launched) = self.launched {
             launched.lock().unwrap_or_else(PoisonError::into_inner).entry(what.kernel).or_default().add(&counts);
         }

@@ -82,7 +82,8 @@ fn counted(
         steps: vec![Step { inputs: inputs.into_iter().collect(), expected: Expected::Success(BTreeMap::new()) }],
     };
     let launched = &*Box::leak(Box::new(Mutex::new(BTreeMap::new())));
-    let device = EmulatedCuda { launched: Some(launched), multiprocessors: 132, ..EmulatedCuda::default() };
+    let device =
+        EmulatedCuda { launched: Some(launched), counts: true, multiprocessors: 132, ..EmulatedCuda::default() };
     let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
     emulated.run(&case).expect("the case can be run");
     launched.lock().expect("no launch has panicked").clone()
@@ -123,9 +124,9 @@ fn rows() -> Vec<(String, [f64; 5])> {
     add(
         Operator::MultiHeadCacheAttention,
         ElementType::Float16,
-        16,
         4,
-        "16 of 1,024 tokens, float16, 4 heads a key head",
+        4,
+        "4 of 1,024 tokens, float16, 4 heads a key head",
     );
     rows
 }
