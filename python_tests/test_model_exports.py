@@ -115,13 +115,16 @@ def test_weights_may_lie_in_several_files_and_on_another_file_system(
         models.load(tmp_path / "model")
 
 
-def test_an_engine_answers_from_an_export(tmp_path: Path) -> None:
-    """Opened by its path, as the commands do, with a quantized cache, and past the context."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path)
-    graph = Graph()
+@pytest.mark.parametrize("second", [dict(), dict(do_rotary=0)])
+def test_an_engine_answers_from_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: dict[str, int]
+) -> None:
+    """Opened by its path, as the commands do, and past the context: keys are rotated, or all computed again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    graph = Graph(attention=({}, second))
     engine = Engine(models.open_model(write_export(tmp_path / "export", graph)), keep=1)
     requests = engine.generate([TEXT, [*TEXT, 4]], max_new_tokens=CONTEXT)
-    assert [request.error for request in requests] == [None, None]
+    assert [(request.error, request.shifted > 0) for request in requests] == [(None, True)] * 2
     assert requests[0].answer[0] == graph.logits(TEXT)[-1].argmax()
 
 
