@@ -82,7 +82,7 @@ def exported(request: pytest.FixtureRequest, folder: Path) -> Path:
 
 def test_the_guide_to_exports(exported: Path) -> None:
     """It leaves a model beside the export."""
-    assert pages.run(pages.DOCS / WITH_EXPORT) == 4
+    assert pages.run(pages.DOCS / WITH_EXPORT) == 3
     assert (exported / "lowered.onnx").exists()
 
 
