@@ -24,7 +24,7 @@
 # make test-threads     what threads share, under ThreadSanitizer; needs rust-src, from rustup
 # make test-gpu bench-gpu       what needs an NVIDIA GPU; without one they end with exit code 77 and say so
 # make test-torch       kvcache_ops.torch, in an environment of 5.5 GB
-# make test-model       a real model from a GGUF file of 92 MB: numpy, llama.cpp, the loop in Rust; needs the network
+# make test-model       real models from GGUF files of 92 and 253 MB: numpy, llama.cpp, the loop in Rust; needs the network
 # make test-executors   the examples for candle and tract, whose builds are long
 # make check-targets    the libraries compile for aarch64 (Linux, macOS) and Windows; needs rustup and the network
 # make test-aarch64     CPU kernels and golden cases on aarch64, under qemu; needs a cross compiler, too

