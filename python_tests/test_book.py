@@ -99,7 +99,7 @@ def test_the_guide_to_models(folder: Path) -> None:
     from tiny_models import write_gguf
 
     write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")
-    assert pages.run(pages.DOCS / WITH_CHECKPOINT) == 4
+    assert pages.run(pages.DOCS / WITH_CHECKPOINT) == 3
 
 
 def test_the_commands_of_the_guide_to_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
