@@ -198,3 +198,60 @@ fn counts() {
     let (_, counts) = run_in(Order::Forward, 1, body).unwrap();
     assert_eq!((counts.sectors, counts.passes), ([16, 4], [2, 1]));
 }
+
+/// Of forms that the modules do not have, too: what the first thread gets in `%r2`.
+#[test]
+fn values() {
+    let values = [
+        ("shf.l.wrap.b32 %r2, 0x80000000, 1, 4;", 0x18),
+        ("shf.r.clamp.b32 %r2, 1, 2, 33;", 2),
+        ("bfe.u32 %r2, 0xabcd1234, 8, 8;", 0x12),
+        ("bfe.s32 %r2, 0x0000f000, 12, 4;", 0xffff_ffff),
+        ("bfi.b32 %r2, 0xf, 0, 4, 4;", 0xf0),
+        ("prmt.b32 %r2, 0x44332211, 0x88776655, 0x7531;", 0x8866_4422),
+        ("prmt.b32 %r2, 0x80, 0, 0x0008;", 0x8080_80ff),
+        ("lop3.b32 %r2, 12, 10, 7, 0x96;", 1),
+        ("clz.b32 %r2, 1;", 31),
+        ("popc.b32 %r2, 0xff;", 8),
+        ("brev.b32 %r2, 1;", 0x8000_0000),
+        ("mul.hi.s32 %r2, -2, 3;", 0xffff_ffff),
+        ("mul.hi.u32 %r2, -2, 3;", 2),
+        ("div.s32 %r2, -7, 2;", 0xffff_fffd),
+        ("rem.s32 %r2, -7, 2;", 0xffff_ffff),
+        ("shr.s32 %r2, -8, 40;", 0xffff_ffff),
+        ("shr.u32 %r2, -8, 32;", 0),
+        ("sub.sat.s32 %r2, -2147483648, 1;", 0x8000_0000),
+        ("cvt.sat.u8.s32 %r2, 300;", 255),
+        ("slct.s32.s32 %r2, 1, 2, -5;", 2),
+        ("cvt.rzi.s32.f32 %r2, 0fC0200000;", 0xffff_fffe),
+        ("cvt.rni.s32.f32 %r2, 0f40200000;", 2),
+        ("cvt.rpi.u32.f32 %r2, 0f40200000;", 3),
+        ("cvt.rni.s32.f32 %r2, 0f7FC00000;", 0),
+        ("min.f32 %r2, 0f7FC00000, 0f3F800000;", 0x3f80_0000),
+        ("min.NaN.f32 %r2, 0f7FC00000, 0f3F800000;", 0x7fff_ffff),
+        ("max.f32 %r2, 0f80000000, 0f00000000;", 0),
+        ("fma.rn.f32 %r2, 0f3F800800, 0f3F800800, 0fBF800000;", 0x3a00_0400),
+        ("cvt.rn.f16.f32 %r2, 0f3F801000;", 0x3c00),
+        ("cvt.rp.f16.f32 %r2, 0f3F801000;", 0x3c01),
+        ("cvt.rz.f16.f32 %r2, 0f477FFFFF;", 0x7bff),
+        ("cvt.rn.bf16x2.f32 %r2, 0f3F800000, 0f40000000;", 0x3f80_4000),
+        ("add.rn.f16x2 %r2, 0x3c003c00, 0x40003c00;", 0x4200_4000),
+        ("fma.rn.bf16x2 %r2, 0x3f804000, 0x3f803f80, 0x3f800000;", 0x4000_4000),
+        ("setp.ltu.f32 %p1, 0f7FC00000, 0f00000000; selp.u32 %r2, 1, 0, %p1;", 1),
+        ("setp.ne.f32 %p1, 0f7FC00000, 0f00000000; selp.u32 %r2, 1, 0, %p1;", 0),
+        ("setp.eq.u32 %p1|%p2, %r1, 1; setp.eq.and.u32 %p3, %r1, 0, !%p1; selp.u32 %r2, 5, 0, %p3;", 5),
+        ("ex2.approx.f32 %r2, 0f40400000;", 0x4100_0000),
+        ("lg2.approx.f32 %r2, 0f41000000;", 0x4040_0000),
+        ("add.ftz.f32 %r2, 0f00000001, 0f00000000;", 0),
+        ("mul.sat.f32 %r2, 0f40000000, 0f40000000;", 0x3f80_0000),
+        ("setp.lt.u32 %p1, %r1, 3; vote.sync.ballot.b32 %r2, %p1, -1;", 7),
+        ("redux.sync.add.u32 %r2, %r1, -1;", 496),
+        ("and.b32 %r3, %r1, 1; match.any.sync.b32 %r2, %r3, -1;", 0x5555_5555),
+        ("shfl.sync.down.b32 %r2, %r1, 1, 31, -1;", 1),
+        ("cvta.shared.u64 %rd6, %rd5; st.u32 [%rd6], %r1; add.u64 %rd6, %rd6, 0; ld.u32 %r2, [%rd6];", 0),
+    ];
+    for (statements, value) in values {
+        let words = run(&format!("{statements} st.global.u32 [%rd2], %r2;")).unwrap();
+        assert!(words[0] == value, "{statements} gives {:#x}, expected {value:#x}", words[0]);
+    }
+}
