@@ -91,7 +91,8 @@ pub fn run_calls(
 ) -> Vec<CallResult> {
     let op = KeyValueCache::new(cache_attributes(&case.attributes)).map(|op| op.with_backend(backend));
     results(case, |inputs, cache, scale| {
-        let call = op.as_ref().map_err(Error::clone)?.check(&inputs_of(inputs), write(cache), scale.map(write))?;
+        let (op, cache) = (op.as_ref().map_err(Error::clone)?, cache.expect("the operator has a cache"));
+        let call = op.check(&inputs_of(inputs), write(cache), scale.map(write))?;
         let mut outputs = [(); 2].map(|()| zeros(case.operator.t1(inputs), &call.output_shape()));
         run(call, written(&mut outputs))?;
         Ok(outputs.into())
@@ -106,8 +107,8 @@ pub fn run_static_calls(
 ) -> Vec<CallResult> {
     let op = StaticKeyValueCache::new(static_attributes(&case.attributes)).map(|op| op.with_backend(backend));
     results(case, |inputs, cache, scale| {
-        let call =
-            op.as_ref().map_err(Error::clone)?.check(&static_inputs_of(inputs), write(cache), scale.map(write))?;
+        let (op, cache) = (op.as_ref().map_err(Error::clone)?, cache.expect("the operator has a cache"));
+        let call = op.check(&static_inputs_of(inputs), write(cache), scale.map(write))?;
         let mut outputs = [(); 2].map(|()| zeros(case.operator.t1(inputs), &call.output_shape()));
         run(call, written(&mut outputs))?;
         Ok(outputs.into())
@@ -121,38 +122,29 @@ pub fn run_attention(
     run: impl Fn(AttentionCall<'_>, &mut Tensor, Option<&mut Tensor>) -> Result<(), Error>,
 ) -> Vec<CallResult> {
     let attributes = attention_attributes(&case.attributes, &case.floats);
-    let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
-    let calls = case.steps.iter().map(|step| {
-        let call = check_attention(&attributes, &step.inputs, [cache.as_mut(), scale.as_mut()], backends);
-        let outputs = call.and_then(|call| {
-            let mut output = zeros(case.operator.t1(&step.inputs), &call.output_shape());
-            let mut mass = case.has_mass().then(|| zeros(ElementType::Float32, &call.mass_shape()));
-            run(call, &mut output, mass.as_mut())?;
-            Ok([Some(output), mass].into_iter().flatten().collect())
-        });
-        result(outputs, &cache, &scale)
-    });
-    calls.collect()
+    results(case, |inputs, cache, scale| {
+        let call = check_attention(&attributes, inputs, [cache, scale], backends)?;
+        let mut output = zeros(case.operator.t1(inputs), &call.output_shape());
+        let mut mass = case.has_mass().then(|| zeros(ElementType::Float32, &call.mass_shape()));
+        run(call, &mut output, mass.as_mut())?;
+        Ok([Some(output), mass].into_iter().flatten().collect())
+    })
 }
 
+/// The results of calls on the state of a case, of which `call` gives the outputs.
 fn results(
     case: &Case,
-    call: impl Fn(&Tensors, &mut Tensor, Option<&mut Tensor>) -> Result<Vec<Tensor>, Error>,
+    call: impl Fn(&Tensors, Option<&mut Tensor>, Option<&mut Tensor>) -> Result<Vec<Tensor>, Error>,
 ) -> Vec<CallResult> {
-    let (mut cache, mut scale) = (case.cache().clone(), case.scale.clone());
+    let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
     let calls = case.steps.iter().map(|step| {
-        let outputs = call(&step.inputs, &mut cache, scale.as_mut());
-        result(outputs, &Some(cache.clone()), &scale)
+        let outcome = match call(&step.inputs, cache.as_mut(), scale.as_mut()) {
+            Ok(outputs) => Outcome::Done(outputs),
+            Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
+        };
+        CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
     });
     calls.collect()
-}
-
-fn result(outputs: Result<Vec<Tensor>, Error>, cache: &Option<Tensor>, scale: &Option<Tensor>) -> CallResult {
-    let outcome = match outputs {
-        Ok(outputs) => Outcome::Done(outputs),
-        Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
-    };
-    CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
 }
 
 /// An output for a checked call to write.

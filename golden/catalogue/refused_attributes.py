@@ -24,6 +24,7 @@ OWN = {
     "cache_mode": (-1, 2, BEYOND_32_BITS + 1),
     "cache_layout": (-1, len(LAYOUTS), BEYOND_32_BITS, I64_MIN),
     "page_size": (0, I64_MIN),
+    "quant_rotation": (-1, 2, BEYOND_32_BITS + 1),
 }
 BATCH = (Sequence(0, 2, 2),)
 
@@ -35,6 +36,9 @@ def cases() -> Iterator[Case]:
         name = f"refuse-idle-{attribute}-{spelled(value)}".replace("_", "-")
         case = begin(name, about.format(attribute, value), "f16 f16", proves="attributes.ranges")
         yield refused(case, BATCH, attribute, value)
+    about = "quant_rotation 1 without quantization: refused."
+    case = begin("refuse-quant-rotation-unquantized", about, "f16 f16", proves="attributes.rotation")
+    yield refused(case, BATCH, "quant_rotation", 1)
     about = "quant_group 0 with quant_bit 8: refused, not divided by."
     case = begin("refuse-quant-group-0-int8", about, "f16 int8 f16", proves="attributes.ranges", quant_bit=8)
     yield refused(case, BATCH, "quant_group", 0)

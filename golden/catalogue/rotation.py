@@ -13,7 +13,6 @@ from .arithmetic import T1S
 from .bits import random_values
 from .case import LONG_NAMES, Case, Sequence, begin, quantized
 from .combinations import MODES
-from .refused_attributes import BEYOND_32_BITS, refused
 
 RULES = "quantizing.rotation dequantizing.rotation"
 NAN_WHY = "arithmetic makes the NaN of a block with a non-finite value, with the machine's sign and payload"
@@ -30,7 +29,6 @@ SETTINGS = (
     ("bf16 int8 f32", 7, 7),
     ("f32 int4 f32", 14, 2),
     ("f16 int8 f16", 132, 12),
-    ("f32 int8 f32", 192, 48),
 )
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
 
@@ -99,14 +97,3 @@ def static_scales() -> Case:
     scale = np.array([0.01, 0.3, 0.02, 0.125], LONG_NAMES["f32"]).reshape(1, 2, 2)
     case = begin("rotation-static-scales", about, types, proves=rules, head_dim=48, scale=scale, **attributes)
     return case.call(Sequence(1, 3, 2), Sequence(0, 1, 8))
-
-
-def out_of_range() -> Iterator[Case]:
-    for quant_rotation in (-1, 2, BEYOND_32_BITS + 1):
-        about = f"quant_rotation {quant_rotation} is outside its range: refused."
-        name = f"refuse-quant-rotation-{quant_rotation}".replace("--", "-minus-")
-        case = begin(name, about, "f32 int8 f32", proves="attributes.ranges", quant_bit=8)
-        yield refused(case, (Sequence(0, 2, 2),), "quant_rotation", quant_rotation)
-    about = "quant_rotation 1 without quantization: refused."
-    case = begin("refuse-quant-rotation-unquantized", about, "f16 f16", proves="attributes.rotation")
-    yield refused(case, (Sequence(0, 2, 2),), "quant_rotation", 1)

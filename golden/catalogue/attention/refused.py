@@ -38,16 +38,20 @@ def attributes() -> Iterator[AttentionCase]:
         "is_causal": (-1, 2),
         "is_alibi": (-1, 2, 2**32),
         "num_kv_heads": (-1, 3, 8),
+        "local_window_size": (0, -2),
+        "scale": (np.nan,),
+        "softcap": (-1, np.inf),
     }
     for attribute, value in ((attribute, value) for attribute, values in wrong.items() for value in values):
         spelled = f"{attribute}-{value}".replace("_", "-").replace("--", "-minus-")
         about = f"{attribute} {value}, with four query heads, is outside its range."
+        mentions = [attribute] if isinstance(value, float) else [attribute, value]
         for case in both(spelled, about, "attributes.ranges"):
-            yield case.refuse("attribute_out_of_range", [attribute, value], *BATCH, wrong={attribute: value})
+            yield case.refuse("attribute_out_of_range", mentions, *BATCH, wrong={attribute: value})
     of_the_cache = (("layer_idx", 1), ("quant_bit", 7), ("cache_layout", -1), ("cache_mode", 2), ("page_size", 0))
-    for attribute, value in of_the_cache:
+    for attribute, value in (*of_the_cache, ("quant_rotation", 1)):
         name, about = f"{attribute}-{value}".replace("_", "-"), f"{attribute} {value}, as KeyValueCache refuses it."
-        case = fused(name, about, "attributes.ranges")
+        case = fused(name, about, "attributes.rotation" if attribute == "quant_rotation" else "attributes.ranges")
         yield case.refuse("attribute_out_of_range", [attribute, value], *BATCH, wrong={attribute: value})
 
 
@@ -107,6 +111,13 @@ def shapes() -> Iterator[AttentionCase]:
         yield case.refuse("shape_mismatch", ["decoding_batches", 2, 1], *BATCH, decoding_batches=indices([1, 1]))
     for case in both("rank-of-decoding-batches", "decoding_batches has two axes.", "inputs.shapes"):
         yield case.refuse("rank_mismatch", ["decoding_batches", 2], *BATCH, decoding_batches=indices([[1]]))
+
+
+def sinks() -> Iterator[AttentionCase]:
+    for case in both("sinks", "Sinks of another type, as a row, and for each key head.", "inputs.types inputs.shapes"):
+        case.refuse("type_mismatch", ["head_sink", "float16"], *BATCH, head_sink=np.zeros(4, np.float16))
+        case.refuse("rank_mismatch", ["head_sink", 2], *BATCH, head_sink=np.zeros((1, 4), np.float32))
+        yield case.refuse("shape_mismatch", ["head_sink", 2, 4], *BATCH, head_sink=np.zeros(2, np.float32))
 
 
 def masks() -> Iterator[AttentionCase]:

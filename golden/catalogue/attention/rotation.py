@@ -11,7 +11,6 @@ from oracle.portable import square, total
 from oracle.rotation import order
 
 from ..case import Sequence
-from ..refused_attributes import refused
 from ..rotation import BITS, RULES, SETTINGS, quantized
 from .case import AttentionCase, mask, over_cache, small_scores
 from .combinations import SEQUENCES
@@ -69,9 +68,3 @@ def cancelling() -> Iterator[AttentionCase]:
         key -= query * (total(key * query, axis=2) / total(square(query), axis=2))[..., None]
         changes = dict(query=np.repeat(8 * query, 6, axis=0), current_key=key)
         yield case.call(*batch, **{tensor: x.astype(inputs.query.dtype) for tensor, x in changes.items()})
-
-
-def out_of_range() -> AttentionCase:
-    about = "quant_rotation 1 without quantization: refused."
-    case = over_cache("refuse-quant-rotation", about, "f16 f16", (4, 2), 8, proves="attributes.rotation")
-    return refused(case, (Sequence(1, 1, 0), Sequence(0, 3, 4)), "quant_rotation", 1)

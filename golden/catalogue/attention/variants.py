@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..bits import random_values
-from ..case import LONG_NAMES, Sequence, indices, quantized
+from ..case import Sequence, indices, quantized
 from ..large import sequences
 from .case import AttentionCase, mask, over_cache, packed, small_scores
 
@@ -179,27 +179,3 @@ def head_sinks() -> Iterator[AttentionCase]:
     values[(1, 5), :] = np.where(np.isnan(values[(1, 5), :]), np.nan, -np.inf)
     values[2, :] -= values.dtype.type(20000)
     yield small_scores(case, *batch, attn_mask=values, head_sink=sinks(case, 4))
-
-
-def refused() -> Iterator[AttentionCase]:
-    """Attributes outside of their ranges, and sinks that do not go with the other tensors."""
-    wrong = {"scale": (np.inf, np.nan), "softcap": (-1.0, np.nan, np.inf), "local_window_size": (0, -2)}
-    batch = (Sequence(1, 1, 0), Sequence(0, 3, 4))
-    for number, (attribute, value) in enumerate((name, value) for name, values in wrong.items() for value in values):
-        name = f"refuse-{attribute}-{value:g}".replace("_", "-").replace("--", "-minus-")
-        about = f"{attribute} {value:g} is outside of its range."
-        if number % 2 == 0:
-            case = over_cache(name, about, "f32 f32", (4, 2), 8, proves="attributes.ranges")
-        else:
-            case = packed(name, about, "f32", (4, 2), 8, proves="attributes.ranges")
-        yield case.refuse("attribute_out_of_range", [attribute], *batch, wrong={attribute: value})
-    about = "Sinks of another type, as a row, and for each key head."
-    for case in (
-        over_cache("refuse-sinks", about, "f32 f32", (4, 2), 8, proves="inputs.types inputs.shapes"),
-        packed("refuse-packed-sinks", about, "f32", (4, 2), 8, proves="inputs.types inputs.shapes"),
-    ):
-        other = np.dtype(LONG_NAMES["f16"])
-        case.refuse("type_mismatch", ["head_sink", "float16", "float32"], *batch, head_sink=np.zeros(4, other))
-        case.refuse("rank_mismatch", ["head_sink", 2], *batch, head_sink=np.zeros((1, 4), np.float32))
-        case.refuse("shape_mismatch", ["head_sink", 2, 4], *batch, head_sink=np.zeros(2, np.float32))
-        yield case
