@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 from kvcache_ops import models
+from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 from kvcache_ops.models._build import open_checkpoint
 from safetensors.numpy import load_file, save_file
@@ -16,7 +17,9 @@ from safetensors.numpy import load_file, save_file
 from compare import refused
 from served import serving
 from test_model_sources import write_folder
-from tiny_models import TOKENS, write_gguf
+from tiny_models import SIZES, TOKENS, random_tensors, write_gguf
+
+ROOT = Path(__file__).resolve().parents[1]
 
 NO_TOKEN = 2**32 - 1
 SPLIT = "gpt-00002-of-00003.gguf"
@@ -245,3 +248,42 @@ def test_a_chat_template_that_is_none(tmp_path: Path) -> None:
         assert status == 400 and b"chat template" in said
         body = {"model": "tiny", "prompt": "a", "max_tokens": 2}
         assert server.ask("POST", "/v1/completions", json.dumps(body).encode())[0] == 200
+
+
+def test_spaces_of_sentence_piece(tmp_path: Path) -> None:
+    """Its first word keeps the space behind the prompt, in the text and in the places of its tokens."""
+    words = ["\u2581is", "\u2581Paris", "\u2581of", "s"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *words]
+    embedding = np.zeros((len(tokens), SIZES["hidden"]), np.float32)
+    some = random_tensors()["token_embd.weight"][:2]
+    embedding[-4:] = [some[0], -some[0], some[1], -some[1]]  # two of them are always the likeliest tokens
+    fields = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0] * 259 + [-1.0] * 4}
+    path = write_gguf(
+        tmp_path / "model.gguf",
+        tensors=random_tensors() | {"token_embd.weight": embedding},
+        fields=fields | {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
+        tokens=tokens,
+        types=[2, 3, 3, *[6] * 256, *[1] * 4],
+    )
+    engine = Engine(models.load(models.build(path, tmp_path / "model")), max_tokens=256, threads=1)
+    said = {" Paris": 0, " is": 0, " of": 0, "s": 0}
+    for seed in range(4):
+        request = engine.submit([1, 259], max_new_tokens=8, temperature=9.0, top_k=2, seed=seed, logprobs=0)
+        pieces = list(request)
+        written = [tokens[token].replace("\u2581", " ") for token in request.answer]
+        assert "".join(pieces) == request.text == "".join(written)
+        assert [token.offset for token in request.logprobs] == [len("".join(written[:i])) for i in range(8)]
+        said[written[0]] += 1
+    assert said["s"] < 4
+
+
+def test_the_oldest_packages() -> None:
+    """What is declared to be enough is what `make test-oldest` runs with."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
+    extras = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = (ROOT / "requirements-middle.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    bounds = [need.split(",")[0].split(">=") for extra in ("models", "serve") for need in extras[extra] if ">=" in need]
+    assert len(bounds) > 8
+    for name, least in bounds:
+        assert f"{pinned[name]}.".startswith(f"{least}."), name
