@@ -60,6 +60,8 @@ fn dynamic_case(unstructured: &mut Unstructured, name: String) -> Case {
     let (mut calls, max_ts): (Vec<_>, Vec<_>) = (0..unstructured.within(1, 4)).map(|_| inputs(unstructured)).unzip();
     let max_t = max_ts.into_iter().max().unwrap_or_default();
     let mut on = plan.planned(unstructured, calls[0].clone(), max_t);
+    let rotates = on.attributes["quant_bit"] != 0 && unstructured.one_in(3);
+    on.attributes.insert("quant_rotation", rotates.into());
     give_unused_scale(unstructured, &mut on);
     let mut about = "Random legal calls.";
     match unstructured.below(6) {
