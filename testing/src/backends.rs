@@ -23,11 +23,9 @@ pub fn splitting() -> impl Iterator<Item = Backend> {
     })
 }
 
-/// Whether the CUDA kernels do what a case needs: no rotated keys, and no soft cap, window or sinks, so far.
+/// Whether the CUDA kernels do what a case needs: no rotated keys, so far.
 pub fn is_done_by_cuda(case: &Case) -> bool {
-    let of_others = [("quant_rotation", "0"), ("softcap", "0"), ("local_window_size", "-1"), ("head_sink", "0")];
-    let properties = case.properties();
-    of_others.iter().all(|(name, value)| properties.get(name).is_none_or(|got| got == value))
+    case.attributes.get("quant_rotation").is_none_or(|&got| got == 0)
 }
 
 /// So many threads, each of which lives as long as its task.

@@ -17,6 +17,9 @@ const BLOCKS_PER_MULTIPROCESSOR: u64 = 16;
 /// Bytes of T1 whose elements a lane of a wide kernel reads of a key at once.
 const WIDE_BYTES: usize = 16;
 
+/// A window that hides no key, of which a position can be subtracted.
+const NO_WINDOW: i64 = 1 << 62;
+
 /// The largest number of heads, or of sequences.
 const LIMIT: usize = i32::MAX as usize;
 
@@ -51,7 +54,13 @@ impl AttentionLaunches {
         let parameters = call.parameters(&units)?;
         let (t1, t2, t3) = call.types();
         let module = kvcache_kernels::cuda::module(&ptx::MODULES, (t1, t2, t3));
-        let launch = |kernel: AttentionKernelName, units: usize| {
+        // The mass is of all pieces, those before a window too.
+        let of_mass = AttentionParameters {
+            step_units: (units.masses * units.tiles_per_step) as u64,
+            window_pieces: 0,
+            ..parameters
+        };
+        let launch = |kernel: AttentionKernelName, units: usize, parameters: AttentionParameters| {
             let most = u64::from(multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
             Launch { module, kernel: name(module, kernel), grid: (units as u64).min(most) as u32, parameters }
         };
@@ -62,9 +71,10 @@ impl AttentionLaunches {
         let has_queries = call.query_rows > 0;
         Ok(Self {
             store,
-            attend: has_queries.then(|| launch(attend, units.units)),
-            combine: (has_queries && units.combined > 0).then(|| launch(AttentionKernelName::Combine, units.combined)),
-            mass: (units.masses > 0).then(|| launch(AttentionKernelName::Mass, units.masses)),
+            attend: has_queries.then(|| launch(attend, units.units, parameters)),
+            combine: (has_queries && units.combined > 0)
+                .then(|| launch(AttentionKernelName::Combine, units.combined, parameters)),
+            mass: (units.masses > 0).then(|| launch(AttentionKernelName::Mass, units.masses, of_mass)),
         })
     }
 }
@@ -132,8 +142,8 @@ impl DeviceAttention {
     }
 
     fn parameters(&self, units: &Units) -> Result<AttentionParameters, TooLarge> {
-        let AttentionGeometry { num_heads, num_kv_heads, is_causal, is_alibi, decoding_batches, scale, .. } =
-            self.geometry;
+        let AttentionGeometry { num_heads, num_kv_heads, is_causal, is_alibi, decoding_batches, .. } = self.geometry;
+        let AttentionGeometry { scale, softcap, local_window_size, .. } = self.geometry;
         let (tokens, rows, scales, seqstarts) = match &self.keys {
             DeviceKeys::Packed(packed) => (packed.tokens(&self.geometry)?, packed.rows_at, [0; 2], packed.seqstarts),
             DeviceKeys::Cache(stores) => {
@@ -153,6 +163,7 @@ impl DeviceAttention {
             scales,
             query: self.query,
             mask: self.attn_mask.map_or(0, |mask| mask.address),
+            sinks: self.head_sink.unwrap_or(0),
             output: self.attn_output,
             scratch: self.scratch,
             totals: if units.masses > 0 { self.scratch + units.sums_bytes as u64 } else { 0 },
@@ -165,6 +176,7 @@ impl DeviceAttention {
                 false => 0,
             },
             decoding_batches: wide("decoding_batches", decoding_batches)?,
+            window: local_window_size.map_or(NO_WINDOW, |window| (window as i64).min(NO_WINDOW)),
             step_units: units.step_units as u64,
             units: units.units as u64,
             heads_per_key: narrow("num_heads", num_heads / num_kv_heads)?,
@@ -173,7 +185,10 @@ impl DeviceAttention {
             most_step_rows: narrow("num_heads", units.most_step_rows)?,
             tiles_per_step: narrow("num_heads", units.tiles_per_step)?,
             rows_per_tile: narrow("num_heads", units.rows_per_tile)?,
-            factor: scale,
+            window_pieces: narrow("batch", units.window_pieces)?,
+            factor: if softcap == 0.0 { scale } else { 1.0 },
+            scale,
+            softcap,
             is_causal: is_causal.into(),
             alibi_heads: if is_alibi { 1 << num_heads.ilog2() } else { 0 },
             packed: matches!(self.keys, DeviceKeys::Packed(_)).into(),

@@ -18,6 +18,8 @@ pub struct AttentionParameters {
     pub query: u64,
     /// `attn_mask`: T1; 0 if there is none.
     pub mask: u64,
+    /// `head_sink`: T1, shape (Hq); 0 if there is none.
+    pub sinks: u64,
     /// `attn_output`: T1, shape (`query_rows`, Hq, Dh).
     pub output: u64,
     /// The sums of pieces: float32, shape (`step_units`, `rows_per_tile`, 2 + Dh); not accessed where no sequence has
@@ -38,6 +40,8 @@ pub struct AttentionParameters {
     pub mask_plane: i64,
     /// So many sequences, the first ones, have no causal mask.
     pub decoding_batches: i64,
+    /// The keys that a query sees at most, those up to its own; more than there can be without a window.
+    pub window: i64,
     /// Units of work of decoding steps: pieces of keys, for each key head and each tile.
     pub step_units: u64,
     /// Those, and then the tiles of all other sequences.
@@ -54,8 +58,15 @@ pub struct AttentionParameters {
     pub tiles_per_step: u32,
     /// Rows in a tile of a decoding step.
     pub rows_per_tile: u32,
-    /// What products are multiplied with.
+    /// Pieces that the windows of a decoding step touch at most, for which each sequence has slots; 0 where a sequence
+    /// has one for each of its pieces.
+    pub window_pieces: u32,
+    /// What products are multiplied with: `scale`, or 1 where they have been capped.
     pub factor: f32,
+    /// What they are multiplied with before they are capped.
+    pub scale: f32,
+    /// c of `c * tanh(s / c)`, which a scaled product s becomes; 0 is none.
+    pub softcap: f32,
     /// Whether queries of one sequence do not see what is behind them.
     pub is_causal: u32,
     /// The largest power of two that is at most Hq, where scores have ALiBi's bias; else 0.
@@ -65,8 +76,8 @@ pub struct AttentionParameters {
 }
 
 const _: () = {
-    assert!(size_of::<AttentionParameters>() == 400);
+    assert!(size_of::<AttentionParameters>() == 432);
     assert!(std::mem::offset_of!(AttentionParameters, rows) == 224);
-    assert!(std::mem::offset_of!(AttentionParameters, seqstarts) == 304);
-    assert!(std::mem::offset_of!(AttentionParameters, heads_per_key) == 360);
+    assert!(std::mem::offset_of!(AttentionParameters, seqstarts) == 312);
+    assert!(std::mem::offset_of!(AttentionParameters, heads_per_key) == 376);
 };

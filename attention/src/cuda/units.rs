@@ -26,6 +26,8 @@ pub(super) struct Units {
     pub(super) tiles_per_step: usize,
     /// Rows in a tile of a decoding step.
     pub(super) rows_per_tile: usize,
+    /// Pieces of a decoding step that have units, from the first that it sees on; 0 where each piece has one.
+    pub(super) window_pieces: usize,
     /// Units of decoding steps: pieces.
     pub(super) step_units: usize,
     /// Those, and the tiles of other sequences.
@@ -47,14 +49,6 @@ impl DeviceAttention {
         if head_dim > MAX_HEAD_DIM {
             return Err(TooLarge { what: "head_dim", got: head_dim, limit: MAX_HEAD_DIM });
         }
-        let variants = [
-            ("softcap, rounded up,", self.geometry.softcap.ceil() as usize),
-            ("local_window_size", self.geometry.local_window_size.unwrap_or(0)),
-            ("the length of head_sink", self.head_sink.map_or(0, |_| num_heads)),
-        ];
-        if let Some((what, got)) = variants.into_iter().find(|&(_, got)| got > 0) {
-            return Err(TooLarge { what, got, limit: 0 });
-        }
         let heads = num_heads / num_kv_heads.max(1);
         let most = heads.max(TILE);
         let most_step_rows = self.max_seqlen.saturating_mul(heads).clamp(heads, most);
@@ -64,11 +58,18 @@ impl DeviceAttention {
             DeviceKeys::Packed(packed) => packed.rows,
             DeviceKeys::Cache(stores) => stores.all_rows,
         };
+        // The keys that the queries of a decoding step see are at most so many pieces.
+        let window_pieces = self.geometry.local_window_size.map(|window| {
+            let queries = most_step_rows / heads.max(1);
+            (window - 1).saturating_add(queries.saturating_sub(1)).div_ceil(PIECE) + 1
+        });
         let product = |factors: &[usize]| factors.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
         let counted = || {
             let slots = (key_rows / PIECE).checked_add(batch)?;
             let pieces = product(&[slots, num_kv_heads])?;
-            let step_units = product(&[pieces, tiles_per_step])?;
+            let window_slots = window_pieces.and_then(|pieces| pieces.checked_mul(batch)).filter(|&most| most < slots);
+            let all_units = product(&[pieces, tiles_per_step])?;
+            let step_units = window_slots.map_or(all_units, |slots| slots * num_kv_heads * tiles_per_step);
             let rows = product(&[self.query_rows, heads])?;
             // No sequence has more rows than there are.
             let tiles = if rows <= most_step_rows { 0 } else { product(&[rows / TILE + batch, num_kv_heads])? };
@@ -82,6 +83,7 @@ impl DeviceAttention {
                 most_step_rows,
                 tiles_per_step,
                 rows_per_tile,
+                window_pieces: window_slots.and(window_pieces).unwrap_or(0),
                 step_units,
                 units,
                 combined,

@@ -22,8 +22,9 @@ pub fn long_heads_are_refused(gpu: &Gpu) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Two sequences of more keys than one split, one of them with three queries.
-fn long_call(max_seqlen: i64) -> Call {
+/// Two sequences of more keys than one split, one of them with three queries; with a window, a soft cap, a scale and
+/// sinks, or without.
+fn long_call(max_seqlen: i64, has_variants: bool) -> Call {
     let number = |i: usize| ((i * 2_654_435_761) >> 8) as u16 as f32 / 8192.0 - 4.0;
     let floats = |shape: [usize; 3], seed: usize| {
         let numbers = (0..shape.iter().product()).flat_map(|i| number(i + seed).to_le_bytes());
@@ -31,7 +32,7 @@ fn long_call(max_seqlen: i64) -> Call {
     };
     let mut attributes = Operator::MultiHeadAttention.attributes();
     attributes.extend([("num_heads", 4), ("num_kv_heads", 2), ("head_dim", 24)]);
-    Call {
+    let mut call = Call {
         operator: Operator::MultiHeadAttention,
         attributes,
         floats: Operator::MultiHeadAttention.floats(),
@@ -48,22 +49,35 @@ fn long_call(max_seqlen: i64) -> Call {
         .into(),
         cache: None,
         scale: None,
+    };
+    if has_variants {
+        // Each query sees keys of two splits.
+        call.attributes.insert("local_window_size", 300);
+        call.floats.extend([("scale", 0.5), ("softcap", 3.0)]);
+        let sinks = [2.0f32, -1.0, f32::NEG_INFINITY, 9.0].map(f32::to_le_bytes).concat();
+        call.inputs
+            .insert("head_sink", Tensor::new(ElementType::Float32, vec![4], &sinks).expect("the bytes of its shape"));
     }
+    call
+}
+
+pub fn long_sequences(gpu: &Gpu) -> Result<(), Failed> {
+    [false, true].into_iter().try_for_each(|has_variants| attend_to_long_sequences(gpu, has_variants))
 }
 
 /// Whether each split is a unit of work or a block goes over all of them: the same bits, close to the CPU's.
-pub fn long_sequences(gpu: &Gpu) -> Result<(), Failed> {
+fn attend_to_long_sequences(gpu: &Gpu, has_variants: bool) -> Result<(), Failed> {
     let how = How { has_mass: true, ..How::default() };
     // All queries are decoding steps, or those of the first sequence only.
     let run = |max_seqlen| {
-        let call = long_call(max_seqlen);
+        let call = long_call(max_seqlen, has_variants);
         Uploaded::new(gpu, &call, how)?.run(gpu, &call, how)
     };
     let got = run(3)?;
     assert!(got == run(0)?, "the bits depend on how the work is cut");
     gpu.nothing_found()?;
 
-    let call = long_call(3);
+    let call = long_call(3, has_variants);
     let backends = (AttentionBackend::Reference, Backend::Reference);
     let checked =
         check_attention(&attention_attributes(&call.attributes, &call.floats), &call.inputs, [None, None], backends)?;
@@ -82,7 +96,7 @@ pub fn long_sequences(gpu: &Gpu) -> Result<(), Failed> {
 
 /// Scratch memory that is missing, or too small, is refused before anything is launched.
 pub fn scratch_is_checked(gpu: &Gpu) -> Result<(), Failed> {
-    let call = long_call(3);
+    let call = long_call(3, false);
     let uploaded = Uploaded::new(gpu, &call, How::default())?;
     for given in [None, Some(100)] {
         let Checked::Attention(checked) = uploaded.check(gpu, &call, None)? else { unreachable!("it attends") };

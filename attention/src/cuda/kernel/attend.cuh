@@ -6,22 +6,21 @@
 //   earlier blocks of the piece. Where a block has a larger score, the earlier sums are multiplied for it first.
 // - The threads that share an element of the output have equal parts of each block (as many as head_dim allows), and
 //   their sums are added at the end of the piece.
+// - A head's sink is added at the end, after the last piece.
 // Keys that a query does not see are not part of its sums in any way.
 #pragma once
 
 #include "tile.cuh"
 
-// Writes an element of the output.
+// Writes element d of a query row, whose sums are complete but for its sink. Keeps what the mass needs of the row: its
+// largest score, and the sum of its weights.
 template <class T1>
-__device__ __forceinline__ void write_output(const AttentionParameters& p, i64 at, float total, float sum) {
+__device__ __forceinline__ void write_output(const AttentionParameters& p, i64 token_and_head, u32 d, float sink,
+                                             float maximum, float sum, float total) {
+    total = __fmul_rn(total, merge_sink(maximum, sum, sink));
     const float x = sum == 0.0f ? 0.0f : __fdiv_rn(total, sum);
-    write(p.output + bytes_of_elements<T1>(at), bits_of<T1>(x));
-}
-
-// Keeps what the mass needs of a query row whose sums are complete: its largest score, and the sum of its weights.
-__device__ __forceinline__ void write_totals(const AttentionParameters& p, i64 token_and_head, float maximum,
-                                             float sum) {
-    if (p.totals != nullptr) {
+    write(p.output + bytes_of_elements<T1>(token_and_head * p.tokens.head_dim + d), bits_of<T1>(x));
+    if (d == 0 && p.totals != nullptr) {
         write(p.totals + 2 * token_and_head * sizeof(float), maximum);
         write(p.totals + (2 * token_and_head + 1) * sizeof(float), sum);
     }
@@ -53,11 +52,13 @@ __device__ __forceinline__ void read_queries(const AttentionParameters& p, const
         const i64 token = token_and_head(r, i, head);
         tile.maximum[r] = negative_infinity();
         tile.sum[r] = 0.0f;
+        tile.hidden[r] = unit.sequence.hidden(p, i);
         tile.visible[r] = unit.sequence.visible(i);
         tile.position[r] = unit.sequence.keys + i - unit.sequence.queries;
         tile.mask_at[r] = head * p.mask_plane + token * p.mask_width + unit.sequence.first_key;
-        tile.output_at[r] = (token * p.num_heads + head) * head_dim;
+        tile.output_at[r] = token * p.num_heads + head;
         tile.slope[r] = p.alibi_heads == 0 ? 0.0f : alibi_slope(head, p.alibi_heads);
+        tile.sink[r] = sink_of<T1>(p, head);
     }
     const u32 padded = (head_dim + PACK<T1> - 1) / PACK<T1> * PACK<T1>;
 #pragma unroll 1
@@ -134,10 +135,25 @@ __device__ __forceinline__ void multiply_keys(const AttentionParameters& p, cons
     }
 }
 
+// Caps the inner products of all rows with a block of keys, where there is a soft cap.
+__device__ __forceinline__ void cap_products(const AttentionParameters& p, const Unit& unit, u32 buffer) {
+    if (p.softcap == 0.0f) {
+        return;
+    }
+#pragma unroll 1
+    for (u32 e = threadIdx.x; e < unit.rows * KEYS; e += BLOCK) {
+        if (tile.slots[buffer][e % KEYS] >= 0) {
+            float& product = tile.weights[buffer][e / KEYS][e % KEYS];
+            product = __fmul_rn(p.softcap, hyperbolic_tangent(__fdiv_rn(__fmul_rn(product, p.scale), p.softcap)));
+        }
+    }
+    __syncthreads();
+}
+
 // The score of row r and the key at t; minus infinity if the row does not see it.
 template <class T1>
 __device__ __forceinline__ float score(const AttentionParameters& p, u32 r, i64 t, i64 slot, float product) {
-    if (slot < 0 || t >= tile.visible[r]) {
+    if (slot < 0 || t < tile.hidden[r] || t >= tile.visible[r]) {
         return negative_infinity();
     }
     float bias = 0.0f;
@@ -246,7 +262,7 @@ __device__ __forceinline__ void attend_tile(const AttentionParameters& p, const 
     constexpr u32 ROUNDS = TILE / ROWS_AT_ONCE;
     const u32 thread = threadIdx.x;
     const Shares shares(p.tokens.head_dim);
-    i64 t = unit.first_piece * PIECE;
+    i64 t = unit.begin;
     u32 buffer = 0;
     read_queries<T1>(p, unit, shares);
     read_slots(p, unit, buffer, t);
@@ -267,6 +283,7 @@ __device__ __forceinline__ void attend_tile(const AttentionParameters& p, const 
         for (; t < piece_end; t += KEYS) {
             multiply_keys<T1, T2, T3, WIDE>(p, unit, buffer, t, piece_end);
             __syncthreads();
+            cap_products(p, unit, buffer);
             weigh<T1>(p, unit, buffer, t, maxima, weights);
             read_slots(p, unit, buffer ^ 1, t + KEYS);
             __syncthreads();
@@ -328,15 +345,12 @@ __device__ __forceinline__ void attend_tile(const AttentionParameters& p, const 
     if (!unit.is_whole) {
         return;
     }
-    if (thread < unit.rows) {
-        write_totals(p, tile.output_at[thread] / p.tokens.head_dim, tile.maximum[thread], tile.sum[thread]);
-    }
 #pragma unroll 1
     for (u32 e = thread; e < unit.rows * shares.row(); e += BLOCK) {
         const u32 r = e >> (shares.shift + 1);
         const u32 d = e & (shares.row() - 1);
         if (d < p.tokens.head_dim) {
-            write_output<T1>(p, tile.output_at[r] + d, tile.totals[r][d], tile.sum[r]);
+            write_output<T1>(p, tile.output_at[r], d, tile.sink[r], tile.maximum[r], tile.sum[r], tile.totals[r][d]);
         }
     }
 }

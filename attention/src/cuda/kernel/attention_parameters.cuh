@@ -10,6 +10,7 @@ struct AttentionParameters {
     const u8* scales[2];  // T3, of the first key and of the first value
     const u8* query;      // T1 (query_rows, Hq, Dh)
     const u8* mask;       // T1, null if there is none
+    const u8* sinks;      // T1 (Hq), null if there are none
     u8* output;           // T1 (query_rows, Hq, Dh)
     u8* scratch;          // float32 (step_units, rows_per_tile, 2 + Dh)
     u8* totals;           // float32 (query_rows, Hq, 2), null without a mass
@@ -19,6 +20,7 @@ struct AttentionParameters {
     i64 mask_width;
     i64 mask_plane;
     i64 decoding_batches;
+    i64 window;
     u64 step_units;
     u64 units;
     u32 heads_per_key;
@@ -27,15 +29,18 @@ struct AttentionParameters {
     u32 most_step_rows;
     u32 tiles_per_step;
     u32 rows_per_tile;
+    u32 window_pieces;
     float factor;
+    float scale;
+    float softcap;
     u32 is_causal;
     u32 alibi_heads;
     u32 packed;
 };
 
-static_assert(sizeof(AttentionParameters) == 400, "as in parameters.rs");
+static_assert(sizeof(AttentionParameters) == 432, "as in parameters.rs");
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(AttentionParameters, rows) == 224, "as in parameters.rs");
-static_assert(offsetof(AttentionParameters, seqstarts) == 304, "as in parameters.rs");
-static_assert(offsetof(AttentionParameters, heads_per_key) == 360, "as in parameters.rs");
+static_assert(offsetof(AttentionParameters, seqstarts) == 312, "as in parameters.rs");
+static_assert(offsetof(AttentionParameters, heads_per_key) == 376, "as in parameters.rs");
 #endif

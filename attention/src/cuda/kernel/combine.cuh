@@ -20,7 +20,8 @@ __device__ __forceinline__ void combine(const AttentionParameters& p) {
         const u32 rest = number - b * per_sequence;
         const Sequence own = sequence(p, b);
         const i64 first_row = static_cast<i64>(rest % p.tiles_per_step) * TILE;
-        if (!own.is_step(p) || own.pieces() == 1 || first_row >= own.rows(p)) {
+        const i64 first_piece = own.hidden(p, first_row / heads) / PIECE;
+        if (!own.is_step(p) || first_piece + 1 == own.pieces() || first_row >= own.rows(p)) {
             continue;
         }
         const u32 rows = own.rows(p) - first_row < TILE ? own.rows(p) - first_row : TILE;
@@ -35,8 +36,8 @@ __device__ __forceinline__ void combine(const AttentionParameters& p) {
             float sum = 0.0f;
             float total = 0.0f;
 #pragma unroll 1
-            for (i64 piece = 0; piece < own.pieces(); ++piece) {
-                const u64 unit = (own.first_slot() + piece) * per_sequence + rest;
+            for (i64 piece = first_piece; piece < own.pieces(); ++piece) {
+                const u64 unit = (own.first_slot(p) + piece) * per_sequence + rest;
                 const u8* scratch = scratch_of(p, unit, r);
                 const float piece_maximum = read_written<float>(scratch);
                 const float piece_sum = read_written<float>(scratch + sizeof(float));
@@ -48,10 +49,7 @@ __device__ __forceinline__ void combine(const AttentionParameters& p) {
             const i64 i = (first_row + r) / heads;
             const u32 head = rest / p.tiles_per_step * heads + (first_row + r - i * heads);
             const i64 at = (own.first_query + i) * p.num_heads + head;
-            write_output<T1>(p, at * head_dim + d, total, sum);
-            if (d == 0) {
-                write_totals(p, at, maximum, sum);
-            }
+            write_output<T1>(p, at, d, sink_of<T1>(p, head), maximum, sum, total);
         }
     }
 }

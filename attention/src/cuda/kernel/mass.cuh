@@ -57,25 +57,26 @@ __device__ __forceinline__ void mass_of_piece(const AttentionParameters& p, cons
             unit.h = h;
             unit.first_row = first_row;
             unit.rows = own.rows(p) - first_row < TILE ? own.rows(p) - first_row : TILE;
-            unit.end = min64(end, own.visible((first_row + unit.rows - 1) / p.heads_per_key));
+            unit.set_keys(p, first, end, own.hidden(p, first_row / p.heads_per_key));
         }
         __syncthreads();
-        if (tile.unit.end <= first) {
+        if (tile.unit.end <= tile.unit.begin) {
             continue;
         }
         read_queries<T1>(p, tile.unit, Shares(p.tokens.head_dim));
         if (threadIdx.x < tile.unit.rows) {
             const u32 r = threadIdx.x;
-            const u8* totals = p.totals + 2 * (tile.output_at[r] / p.tokens.head_dim) * sizeof(float);
+            const u8* totals = p.totals + 2 * tile.output_at[r] * sizeof(float);
             tile.maximum[r] = read<float>(totals);
             tile.sum[r] = read<float>(totals + sizeof(float));
         }
 #pragma unroll 1
-        for (i64 t = first; t < tile.unit.end; t += KEYS) {
+        for (i64 t = tile.unit.begin; t < tile.unit.end; t += KEYS) {
             read_slots(p, tile.unit, 0, t);
             __syncthreads();
             multiply_keys<T1, T2, T3, false>(p, tile.unit, 0, t, tile.unit.end);
             __syncthreads();
+            cap_products(p, tile.unit, 0);
             add_weights<T1>(p, tile.unit, t, sums);
             __syncthreads();
         }
@@ -92,7 +93,7 @@ __device__ __forceinline__ void mass(const AttentionParameters& p) {
     for (u64 number = blockIdx.x; number < p.step_units / p.tiles_per_step; number += gridDim.x) {
         const i64 slot = number / p.num_kv_heads;
         const Sequence own = sequence_of_piece(p, slot);
-        const i64 first = (slot - own.first_slot()) * PIECE;
+        const i64 first = (slot - own.first_slot(p)) * PIECE;
         if (first < own.keys) {
             mass_of_piece<T1, T2, T3>(p, own, number - slot * p.num_kv_heads, first);
         }

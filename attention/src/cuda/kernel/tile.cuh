@@ -16,52 +16,58 @@ constexpr u32 EXCHANGED = 2 * BLOCK;
 // The weight of a key that is not seen.
 constexpr float HIDDEN = -1.0f;
 
-// A unit of work: the rows of a tile, and the pieces that they attend over.
+// A unit of work: the rows of a tile, and the pieces that they attend over. It has no padding.
 struct Unit {
     u64 number;
     Sequence sequence;
     u32 h;
     u32 rows;
     i64 first_row;
-    i64 first_piece;
-    i64 pieces;
-    // One past the last key that a row of the tile may see in these pieces.
+    // The first block of keys in which a row of the tile may see one in these pieces, and one past the last such key.
+    i64 begin;
     i64 end;
     // Whether these are all pieces, so that the sums are the output's.
-    bool is_whole;
-    bool is_empty;
+    u32 is_whole;
+    u32 is_empty;
+
+    // Sets the keys, among these, which begin at a block; so many are before the windows of all rows.
+    __device__ __forceinline__ void set_keys(const AttentionParameters& p, i64 first, i64 last, i64 hidden) {
+        hidden = hidden / KEYS * KEYS;
+        begin = hidden > first ? hidden : first;
+        end = min64(last, sequence.visible((first_row + rows - 1) / p.heads_per_key));
+    }
 };
 
 // Unit `number`: a piece of a decoding step, or a tile.
 __device__ __forceinline__ Unit unit_at(const AttentionParameters& p, u64 number) {
     Unit unit;
     unit.number = number;
+    i64 first_piece = 0;
+    i64 end_piece;
     if (number < p.step_units) {
         const u64 head = number / p.tiles_per_step;
         const i64 slot = head / p.num_kv_heads;
         unit.sequence = sequence_of_piece(p, slot);
         unit.h = head - slot * p.num_kv_heads;
         unit.first_row = static_cast<i64>(number - head * p.tiles_per_step) * TILE;
-        unit.first_piece = slot - unit.sequence.first_slot();
-        unit.pieces = 1;
-        unit.is_whole = unit.sequence.pieces() == 1;
-        unit.is_empty = !unit.sequence.is_step(p) || unit.first_piece >= unit.sequence.pieces();
+        first_piece = slot - unit.sequence.first_slot(p);
+        end_piece = first_piece + 1;
+        unit.is_empty = !unit.sequence.is_step(p) || first_piece >= unit.sequence.pieces();
     } else {
         const u64 rest = number - p.step_units;
         const i64 slot = rest / p.num_kv_heads;
         unit.sequence = sequence_of_tile(p, slot);
         unit.h = rest - slot * p.num_kv_heads;
         unit.first_row = (slot - first_tile(p, unit.sequence.b)) * TILE;
-        unit.first_piece = 0;
-        unit.pieces = unit.sequence.pieces();
-        unit.is_whole = true;
+        end_piece = unit.sequence.pieces();
         unit.is_empty = unit.sequence.is_step(p);
     }
+    const i64 hidden = unit.sequence.hidden(p, unit.first_row / p.heads_per_key);
     const i64 left = unit.sequence.rows(p) - unit.first_row;
-    unit.is_empty = unit.is_empty || left <= 0;
+    unit.is_empty = unit.is_empty || left <= 0 || end_piece <= hidden / PIECE;
+    unit.is_whole = number >= p.step_units || hidden / PIECE + 1 == unit.sequence.pieces();
     unit.rows = left < TILE ? left : TILE;
-    const i64 last = unit.sequence.visible((unit.first_row + unit.rows - 1) / p.heads_per_key);
-    unit.end = min64(last, (unit.first_piece + unit.pieces) * PIECE);
+    unit.set_keys(p, first_piece * PIECE, end_piece * PIECE, hidden);
     return unit;
 }
 
@@ -86,13 +92,15 @@ struct Tile {
     Merge merge[TILE];
     // The sums of weighted values of all pieces so far.
     float totals[TILE][MAX_HEAD_DIM];
-    // For each row: the keys that it may see, the position behind which keys are, and the element of the mask that
-    // belongs to the first key.
+    // For each row: the keys before its window, the end of those that it may see, the position behind which keys are, and
+    // the element of the mask that belongs to the first key.
+    i64 hidden[TILE];
     i64 visible[TILE];
     i64 position[TILE];
     i64 mask_at[TILE];
     i64 output_at[TILE];
     float slope[TILE];
+    float sink[TILE];
 };
 
 __shared__ Tile tile;
@@ -131,6 +139,25 @@ __device__ __forceinline__ Merge merge_piece(float& maximum, float& sum, float p
     sum = __fadd_rn(__fmul_rn(sum, merge.earlier), __fmul_rn(piece_sum, merge.added));
     maximum = largest;
     return merge;
+}
+
+// The sink of a query head; minus infinity if there is none.
+template <class T1>
+__device__ __forceinline__ float sink_of(const AttentionParameters& p, u32 head) {
+    return p.sinks == nullptr ? negative_infinity()
+                              : value_of<T1>(read<typename T1::Bits>(p.sinks + bytes_of_elements<T1>(head)));
+}
+
+// Adds the weight of a sink to the sums of a row that sees a key: what these are multiplied by.
+__device__ __forceinline__ float merge_sink(float& maximum, float& sum, float sink) {
+    if (sink == negative_infinity() || maximum == negative_infinity()) {
+        return 1.0f;
+    }
+    const float largest = larger(maximum, sink);
+    const float earlier = exponential(__fadd_rn(maximum, -largest));
+    sum = __fadd_rn(__fmul_rn(sum, earlier), exponential(__fadd_rn(sink, -largest)));
+    maximum = largest;
+    return earlier;
 }
 
 __device__ __forceinline__ float merged(const Merge& merge, float earlier, float added) {

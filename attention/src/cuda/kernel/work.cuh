@@ -6,7 +6,8 @@
 // The keys of a sequence are cut into pieces of 512 by their position. The sums of a piece are made alone, then added
 // piece after piece, always in this order. A sequence with few query rows (a decoding step) has a unit of work for each
 // piece, and its pieces meet in scratch memory. Any other has one for each tile, in which a block adds them itself. So
-// the bits do not depend on which it is.
+// the bits do not depend on which it is. What is before the windows of all rows of a tile changes no sum, and is not
+// read: a tile begins with the block of 64 keys that the first row's window begins in.
 #pragma once
 
 #include "attention_parameters.cuh"
@@ -50,15 +51,15 @@ __device__ __forceinline__ bool read_all_lengths(const AttentionParameters& p) {
     return queries <= p.query_rows;
 }
 
-// One sequence.
+// One sequence. It has no padding, of which a copy would be one of what nobody has written.
 struct Sequence {
     u32 b;
+    u32 is_causal;
     i64 first_query;
     i64 queries;
     // Its first column of the mask, and its number of keys.
     i64 first_key;
     i64 keys;
-    bool is_causal;
 
     // Query rows that use the same key head.
     __device__ __forceinline__ i64 rows(const AttentionParameters& p) const { return queries * p.heads_per_key; }
@@ -69,9 +70,19 @@ struct Sequence {
     // At least one, so that queries without keys have a unit of work, too.
     __device__ __forceinline__ i64 pieces() const { return keys <= PIECE ? 1 : (keys + PIECE - 1) / PIECE; }
 
-    // The slot of its first piece: those of two sequences are different, since a sequence with k keys has at most
-    // k / PIECE + 1 pieces, rounded down.
-    __device__ __forceinline__ i64 first_slot() const { return first_key / PIECE + b; }
+    // How many keys are before the window of query i.
+    __device__ __forceinline__ i64 hidden(const AttentionParameters& p, i64 i) const {
+        const i64 before = keys + i + 1 - queries - p.window;
+        return before < 0 ? 0 : before;
+    }
+
+    // The slot of its piece 0, or where that would be. The slots of two sequences are different, since a sequence with k
+    // keys has at most k / PIECE + 1 pieces, rounded down, and a decoding step at most window_pieces from the first that
+    // it sees.
+    __device__ __forceinline__ i64 first_slot(const AttentionParameters& p) const {
+        return p.window_pieces == 0 ? first_key / PIECE + b
+                                    : static_cast<i64>(b) * p.window_pieces - hidden(p, 0) / PIECE;
+    }
 
     // How many keys query i may see, the mask aside.
     __device__ __forceinline__ i64 visible(i64 i) const {
@@ -107,6 +118,9 @@ __device__ __forceinline__ Sequence sequence(const AttentionParameters& p, u32 b
 
 // The last sequence whose pieces start at this slot or before it.
 __device__ __forceinline__ Sequence sequence_of_piece(const AttentionParameters& p, i64 slot) {
+    if (p.window_pieces != 0) {
+        return sequence(p, slot / p.window_pieces);
+    }
     const u32 len = chunk_len(p.tokens);
     u32 chunk = 0;
 #pragma unroll 1

@@ -23,8 +23,8 @@ proptest! {
     #[test]
     fn a_token_depends_on_its_own_sequence_alone(seed: u64) {
         let mut entropy = Unstructured::seed(seed);
-        let mut model =
-            Model::draw(&mut entropy, &[(1, 1), (4, 2), (3, 1), (20, 1)], &[(8, 8), (8, 4), (4, 2), (24, 8)]);
+        let heads = [(1, 1), (4, 2), (3, 1), (20, 1)];
+        let mut model = Model::draw(&mut entropy, &heads, &[(8, 8), (8, 4), (4, 2), (24, 8)]).with_variants(&mut entropy);
         model.attention.is_causal = 1;
         let (placement, devices) = (Placement::draw(&mut entropy), [device(&mut entropy), device(&mut entropy)]);
         let mut part = |sequence| {
