@@ -44,6 +44,29 @@ def limits(attribute: Entry, schema: Entry) -> str:
     return words
 
 
+def combined(legal: list[Entry]) -> list[Entry]:
+    """Rows of legal types, lists of types in each: every combination of a row is legal."""
+    rows = [{key: [row.get(key, "none")] for key in ("quant_bit", "T1", "T2", "T3")} for row in legal]
+    for key in ("T3", "T1", "T2"):
+        merged: dict[str, Entry] = {}
+        for row in rows:
+            others = str({name: types for name, types in row.items() if name != key})
+            merged.setdefault(others, row | {key: []})[key] += row[key]
+        rows = list(merged.values())
+    return sorted(rows, key=lambda row: row["quant_bit"])
+
+
+def origins(whole: Entry, key: str) -> Entry:
+    """The entries of a list that another page states as a whole, and the name of that page: a link shows them."""
+    entries = whole.get(key, [])
+    if isinstance(entries, dict):
+        return entries
+    own = {table[:-1] for table in ("cache_modes", "cache_layouts") if isinstance(whole.get(table), list)}
+    named = {entry.get("id", entry.get("name")): entry for entry in entries}
+    whole_entries = {name: entry for name, entry in named.items() if len(entry) == 2 and name not in own}
+    return {name: entry["as_in"] for name, entry in whole_entries.items() if "as_in" in entry}
+
+
 def main() -> int:
     """Writes the pages, or compares."""
     template = Environment(
@@ -56,7 +79,14 @@ def main() -> int:
         schema = {key: part(schemas, title, key) for key in whole if key != "quantization"}
         known = [*schema.get("combinations", []), *schema.get("extensions", [])]
         legal = [row for row in known if row["T1"] in schema["types"]["T1"]]
-        text = template.render(file=file.name, title=title, schema=schema, legal=legal, limits=limits)
+        text = template.render(
+            file=file.name,
+            title=title,
+            schema=schema,
+            rows=combined(legal),
+            limits=limits,
+            of={key: origins(whole, key) for key in ("attributes", "cache_modes", "cache_layouts", "rules")},
+        )
         path = ROOT / "docs" / f"{title}.md"
         if "--check" not in sys.argv[1:]:
             path.write_text(text)

@@ -16,8 +16,10 @@ pub struct Rule {
     pub title: String,
     /// What it says.
     pub text: String,
-    /// The operator, whose page states it.
+    /// The operator that cases prove it of.
     pub operator: Operator,
+    /// Whose page states it: an earlier operator's, if the schema says `as_in`.
+    pub page: Operator,
     /// Why no case can fail where this rule alone is broken, if that is so.
     pub not_proven_by_cases: Option<String>,
 }
@@ -25,7 +27,7 @@ pub struct Rule {
 impl Rule {
     /// Where the rule is stated, below the folder of the pages: `KeyValueCache.md#rule-quantizing.epsilon`.
     pub fn link(&self) -> String {
-        format!("{}.md#rule-{}", self.operator.name(), self.id)
+        format!("{}.md#rule-{}", self.page.name(), self.id)
     }
 }
 
@@ -66,6 +68,7 @@ fn of_schema(operator: Operator, schema: &Value, earlier: &BTreeMap<Operator, Ve
                 title: format!("{} {code}, {name}", table.replace('-', "_")),
                 text: text(&row["meaning"]).unwrap_or_else(|| axes(&row["axes"])),
                 operator,
+                page: operator,
                 not_proven_by_cases: None,
             }
         };
@@ -80,6 +83,7 @@ fn of_schema(operator: Operator, schema: &Value, earlier: &BTreeMap<Operator, Ve
                 title: text(&entry["title"]).expect("a rule has a title"),
                 text: text(&entry["text"]).expect("a rule has a text"),
                 operator,
+                page: operator,
                 not_proven_by_cases: text(&entry["not_proven_by_cases"]),
             }]
         };

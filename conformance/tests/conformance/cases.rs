@@ -34,6 +34,15 @@ fn every_rule_is_proven_by_a_case_or_says_why_not() {
     }
 }
 
+#[test]
+fn every_rule_has_an_anchor_on_the_page_that_it_links_to() {
+    for link in Operator::ALL.into_iter().flat_map(rules).map(|rule| rule.link()) {
+        let (page, anchor) = link.split_once('#').unwrap();
+        let text = fs::read_to_string(format!("{}/../docs/{page}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        assert!(text.contains(&format!("id=\"{anchor}\"")), "{link}");
+    }
+}
+
 /// Every call of `KeyValueCache` is legal or not as its case says, by the same kind of error.
 #[test]
 fn legal_agrees_with_the_golden_cases() {
