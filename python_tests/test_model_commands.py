@@ -239,7 +239,7 @@ def test_packages_that_are_missing(source: Path, package: str, command: str) -> 
     program = f"import sys; sys.modules[{package!r}] = None; from kvcache_ops._command import main; main(sys.argv[1:])"
     arguments = [sys.executable, "-c", program, command, str(source), *(["a"] if command == "generate" else [])]
     said = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert f"pip install 'kvcache_ops[{extra}]'" in said.stderr and "Traceback" not in said.stderr
+    assert f"pip install './python[{extra}]'" in said.stderr and "Traceback" not in said.stderr
 
 
 def test_the_example_checks_itself(

@@ -33,4 +33,4 @@ def load(module: str, what: str, extra: str = "") -> Any:
 
 def _hint(package: str, extra: str) -> str:
     """The command that installs a package, with what else its extra of this package has."""
-    return f"pip install 'kvcache_ops[{extra}]'" if extra else f"pip install {package}"
+    return f"pip install './python[{extra}]' in a checkout" if extra else f"pip install {package}"
