@@ -80,7 +80,9 @@ def test_keys_of_yarn_are_shifted(tmp_path: Path, family: str) -> None:
 
 
 # Bounds of the largest difference from float32 caches, in standard deviations of the logits.
-CACHES = {"float32": 0, "float16": 0.005, "int8": 0.05, "int4": 0.7}
+# The root mean square of what a format adds to logits, as a part of their standard deviation, at most. (The largest of
+# some thousand differences, which was compared before, says more of one logit than of the format.)
+CACHES = {"float32": 0, "float16": 0.001, "int8": 0.012, "int4": 0.2}
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -91,7 +93,8 @@ def test_every_cache(tmp_path: Path, cache: str, attention: str) -> None:
     first = built(path, **EXACT | {"cache": cache}, attention=attention).logits(TEXT, len(PROMPT))
     if cache in ("float32", "float16"):
         assert np.array_equal(built(path, **EXACT | {"cache": cache}).logits(TEXT, len(PROMPT)), first)
-    expect_near(first, built(path, **EXACT).logits(TEXT, len(PROMPT)), CACHES[cache])
+    exact = built(path, **EXACT).logits(TEXT, len(PROMPT))
+    assert np.sqrt(np.mean((first - exact) ** 2)) / exact.std() <= CACHES[cache]
     for cache_layout, cache_mode in ((0, 1), (1, 0), (2, 1), (3, 0)):
         options = EXACT | dict(cache=cache, cache_layout=cache_layout, cache_mode=cache_mode, page_size=4)
         assert np.array_equal(built(path, attention=attention, **options).logits(TEXT, len(PROMPT)), first)
