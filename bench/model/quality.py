@@ -26,7 +26,10 @@ from kvcache_ops.models._perplexity import losses_of
 from harness import ROOT, markdown, write
 from ours import Ours
 
-FORMATS = [("float32", 32), ("float16", 32), ("int8", 8), ("int8", 32), *(("int4", group) for group in (8, 16, 32, 64))]
+# Types, groups, and whether keys are rotated.
+FLOATS = [("float32", 32, False), ("float16", 32, False)]
+INT8 = [("int8", 8, False), ("int8", 32, False), ("int8", 32, True)]
+FORMATS = FLOATS + INT8 + [("int4", group, rotation) for group in (8, 16, 32, 64) for rotation in (False, True)]
 WINDOW = 512
 CHUNK = 128  # tokens whose logits are in memory at once
 PROMPTS = 16
@@ -40,6 +43,7 @@ class Quality:
 
     cache: str
     group: int
+    rotation: bool
     bytes_per_token: int
     losses: list[float]
     passkeys: list[float]
@@ -50,6 +54,7 @@ class Quality:
         loss, cost = np.array(self.losses), np.array(self.losses) - exact.losses
         perplexity, ratio = exp(loss.mean()), exp(cost.mean())
         name = self.cache if self.cache.startswith("float") else f"{self.cache}, groups of {self.group}"
+        name += ", keys rotated" if self.rotation else ""
         return [
             name,
             str(self.bytes_per_token),
@@ -118,15 +123,15 @@ def main() -> int:
     texts = (ROOT / "examples/austen/held_back.txt", Path(__file__).with_name("chapters.txt"))
     text, begin = "".join(path.read_text(encoding="utf-8") for path in texts), time.monotonic()
     measured: list[Quality] = []
-    for cache, group in FORMATS:
+    for cache, group, rotation in FORMATS:
         with tempfile.TemporaryDirectory() as folder:
-            options = {"quant_group": group}
+            options = {"quant_group": group, "rotation": rotation}
             model = Ours(str(arguments.source), cache, folder, 1, 2 * WINDOW, arguments.threads, **options)
             tokens = model.tokenizer.encode(text).ids
             windows = [tokens[first : first + WINDOW] for first in range(0, len(tokens) - WINDOW + 1, WINDOW)]
             random = np.random.default_rng(7)
             values = losses(model, windows), passkeys(model, tokens, random), repetition(model, text, random)
-            measured.append(Quality(cache, group, model.bytes_per_token, *values))
+            measured.append(Quality(cache, group, rotation, model.bytes_per_token, *values))
         print(" | ".join(measured[-1].cells(measured[0])), flush=True)
     header = ["cache", "bytes for a token", "perplexity", "above float32's", "pass keys copied", "words repeated"]
     table = markdown(header, [quality.cells(measured[0]) for quality in measured])

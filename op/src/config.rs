@@ -98,10 +98,11 @@ impl StaticConfig {
     }
 }
 
-/// Refuses keys that are multiplied by a Hadamard matrix, for whatever cannot read them yet.
-pub(crate) fn not_rotated(config: &CacheConfig, reader: &str) -> Result<(), Error> {
+/// Refuses keys that are multiplied by a Hadamard matrix: attention on a CUDA device does not multiply queries.
+#[cfg(feature = "cuda")]
+pub(crate) fn not_rotated(config: &CacheConfig) -> Result<(), Error> {
     if config.rotated {
-        let expected = format!("0, because {reader} does not read rotated keys");
+        let expected = "0: attention on a CUDA device does not read rotated keys".to_owned();
         return Err(Error::AttributeOutOfRange { name: "quant_rotation", got: 1, expected });
     }
     Ok(())

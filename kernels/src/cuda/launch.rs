@@ -27,6 +27,9 @@ const UNITS_OF_A_LOOK_UP: u64 = WARP as u64;
 /// that all blocks run from start to end with equal shares of the work, and each scans the batch once.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 4;
 
+/// Elements of a head that is multiplied by a Hadamard matrix, at most: a warp has it in shared memory.
+const MOST_ROTATED: usize = 512;
+
 /// Bytes of `current_key` or `key` that a lane of a wide kernel accesses at once.
 const WIDE_BYTES: usize = 16;
 
@@ -68,6 +71,9 @@ impl DeviceStores {
     /// # Errors
     /// [`TooLarge`].
     pub fn store(&self, multiprocessors: u32) -> Result<Option<Launch>, TooLarge> {
+        if let Some(units) = self.heads()? {
+            return self.launch(CacheKernel::StoreRotated, self.current_rows, units, multiprocessors);
+        }
         let Geometry { head_dim, quant, .. } = self.geometry;
         // With static scales each element is stored by itself.
         let quant = quant.filter(|quant| !quant.has_static_scales());
@@ -91,6 +97,15 @@ impl DeviceStores {
         let Geometry { head_dim, quant, .. } = self.geometry;
         let per_group = quant.map_or(1, |quant| quant.group);
         self.parameters(self.all_rows, &Units { wide: false, per_head: head_dim, per_group })
+    }
+
+    /// Units that are heads, where keys are multiplied by a Hadamard matrix.
+    fn heads(&self) -> Result<Option<Units>, TooLarge> {
+        match self.geometry.head_dim {
+            _ if self.geometry.rotation_order(0) == 1 => Ok(None),
+            got @ ..=MOST_ROTATED => Ok(Some(Units { wide: false, per_head: got.min(1), per_group: 1 })),
+            got => Err(TooLarge { what: "head_dim", got, limit: MOST_ROTATED }),
+        }
     }
 
     /// Elements that a lane of a wide kernel moves at once.
@@ -189,7 +204,11 @@ impl DeviceProblem {
         let Geometry { head_dim, t2, quant, .. } = stores.geometry;
         let pack = stores.pack();
         let whole = quant.is_none_or(|quant| quant.group.is_multiple_of(pack));
-        let units = if stores.is_aligned(outputs) && whole {
+        let heads = stores.heads()?;
+        let is_rotated = heads.is_some();
+        let units = if let Some(heads) = heads {
+            heads
+        } else if stores.is_aligned(outputs) && whole {
             let per_group = quant.map_or(1, |quant| quant.group / pack);
             Units { wide: true, per_head: head_dim / pack, per_group }
         } else {
@@ -198,7 +217,11 @@ impl DeviceProblem {
             let per_group = quant.map_or(1, |quant| quant.group / unit);
             Units { wide: false, per_head: head_dim / unit, per_group }
         };
-        let kernel = if units.wide { CacheKernel::LoadWide } else { CacheKernel::LoadNarrow };
+        let kernel = match units.wide {
+            _ if is_rotated => CacheKernel::LoadRotated,
+            true => CacheKernel::LoadWide,
+            false => CacheKernel::LoadNarrow,
+        };
         let Some(launch) = stores.launch(kernel, stores.all_rows, units, multiprocessors)? else { return Ok(None) };
         let num_repeat = narrow("num_repeat", num_repeat)?;
         Ok(Some(Launch { parameters: Parameters { num_repeat, outputs, ..launch.parameters }, ..launch }))

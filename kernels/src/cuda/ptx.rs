@@ -30,6 +30,10 @@ pub enum CacheKernel {
     LoadNarrow,
     /// Makes the index inputs of sequences that are alike.
     MakeIndices,
+    /// Stores where keys are multiplied by a Hadamard matrix before they are quantized.
+    StoreRotated,
+    /// Loads where they were.
+    LoadRotated,
 }
 
 /// The modules that `generate.py` has listed in a folder: their kernels and their types.

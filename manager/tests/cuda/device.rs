@@ -19,7 +19,8 @@ pub type Types = (ElementType, Option<(QuantBit, usize, ElementType)>);
 pub fn spec(layout: CacheLayout, (cache, quant): Types, geometry: Geometry) -> Result<CacheSpec> {
     let builder = CacheSpec::builder(geometry).layout(layout).mode(Mode::Paged { page_size: 4 });
     Ok(match quant {
-        Some((bit, group, scale)) => builder.quantized(bit, group, scale),
+        // With rotated keys in every other layout.
+        Some((bit, group, scale)) => builder.quantized(bit, group, scale).quant_rotation(layout.code() % 2 == 1),
         None => builder.cache_type(cache),
     }
     .build()?)

@@ -8,7 +8,7 @@ use kvcache_schema::{CacheMode, ElementType};
 use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceInputs, OutputRows, StaticDeviceCall};
 use super::device_tensor::{DeviceMut, DeviceRef, StreamGuards};
 use super::error::Error;
-use crate::config::{CacheConfig, Config, not_rotated};
+use crate::config::{CacheConfig, Config};
 use crate::key_value_cache::KeyValueCache;
 use crate::operands::{IndexInputs, Inputs};
 use crate::static_batching::{StaticInputs, StaticKeyValueCache};
@@ -125,7 +125,6 @@ pub(super) fn check_stores<'a>(
     cache: DeviceMut<'a>,
     scale: Option<DeviceMut<'a>>,
 ) -> Result<CheckedDeviceStores<'a>, crate::Error> {
-    not_rotated(&config.cache, "the CUDA kernel")?;
     let [current_key, current_value] = [&inputs.current_key, &inputs.current_value].map(|input| &input.tensor);
     let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
     let (kvstarts, exact_rows) = match &inputs.indices.kvstarts {

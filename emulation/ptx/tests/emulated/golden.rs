@@ -12,6 +12,7 @@ use kvcache_emulation_ptx::{Counts, EmulatedAttention, EmulatedCuda, Freedom, Or
 use kvcache_kernels::cuda::MODULES;
 use kvcache_kernels::{Kernel, Reference, Serial};
 use kvcache_op::{AttentionBackend, Backend};
+use kvcache_schema::TypeCombination;
 use kvcache_testing::backends::is_done_by_cuda;
 
 /// The kernels as the conformance suite sees them: a fault is a panic, which fails its case. With a mutant of some
@@ -129,5 +130,25 @@ fn random_cases() {
         passes(run_cases(&emulated, &random::cases(Suite::Static, 30, seed)), device);
         let large: Vec<_> = (0..4).map(|_| Plan::draw(entropy, 40, 40)).collect();
         passes(run_cases(&emulated, &large.iter().map(|plan| plan.call(entropy).case()).collect::<Vec<_>>()), device);
+    }
+}
+
+/// Keys that are rotated before they are quantized, of every type of cache that has codes.
+#[test]
+fn rotated_cases() {
+    let entropy = &mut Unstructured::seed(4);
+    for (seed, types) in TypeCombination::all().filter(|types| types.t3.is_some()).enumerate() {
+        let order = Order::Random(seed as u32);
+        let device = EmulatedCuda { unaligned: seed % 2 == 1, order, ..EmulatedCuda::default() };
+        let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
+        let cases = [(); 6].map(|()| {
+            let plan = Plan::draw(entropy, 12, 8);
+            let mut call = Plan { types, group: plan.group.next_multiple_of(2), ..plan }.call(entropy);
+            call.attributes.insert("quant_rotation", 1);
+            // Sums and differences that are not a number have signs of the hardware's.
+            Case { any_nan: true, ..call.case() }
+        });
+        let report = run_cases(&emulated, &cases);
+        assert!(report.failed() + report.unsupported() == 0, "{device:?}: {report}");
     }
 }

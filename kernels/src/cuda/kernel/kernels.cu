@@ -4,8 +4,7 @@
 // The names are also in ptx.rs and generate.py.
 
 #include "indices.cuh"
-#include "load.cuh"
-#include "store.cuh"
+#include "rotated.cuh"
 
 #define NAME_(kernel, types) kvcache_##kernel##_##types
 #define NAME(kernel, types) NAME_(kernel, types)
@@ -26,3 +25,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 4) NAME(make_indices, TYPES)
     const __grid_constant__ IndexParameters p) {
     make_indices(p);
 }
+
+KERNEL(store_rotated)
+KERNEL(load_rotated)

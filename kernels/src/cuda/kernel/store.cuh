@@ -156,6 +156,32 @@ __device__ __forceinline__ void store_wide(const Parameters& p) {
     });
 }
 
+// Stores a group of values, which `value` gives by their numbers, as codes and a scale.
+template <class T1, class T2, class T3, class Value>
+__device__ __forceinline__ void store_group(u32 group, Value value, u8* cache, u8* scale) {
+    u32 amax = 0;
+#pragma unroll 1
+    for (u32 i = 0; i < group; ++i) {
+        amax = max(amax, rank<T1>(value(i)));
+    }
+    const Scale<T1> of_group = scale_of<T1, T2>(amax);
+    if constexpr (T2::BITS == 8) {
+#pragma unroll 1
+        for (u32 i = 0; i < group; ++i) {
+            const u32 code = code_of<T1, T2>(value(i), of_group);
+            write(cache + i, static_cast<u8>(of_group.non_finite ? 0 : code));
+        }
+    } else {
+#pragma unroll 1
+        for (u32 i = 0; i < group; i += 2) {
+            const u32 low = code_of<T1, T2>(value(i), of_group) & 0xf;
+            const u32 high = code_of<T1, T2>(value(i + 1), of_group) & 0xf;
+            write(cache + i / 2, static_cast<u8>(of_group.non_finite ? 0 : low | high << 4));
+        }
+    }
+    write(scale, convert<T3, T1>(of_group.bits));
+}
+
 // A lane's unit is an element or, with scales of groups, a group of any length: no two lanes write one byte.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void store_narrow(const Parameters& p) {
@@ -183,28 +209,8 @@ __device__ __forceinline__ void store_narrow(const Parameters& p) {
                 const u8* values = p.current[kv] + bytes_of_elements<T1>(place.unit * p.group);
                 u8* cache = p.cache + bytes_of_elements<T2>(head + static_cast<i64>(place.d) * p.group);
                 const auto value = [&](u32 i) { return read<Bits>(values + bytes_of_elements<T1>(i)); };
-                u32 amax = 0;
-#pragma unroll 1
-                for (u32 i = 0; i < p.group; ++i) {
-                    amax = max(amax, rank<T1>(value(i)));
-                }
-                const Scale<T1> scale = scale_of<T1, T2>(amax);
-                if constexpr (T2::BITS == 8) {
-#pragma unroll 1
-                    for (u32 i = 0; i < p.group; ++i) {
-                        const u32 code = code_of<T1, T2>(value(i), scale);
-                        write(cache + i, static_cast<u8>(scale.non_finite ? 0 : code));
-                    }
-                } else {
-#pragma unroll 1
-                    for (u32 i = 0; i < p.group; i += 2) {
-                        const u32 low = code_of<T1, T2>(value(i), scale) & 0xf;
-                        const u32 high = code_of<T1, T2>(value(i + 1), scale) & 0xf;
-                        write(cache + i / 2, static_cast<u8>(scale.non_finite ? 0 : low | high << 4));
-                    }
-                }
                 const i64 at = head_at(p.scale_strides, place) + kv * p.scale_strides.kv + place.d;
-                write(p.scale + bytes_of_elements<T3>(at), convert<T3, T1>(scale.bits));
+                store_group<T1, T2, T3>(p.group, value, cache, p.scale + bytes_of_elements<T3>(at));
             }
         }
     });

@@ -165,6 +165,8 @@ impl DeviceRows {
             step: if rope.style() == RopeStyle::Neox { pairs } else { 1 },
             stride: if rope.style() == RopeStyle::Neox { 1 } else { 2 },
             count: 0,
+            order: self.rows.rotation_order() as u32,
+            unused: 0,
             cos: [0.0; MOST_PAIRS],
             sin: [0.0; MOST_PAIRS],
             turns: [Turn::default(); MOST_TURNS],

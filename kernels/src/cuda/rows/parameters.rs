@@ -95,6 +95,10 @@ pub struct RotateParameters {
     pub stride: u32,
     /// How many of `turns` there are.
     pub count: u32,
+    /// The order of the Hadamard matrix that keys were multiplied by; 1 where they were not.
+    pub order: u32,
+    /// 0.
+    pub unused: u32,
     /// The cosine of each pair's angle.
     pub cos: [f32; MOST_PAIRS],
     /// The sines.
@@ -105,5 +109,5 @@ pub struct RotateParameters {
 
 const _: () = {
     assert!(size_of::<MoveParameters>() == 3944);
-    assert!(size_of::<RotateParameters>() == 3192);
+    assert!(size_of::<RotateParameters>() == 3200);
 };

@@ -3,8 +3,10 @@
 
 #include "access.cuh"
 #include "call.cuh"
+#include "hadamard.cuh"
 #include "quantize.cuh"
 #include "row_parameters.cuh"
+#include "store.cuh"
 
 // The address of a slot's head.
 __device__ __forceinline__ u8* head_of(const RowPlace& place, i64 slot, u32 layer, u32 kv, u32 head) {
@@ -85,28 +87,17 @@ __device__ __forceinline__ void rotate_codes(const RotateParameters& p, u8* cach
                                         ? value_at_non_finite_scale<F32, T3>(code, factor, nan_of<F32, T3>(factor))
                                         : value_of_code<F32, T3>(code, factor));
     }
-    __syncwarp();
+    const auto value = [&](u32 d) -> float& { return values[d]; };
+    hadamard(p.head_dim, p.order, value);
     for (u32 i = lane; i < p.pairs; i += WARP) {
         turn(p, i, [&](u32 d) { return values[d]; }, [&](u32 d, float x) { values[d] = x; });
     }
-    __syncwarp();
+    hadamard(p.head_dim, p.order, value);
     for (u32 group = lane; group < p.head_dim / p.group; group += WARP) {
         const float* first = values + group * p.group;
-        const auto value = [&](u32 d) { return __float_as_uint(first[d]); };
-        u32 amax = 0;
-        for (u32 d = 0; d < p.group; ++d) {
-            amax = max(amax, rank<F32>(value(d)));
-        }
-        const Scale<F32> of_group = scale_of<F32, T2>(amax);
         u8* codes = cache + group * p.group / PER_BYTE;
-        for (u32 d = 0; d < p.group; d += PER_BYTE) {
-            u32 byte = code_of<F32, T2>(value(d), of_group);
-            if constexpr (PER_BYTE == 2) {
-                byte = (byte & 0xf) | (code_of<F32, T2>(value(d + 1), of_group) & 0xf) << 4;
-            }
-            write(codes + d / PER_BYTE, static_cast<u8>(of_group.non_finite ? 0 : byte));
-        }
-        write(scale + bytes_of_elements<T3>(group), convert<T3, F32>(of_group.bits));
+        store_group<F32, T2, T3>(
+            p.group, [&](u32 d) { return __float_as_uint(first[d]); }, codes, scale + bytes_of_elements<T3>(group));
     }
     // The next head's values come into the same memory.
     __syncwarp();

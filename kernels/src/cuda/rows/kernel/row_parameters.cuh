@@ -52,10 +52,12 @@ struct RotateParameters {
     u32 step;            // from a pair's first element to its second
     u32 stride;          // from a pair to the next
     u32 count;
+    u32 order;           // of the Hadamard matrix that keys were multiplied by; 1 where they were not
+    u32 unused;
     float cos[MOST_PAIRS];
     float sin[MOST_PAIRS];
     Turn turns[MOST_ROTATIONS];
 };
 
 static_assert(sizeof(MoveParameters) == 3944, "as in rows/parameters.rs");
-static_assert(sizeof(RotateParameters) == 3192, "as in rows/parameters.rs");
+static_assert(sizeof(RotateParameters) == 3200, "as in rows/parameters.rs");
