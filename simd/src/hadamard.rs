@@ -52,8 +52,8 @@ pub unsafe fn hadamard_over<S: Simd, V: Float>(from: *const V, to: *mut V, len: 
             2 => multiply::<S, V, 2>(from, to, len, order),
             4 => multiply::<S, V, 4>(from, to, len, order),
             8 => multiply::<S, V, 8>(from, to, len, order),
-            16 => multiply::<S, V, 16>(from, to, len, order),
-            _ => multiply::<S, V, 32>(from, to, len, order),
+            32 if S::LANES < MOST_LANES => multiply::<S, V, 32>(from, to, len, order),
+            _ => multiply::<S, V, 16>(from, to, len, order),
         }
     }
 }
@@ -67,6 +67,8 @@ unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize>(from: *const V, to
     // SAFETY: i + REGISTERS * LANES <= len in the loop; behind it `len - i` values are left, less than a register,
     // because a block of more registers divides `len`.
     unsafe {
+        // The compiler is to know it.
+        let order = if REGISTERS > 1 { REGISTERS * S::LANES } else { order };
         let factor = S::splat(factor(order));
         let mut i = 0;
         while i + REGISTERS * S::LANES <= len {

@@ -1,6 +1,6 @@
 //! The backends that tests compare, and workers for them.
 
-use kvcache_conformance::Case;
+use kvcache_conformance::{Case, Suite};
 use kvcache_op::{Backend, Workers};
 
 /// Every backend that this machine can run, and each fast kernel once more with non-temporal stores of even the
@@ -23,9 +23,10 @@ pub fn splitting() -> impl Iterator<Item = Backend> {
     })
 }
 
-/// Whether the CUDA kernels do what a case needs: no rotated keys, so far.
+/// Whether the CUDA kernels do what a case needs: no attention to rotated keys, so far.
 pub fn is_done_by_cuda(case: &Case) -> bool {
-    case.attributes.get("quant_rotation").is_none_or(|&got| got == 0)
+    let rotates = case.attributes.get("quant_rotation").is_some_and(|&got| got != 0);
+    !rotates || case.operator.suite() != Suite::Attention
 }
 
 /// So many threads, each of which lives as long as its task.
