@@ -90,6 +90,20 @@ fn wide_stores_need_groups_that_a_warp_can_reduce() {
 }
 
 #[test]
+fn rotated_heads_are_units_of_their_own() {
+    let rotated = |head_dim| {
+        with(problem(Float16, Int4, Some(8), 3, head_dim), |stores| {
+            stores.geometry.quant = stores.geometry.quant.map(|quant| Quant { rotated: true, ..quant });
+        })
+    };
+    let store = rotated(64).stores.store(FEW).unwrap().unwrap();
+    assert_eq!((store.kernel, store.parameters.units_per_token.value), ("kvcache_store_rotated_f16_i4_f16", 3));
+    let load = rotated(512).load(FEW).unwrap().unwrap();
+    assert_eq!((load.kernel, load.parameters.num_repeat), ("kvcache_load_rotated_f16_i4_f16", 2));
+    assert_eq!(rotated(520).stores.store(FEW).unwrap_err().got, 520);
+}
+
+#[test]
 fn addresses_are_the_layers() {
     let problem = problem(Float16, Int4, Some(8), 2, 16);
     let Parameters { cache, scale, rows, .. } = problem.stores.store(FEW).unwrap().unwrap().parameters;
