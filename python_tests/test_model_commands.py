@@ -84,12 +84,12 @@ def test_generate(source: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     expected = [request.text for request in engine.generate(prompts, max_new_tokens=9)]
     assert main(["generate", str(source), "the theme", "a", "--max-new-tokens", "9", *SMALL]) == 0
     said = capsys.readouterr()
-    assert said.out == f"[1] the theme\n{expected[0]}\n\n[2] a\n{expected[1]}\n" and "18 tokens behind 6" in said.err
+    assert said.out == f"[1] the theme\n{expected[0]}\n\n[2] a\n{expected[1]}\n" and "18 tokens after 6" in said.err
     monkeypatch.setattr(sys, "stdin", io.StringIO("the theme"))
     assert main(["generate", str(source), "-", "--chat", "--max-new-tokens", "9", *SMALL]) == 0
     assert capsys.readouterr().out == f"{expected[2]}\n"
     long = ["--context-shift", "--max-new-tokens", "600", "--max-tokens", "64", "--threads", "1"]
-    assert main(["generate", str(source), "a", *long]) == 0 and "600 tokens behind 1" in capsys.readouterr().err
+    assert main(["generate", str(source), "a", *long]) == 0 and "600 tokens after 1" in capsys.readouterr().err
     for arguments, text in (
         (["the theme", "--max-new-tokens", "0"], "sampling_range: max_new_tokens is 0"),
         ([""], "prompt_empty: "),
@@ -165,7 +165,7 @@ def test_a_conversation_goes_on(
         "the context has 512 tokens: the oldest 4 messages are forgotten"
     ]
     [outgrown] = chat("the theme", longest=600)
-    assert outgrown.startswith("[600 tokens, length; 252 tokens behind the beginning left the context; ")
+    assert outgrown.startswith("[600 tokens, length; 252 tokens after the beginning left the context; ")
     assert chat("a " * 999)[0].startswith("prompt_too_long: ")
 
 

@@ -100,7 +100,7 @@ class Chat:
         held = stats["used"] + stats["cached"]
         parts = [
             f"{count} tokens, {request.finish}",
-            f"{request.shifted} tokens behind the beginning left the context" if request.shifted else "",
+            f"{request.shifted} tokens after the beginning left the context" if request.shifted else "",
             f"{(count - 1) / seconds:.1f} tokens/s" if count > 1 else "",
             f"first token after {waited:.2f} s, {request.cached} of {len(request.prompt)} prompt tokens from the cache",
             f"cache {held} of {stats['slots']} slots, {held * self._engine.cache.spec.bytes_per_token / 1e6:.1f} MB",

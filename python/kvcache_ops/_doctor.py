@@ -1,4 +1,4 @@
-"""`python -m kvcache_ops doctor`: what there is on this machine, and whether the operators compute what they must."""
+"""`python -m kvcache_ops doctor`: the machine, and whether the operators compute known cases correctly."""
 
 from __future__ import annotations
 

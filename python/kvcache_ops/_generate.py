@@ -1,4 +1,4 @@
-"""`python -m kvcache_ops generate`: text behind prompts."""
+"""`python -m kvcache_ops generate`: continues prompts."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def generate(engine: Engine, prompts: list[str], chat: bool, context_shift: bool
     count, seconds = sum(len(request.answer) for request in requests), time.perf_counter() - begin
     computed = sum(len(request.prompt) - request.cached for request in requests)
     rate = f"{count / seconds:.1f} tokens/s"
-    print(f"{count} tokens behind {computed} computed ones in {seconds:.2f} s, {rate}", file=sys.stderr)
+    print(f"{count} tokens after {computed} computed ones in {seconds:.2f} s, {rate}", file=sys.stderr)
     return 130 if interrupted.is_set() else status

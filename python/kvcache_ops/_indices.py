@@ -13,7 +13,7 @@ from kvcache_ops._errors import KvCacheError
 _Ints = NDArray[np.int64]
 
 NO_PAGE = -1
-"""What fills the rows of a page table behind a sequence's last page. It is never read."""
+"""Fills the rows of a page table after a sequence's last page. It is never read."""
 
 
 class AttentionIndices(TypedDict):

@@ -61,7 +61,7 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     _add_sampling(chat, "what the context has room for")
     chat.set_defaults(run=_chat, temperature=0.7, top_p=0.95)
 
-    generate = _add_model(commands, "generate", "text behind prompts, all of them in one batch")
+    generate = _add_model(commands, "generate", "continue prompts, all in one batch")
     generate.add_argument("prompts", metavar="PROMPT", nargs="+", help="a text, or - for standard input")
     generate.add_argument("--chat", action="store_true", help="a prompt is the first message of a conversation")
     _add_context_shift(generate)
@@ -106,7 +106,7 @@ def _add_cache(parser: ArgumentParser) -> None:
 
 
 def _add_context_shift(parser: ArgumentParser) -> None:
-    shift = "what outgrows the context goes on without half of it: oldest messages, and tokens behind the beginning"
+    shift = "what outgrows the context goes on without half of it: oldest messages, and tokens after the beginning"
     parser.add_argument("--context-shift", action="store_true", help=shift)
 
 
@@ -124,7 +124,7 @@ def _add_engine(parser: ArgumentParser) -> None:
 
 
 def _add_sampling(parser: ArgumentParser, max_new_tokens: str) -> None:
-    parser.add_argument("--max-new-tokens", type=int, help=f"at most so many tokens ({max_new_tokens})")
+    parser.add_argument("--max-new-tokens", type=int, help=f"at most this many tokens ({max_new_tokens})")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token")
     parser.add_argument("--top-k", type=int, help="only the k likeliest tokens, 0 for all")
     parser.add_argument("--top-p", type=float, help="only the likeliest tokens of this probability together")

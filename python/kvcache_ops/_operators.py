@@ -216,7 +216,7 @@ check_multi_head_cache_attention = _check_of(
 
 
 def _operands(attributes: Attributes) -> dict[str, Operand] | None:
-    """What the tensors of a call have to be by the CacheSpec."""
+    """The types and shapes of tensors that a CacheSpec requires, if one is given."""
     return attributes._operands if isinstance(attributes, CacheSpec) else None
 
 

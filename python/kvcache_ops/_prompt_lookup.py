@@ -9,7 +9,7 @@ class PromptLookup:
     """Guesses that the last tokens go on as they did where they were before, in the prompt or in the answer."""
 
     def __init__(self) -> None:
-        self._after: dict[tuple[int, ...], int] = {}  # the place behind the latest of these tokens
+        self._after: dict[tuple[int, ...], int] = {}  # the place after the latest of these tokens
         self._known = 0
 
     def guess(self, context: list[int], most: int) -> list[int]:

@@ -22,7 +22,7 @@ _BOUNDS = (1e-3, 1e-6, 0.0)  # of weights, where the likeliest token's is 1
 class Sampling:
     """How an answer is drawn, and when it ends.
 
-    max_new_tokens: at most so many tokens. temperature: 0 always takes the likeliest token, and the next three do not
+    max_new_tokens: at most this many tokens. temperature: 0 always takes the likeliest token, and the next three do not
     matter. top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest ones, of this probability together.
     min_p: only tokens of at least this part of the likeliest one's probability. seed: equal ones draw equally; None is
     a new one each time. stop: texts that end the answer and are not in it. logprobs: how many of the likeliest tokens

@@ -37,7 +37,7 @@ def key(op_type: str, attributes: Mapping[str, int], types: Mapping[str, str]) -
 
 
 def results(call: Call) -> list[CaseResult]:
-    """What became of every case."""
+    """The result of every case."""
     nothing: dict[str, Any] = {"only": None, "messages": False, "random": 0, "seed": 0, "cases": None, "name": None}
 
     def named(*given: Any) -> Any:

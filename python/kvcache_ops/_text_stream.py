@@ -33,7 +33,7 @@ class TextStream:
         self._before, self._begun = self._text(0, self._said), self._text(self._said)
 
     def step(self, token: int) -> str:
-        """What this token adds."""
+        """The text that this token adds."""
         self._tokens.append(token)
         if self._text().endswith(_INCOMPLETE) and len(self._tokens) - self._said < _MOST_HELD:
             return ""
@@ -46,7 +46,7 @@ class TextStream:
         return added
 
     def rest(self) -> str:
-        """What has been held back."""
+        """The text that was held back."""
         text = self._text()
         # Bytes that are no text, after a character of bytes, make it U+FFFD, too; but it has been given.
         added = text[len(self._before) :] if text.startswith(self._before) else self._text(self._said)

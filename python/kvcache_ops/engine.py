@@ -72,7 +72,7 @@ class Request:
         self.looked = 0  # the step in which it looked
         self.sequence = -1  # while it runs
         self.lookup = PromptLookup()
-        self.guess: list[int] = []  # the tokens that the step checks behind the context
+        self.guess: list[int] = []  # the tokens that the step checks after the context
         self.preempted = False  # once or more: its tokens are stored anew
         self.scoring = sampling.prompt_logprobs is not None  # the prompt's logprobs are not complete
         if self.scoring:
@@ -154,14 +154,14 @@ class Request:
 
 
 class Engine:
-    """A model, its session, its cache, and the requests that share them. Threads may share it, too.
+    """A model, its session, its cache, and the requests that share them. Threads may share it.
 
     model: of `models.load`, or the path of one. max_tokens: slots of the cache, for all answers together; by default a
     context of the model, at most 16384. max_batch: answers that are computed at once. token_budget: tokens of a step,
     at least `max_batch`. Each answer under way gets its next token; of the rest the oldest prompt gets half, and what
     remains goes to the prompts with the fewest tokens left, so that a short prompt does not wait for long ones.
     keep: how many tokens of an answer's beginning stay when it outgrows the context, and half of the others go; None
-    ends it there. prompt_lookup: a step checks up to so many guesses of an answer's next tokens, which are those that
+    ends it there. prompt_lookup: a step checks up to this many guesses of an answer's next tokens, which are those that
     followed its last tokens where they were before; the answer is the same, and sooner there where it repeats a text.
     threads: those of ONNX Runtime, 0 for all processors. management: further arguments of `Manager`, but for `rope`,
     `key_form` "raw" and `mode` "cells", and, where the model's graph has no input attn_mask, `window` and `sink`.
@@ -298,7 +298,7 @@ class Engine:
             return bool(self._running or self._waiting)
 
     def end(self, request: Request, finish: str, error: KvCacheError | None = None) -> None:
-        """Ends a request, if it has not ended."""
+        """Ends a request that is still active."""
         with self._lock:
             if request.finish is None:
                 request.finish, request.error = finish, error
@@ -364,7 +364,7 @@ class Engine:
             self._running.append(request)
 
     def _has_room(self, tokens: int) -> bool:
-        """Whether slots that no sequence holds are enough for so many tokens, whatever the cache has of them."""
+        """Whether slots that no sequence holds, cached ones included, suffice for this many tokens."""
         stats = self.manager.stats()
         return tokens + len(self._running) * self.cache.spec.page_size <= stats["free"] + stats["cached"]
 
@@ -425,7 +425,7 @@ class Engine:
                 self._free(request)
 
     def _draw(self, request: Request, logits: NDArray[np.float32]) -> None:
-        """The next token, and of a guess as many as it has right; the sequence loses what it has wrong."""
+        """The next token and the correct part of a guess; the sequence loses the rest."""
         (guess, request.guess), before = (request.guess, []), request.guessed
         for row, right in zip(logits, [*guess, None]):
             self._answer(request, partial(request.take, row))

@@ -39,7 +39,7 @@ class NotRun(Exception):
 
 
 class _Unusable(Exception):
-    """What an implementation gave is nothing that can be compared."""
+    """An implementation's output cannot be compared."""
 
 
 class Caller:
@@ -158,7 +158,7 @@ class _State:
                 raise _Unusable(f"cache has values from {array.min()} to {array.max()}, expected int4: -8 to 7")
             elements = array.reshape(-1)
             if elements.size % 2:
-                # The half of a byte behind the last element is as it was.
+                # The half of a byte after the last element is unchanged.
                 elements = np.append(elements, unpack_int4(np.frombuffer(data, np.uint8))[-1])
             return "int4", list(array.shape), pack_int4(elements).tobytes()
         return _sent("cache", array)
@@ -202,7 +202,7 @@ def _array(tensor: Sent) -> NDArray[Any]:
 
 
 def _as_array(name: str, given: Any) -> NDArray[Any]:
-    """What was given as an array: itself, or that of another library's tensor on the CPU."""
+    """An array, or a view of another library's tensor on the CPU."""
     try:
         return np.asarray(given)
     except Exception as error:

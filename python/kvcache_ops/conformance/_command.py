@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="only cases whose type, attribute or size has one of these values; can be given several times",
     )
     parser.add_argument("--filter", metavar="TEXT", default="", help="only cases whose name contains this")
-    parser.add_argument("--random", metavar="N", type=int, default=0, help="so many cases more, made on demand")
+    parser.add_argument("--random", metavar="N", type=int, default=0, help="add N random cases")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="which ones")
     parser.add_argument("--messages", action="store_true", help="error messages must mention what is wrong")
     parser.add_argument("--int4", choices=["packed", "unpacked"], default="packed", help="the form of a cache of int4")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 IR_VERSION, OPSET = 10, 21
-"""What every supported ONNX Runtime reads."""
+"""The opset and IR version that every supported ONNX Runtime reads."""
 
 _NO_SHAPES: Mapping[str, Sequence[int | None] | None] = {}
 

@@ -132,7 +132,7 @@ class Program:
 
 
 class _Process:
-    """A process in a group of its own, and what it has written to a file: nobody need read that meanwhile."""
+    """A process in its own group. Its output goes to a file, which nobody has to read while it runs."""
 
     def __init__(self, words: list[str], serves: bool = False) -> None:
         self.log = tempfile.TemporaryFile()
@@ -195,7 +195,7 @@ class _Process:
         self.kill()
 
     def kill(self) -> None:
-        """Ends it, if it has not ended, and all that it has started and left."""
+        """Ends the process if it runs, and every process that it started."""
         if sys.platform == "win32":
             self.popen.kill()
         else:
@@ -207,7 +207,7 @@ class _Process:
         return f"the program was ended after {limit:g} seconds{self._said()}"
 
     def _said(self) -> str:
-        """The end of what it has written, which says why it ended."""
+        """The end of its output, which says why it ended."""
         length = self.log.seek(0, os.SEEK_END)
         self.log.seek(max(0, length - 2000))
         said = self.log.read(2000).decode(errors="replace").strip()
@@ -215,7 +215,7 @@ class _Process:
 
 
 def _content(output: Path) -> bytes:
-    """What a program has written. What is read may be something that does not end, like a pipe."""
+    """A program's output. The file may be something that does not end, like a pipe."""
     try:
         status = output.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:

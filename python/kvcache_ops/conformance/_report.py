@@ -1,4 +1,4 @@
-"""What became of the cases, read from the report that the native module writes."""
+"""The results of the cases, read from the report that the native module writes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What became of one case."""
+    """The result of one case."""
 
     suite: str
     operator: str
@@ -84,7 +84,7 @@ class Flaw:
 
 @dataclass(frozen=True)
 class RuleResult:
-    """What became of the cases that prove a rule."""
+    """The results of the cases that prove a rule."""
 
     operator: str
     rule: str
@@ -98,7 +98,7 @@ class RuleResult:
 
 
 class Report:
-    """What became of every case; `str` of it is `text()`.
+    """The result of every case; `str` of it is `text()`.
 
     report = conformance.run(implementation)
     print(report)

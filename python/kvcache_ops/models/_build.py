@@ -172,7 +172,7 @@ def _write(
 
 
 def open_source(path: Path, rope: str, context: int | None) -> Checkpoint | Export:
-    """What is in a GGUF file, in a Hugging Face folder, or in an export."""
+    """The contents of a GGUF file, a Hugging Face folder or an export."""
     if path.exists() and is_export(path):
         return Export(path, rope, context)
     if rope != "auto":

@@ -1,4 +1,4 @@
-"""What a conversation looks like to a model: its chat template, one of Jinja's, and the tokens that come of it."""
+"""A conversation as a model reads it: its chat template in Jinja, and the tokens it gives."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ChatTemplate:
     ) -> tuple[list[_Message], list[int]]:
         """Messages and their `tokens`; where these are more than `most`, without the oldest ones, at most `length`.
 
-        Whole messages behind those of the system go, an answer together with its question; the last message stays.
+        Whole messages after the system's go, an answer together with its question; the last message stays.
         """
         kept, last = self._system(messages), len(messages) - 1
 

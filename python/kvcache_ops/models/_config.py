@@ -96,7 +96,7 @@ class Config:
 
     @property
     def gemma(self) -> bool:
-        """Whether it has norms behind attention and feed-forward, too, GELU, and a scaled embedding."""
+        """Whether it has norms after attention and feed-forward too, GELU, and a scaled embedding."""
         return self.family.startswith("gemma")
 
     def tensors(self) -> dict[str, tuple[int, ...]]:

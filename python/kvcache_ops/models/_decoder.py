@@ -173,7 +173,7 @@ class Decoder:
         return graph.node("Reshape", [qk, graph.constant("rows", [0, -1])], f"{name}.head_norms")
 
     def _operators(self, name: str, i: int, query: str, key: str, value: str) -> str:
-        """What stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
+        """Stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
         config = self._config
         sizes: dict[str, int | float] = {"num_heads": config.num_heads}
         sizes |= {name: getattr(config, name) for name in ("scale", "softcap") if getattr(config, name)}

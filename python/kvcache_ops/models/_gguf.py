@@ -98,7 +98,7 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 def _readers(path: Path) -> list[gguf.GGUFReader]:
-    """Those of a file, or of all parts of a split one in their order."""
+    """Readers of a file, or of all parts of a split file in their order."""
     reader = _reader(path)
     count = _Fields(reader).get("split.count", int, 0)
     if count < 2:

@@ -20,7 +20,7 @@ ALIGNMENT = 64  # bytes, of a tensor in the file of weights
 
 
 class Graph:
-    """Adds nodes and weights; every method gives the names of what it has added."""
+    """Adds nodes and weights; every method returns the names of its outputs."""
 
     def __init__(self, data: BinaryIO, location: str, accuracy_level: int) -> None:
         self._data, self._location, self._accuracy_level = data, location, accuracy_level

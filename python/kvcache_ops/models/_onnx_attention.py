@@ -239,7 +239,7 @@ class Replacement:
         )
 
     def _operators(self, name: str, attention: Attention, layer: int, query: str, key: str, value: str) -> str:
-        """What stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
+        """Stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
         given, spec = attention.given, self._spec
         more: dict[str, Any] = {"num_heads": given["num_heads"]}
         if given["scale"] and np.float32(given["scale"]) != np.float32(1 / sqrt(spec.head_dim)):

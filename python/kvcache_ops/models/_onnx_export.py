@@ -59,7 +59,7 @@ class GraphConfig:
 
     `inv_freq`: as in Config, of as many pairs as are rotated; none where layers differ. `interleaved`: pairs are
     neighbors. `windows`: how many tokens a query of each layer sees, its own included; None for all. `window` is None:
-    the nodes hide what is behind it.
+    the nodes hide keys outside of it.
     """
 
     family: str
@@ -227,7 +227,7 @@ class Export:
                 said, has = f"sliding_window {windows[i]}", f"local_window_size {config.windows[i] or -1}"
                 message = f"{source} says {said} of layer {i}, the graph has {has}, which counts"
                 found.append(
-                    f"{message}; so in {len(differ)} layers: behind a window, answers are not the checkpoint's"
+                    f"{message}; so in {len(differ)} layers: beyond a window, answers are not the checkpoint's"
                 )
         return found
 
@@ -391,7 +391,7 @@ def _linked(source: Path, place: Path) -> str:
 
 
 def _digest(path: Path) -> str:
-    """The SHA-256 of a file; of more than 64 MiB that of 4096 places, since all of it takes its time."""
+    """The SHA-256 of a file, or of 4096 places of a file above 64 MiB, which would take long."""
     digest, size = hashlib.sha256(), path.stat().st_size
     step, length = (1 << 20, 1 << 20) if size <= 1 << 26 else (size >> 12, 1 << 12)
     with path.open("rb") as file:
@@ -456,7 +456,7 @@ def _data_files(model: ModelProto, folder: Path) -> list[str]:
 
 
 def _fed(names: dict[str, str], block: int, value: ValueInfoProto, length: int) -> NDArray[Any] | None:
-    """What an input is when a sequence has `length` tokens, if that says it all."""
+    """An input's value for a sequence of `length` tokens, if that determines it."""
     kinds = {name: kind for kind, name in names.items()}
     dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
     row = {

@@ -1,4 +1,4 @@
-"""A model by a path of any kind: that of a built one, or of a checkpoint, which is built once."""
+"""A model by its path: a built model, or a checkpoint, which is built once."""
 
 from __future__ import annotations
 

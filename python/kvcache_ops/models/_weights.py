@@ -60,7 +60,7 @@ class Blocks:
 
     @property
     def format(self) -> tuple[int, int, bool]:
-        """What two matrices must share to be stacked."""
+        """The properties that two matrices must share to be stacked."""
         return self.bits, self.block, self.offsets is None
 
 

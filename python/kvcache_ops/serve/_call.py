@@ -1,4 +1,4 @@
-"""What a client asks for, taken from the body of its request."""
+"""A client's call, parsed from the body of its request."""
 
 from __future__ import annotations
 

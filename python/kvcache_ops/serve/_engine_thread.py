@@ -92,7 +92,7 @@ class EngineThread:
         self._inbox.put(partial(self._start, job, tokens, sampling))
 
     def cancel(self, job: Job) -> None:
-        """Ends a job's answer, if it has not ended, and frees its place in the cache."""
+        """Ends a job's answer if it is running, and frees its place in the cache."""
         self._inbox.put(partial(self._cancel, job))
 
     def close(self, grace: float) -> None:

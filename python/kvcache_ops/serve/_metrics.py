@@ -1,4 +1,4 @@
-"""What can be measured of an engine that serves, in Prometheus' format."""
+"""An engine's metrics in Prometheus' format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client is told that gets no answer, in OpenAI's form."""
+"""Errors that a client gets, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Refusal(Exception):
         self.param = param if param is None or param.isprintable() else None
 
     def content(self) -> dict[str, object]:
-        """As OpenAI's clients read it."""
+        """The error in the form that OpenAI's clients read."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
