@@ -85,7 +85,10 @@ def main() -> int:
             schema=schema,
             rows=combined(legal),
             limits=limits,
-            of={key: origins(whole, key) for key in ("attributes", "cache_modes", "cache_layouts", "rules")},
+            of={
+                key: origins(whole, key)
+                for key in ("attributes", "cache_modes", "cache_layouts", "combinations", "rules")
+            },
         )
         path = ROOT / "docs" / f"{title}.md"
         if "--check" not in sys.argv[1:]:
