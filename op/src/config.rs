@@ -98,16 +98,6 @@ impl StaticConfig {
     }
 }
 
-/// Refuses keys that are multiplied by a Hadamard matrix: attention on a CUDA device does not multiply queries.
-#[cfg(feature = "cuda")]
-pub(crate) fn not_rotated(config: &CacheConfig) -> Result<(), Error> {
-    if config.rotated {
-        let expected = "0: attention on a CUDA device does not read rotated keys".to_owned();
-        return Err(Error::AttributeOutOfRange { name: "quant_rotation", got: 1, expected });
-    }
-    Ok(())
-}
-
 /// Attributes of an attention that have been checked.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AttentionConfig {

@@ -1,6 +1,5 @@
 //! The backends that tests compare, and workers for them.
 
-use kvcache_conformance::{Case, Suite};
 use kvcache_op::{Backend, Workers};
 
 /// Every backend that this machine can run, and each fast kernel once more with non-temporal stores of even the
@@ -21,12 +20,6 @@ pub fn splitting() -> impl Iterator<Item = Backend> {
         Backend::Cpu(cpu) => Backend::Cpu(cpu.with_parallel_bytes(0)),
         other => other,
     })
-}
-
-/// Whether the CUDA kernels do what a case needs: no attention to rotated keys, so far.
-pub fn is_done_by_cuda(case: &Case) -> bool {
-    let rotates = case.attributes.get("quant_rotation").is_some_and(|&got| got != 0);
-    !rotates || case.operator.suite() != Suite::Attention
 }
 
 /// So many threads, each of which lives as long as its task.

@@ -73,6 +73,8 @@ pub struct AttentionParameters {
     pub alibi_heads: u32,
     /// Whether keys and values are packed, so that `tokens` has no `start_pos`.
     pub packed: u32,
+    /// The order of the Hadamard matrix that keys were multiplied by, and queries are; 1 where they are not.
+    pub rotation_order: u32,
 }
 
 const _: () = {

@@ -13,7 +13,6 @@ use super::error::Error;
 use super::key_value_cache::{check_stores, prepare};
 use crate::attention::queries_and_mask::{self as checks, Attention};
 use crate::attention::{CacheAttentionInputs, MultiHeadAttention, MultiHeadCacheAttention};
-use crate::config::not_rotated;
 use crate::tensor::TensorRef;
 use crate::validate::indices;
 
@@ -126,7 +125,6 @@ impl MultiHeadCacheAttention {
         let current_value = stored.current_value.tensor.element;
         self.check_types(query.tensor.element, t1, current_value, cache.tensor.element, t3)?;
         checks::query(&self.config, t1, &query.tensor)?;
-        not_rotated(&self.cache.cache)?;
         let max_seqlen = stored.indices.max_seqlen.clone();
         let current_key = stored.current_key.tensor.shape.clone();
         let CheckedDeviceStores { stores, mut aliases, guards } = check_stores(&self.cache, stored, cache, scale)?;

@@ -10,6 +10,7 @@
 // Keys that a query does not see are not part of its sums in any way.
 #pragma once
 
+#include "hadamard.cuh"
 #include "tile.cuh"
 
 // Writes element d of a query row, whose sums are complete but for its sink. Keeps what the mass needs of the row: its
@@ -35,7 +36,7 @@ __device__ __forceinline__ float shuffle_xor(float x, u32 distance) {
     return __uint_as_float(__shfl_xor_sync(ALL_LANES, __float_as_uint(x), distance));
 }
 
-// What each row must know, and its query.
+// What each row must know, and its query, multiplied as the keys were.
 template <class T1>
 __device__ __forceinline__ void read_queries(const AttentionParameters& p, const Unit& unit, const Shares& shares) {
     const u32 head_dim = p.tokens.head_dim;
@@ -72,6 +73,12 @@ __device__ __forceinline__ void read_queries(const AttentionParameters& p, const
             const u8* query = p.query + bytes_of_elements<T1>(at);
             tile.q[r][query_place<T1>(d)] = d < head_dim ? value_of<T1>(read<typename T1::Bits>(query)) : 0.0f;
             tile.totals[r][d] = 0.0f;
+        }
+    }
+    if (p.rotation_order > 1) {
+        __syncthreads();
+        for (u32 r = threadIdx.x / WARP; r < unit.rows; r += BLOCK / WARP) {
+            hadamard(head_dim, p.rotation_order, [&](u32 d) -> float& { return tile.q[r][query_place<T1>(d)]; });
         }
     }
 }

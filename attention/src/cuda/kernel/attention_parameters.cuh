@@ -36,6 +36,7 @@ struct AttentionParameters {
     u32 is_causal;
     u32 alibi_heads;
     u32 packed;
+    u32 rotation_order;
 };
 
 static_assert(sizeof(AttentionParameters) == 432, "as in parameters.rs");

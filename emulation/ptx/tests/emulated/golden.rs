@@ -13,7 +13,6 @@ use kvcache_kernels::cuda::MODULES;
 use kvcache_kernels::{Kernel, Reference, Serial};
 use kvcache_op::{AttentionBackend, Backend};
 use kvcache_schema::TypeCombination;
-use kvcache_testing::backends::is_done_by_cuda;
 
 /// The kernels as the conformance suite sees them: a fault is a panic, which fails its case. With a mutant of some
 /// types, cases of others cannot be run.
@@ -64,7 +63,7 @@ impl Emulated {
 }
 
 pub fn golden(suite: Suite) -> Vec<Case> {
-    cases(suite).expect("the golden cases can be read").into_iter().filter(is_done_by_cuda).collect()
+    cases(suite).expect("the golden cases can be read")
 }
 
 pub fn stored(device: EmulatedCuda) -> [Report; 2] {
@@ -125,8 +124,7 @@ fn random_cases() {
         let (unaligned, multiprocessors) = (seed % 2 == 1, seed as u32 / 2);
         let device = EmulatedCuda { unaligned, multiprocessors, order, ..EmulatedCuda::default() };
         let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
-        let cases: Vec<_> = random::cases(Suite::KeyValueCache, 60, seed).into_iter().filter(is_done_by_cuda).collect();
-        passes(run_cases(&emulated, &cases), device);
+        passes(run_cases(&emulated, &random::cases(Suite::KeyValueCache, 60, seed)), device);
         passes(run_cases(&emulated, &random::cases(Suite::Static, 30, seed)), device);
         let large: Vec<_> = (0..4).map(|_| Plan::draw(entropy, 40, 40)).collect();
         passes(run_cases(&emulated, &large.iter().map(|plan| plan.call(entropy).case()).collect::<Vec<_>>()), device);
