@@ -111,7 +111,8 @@ impl CacheRows {
     }
 
     /// The keys of one layer in a canonical row, as float32: `keys` has the shape (num_heads, head_dim). Codes are
-    /// dequantized, and keys that were multiplied by a Hadamard matrix are multiplied once more; int8 without scales is what it is, float8 without scales is refused.
+    /// dequantized, and keys that were multiplied by a Hadamard matrix are multiplied once more; int8 without scales is
+    /// what it is, float8 without scales is refused.
     ///
     /// # Errors
     /// [`RowsError::Layer`], [`RowsError::Length`], [`RowsError::Types`].

@@ -92,8 +92,8 @@ impl Blocks {
         BlockKey::digest([&b"private"[..], random, numbers.as_flattened()])
     }
 
-    /// Writes rows as a block, before they are overwritten. What the store refuses of a sequence that is swapped out stays
-    /// here; else what fails is missed when it is read.
+    /// Writes rows as a block, before they are overwritten. What the store refuses of a sequence that is swapped out
+    /// stays here; else what fails is missed when it is read.
     pub(crate) fn write(&mut self, offload: &PendingOffload, memory: &(impl CacheMemory + ?Sized)) {
         let PendingOffload { key, kind, slots, .. } = offload;
         let len = slots.len() * self.row_len;

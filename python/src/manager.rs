@@ -78,12 +78,11 @@ impl Manager {
         signature = (
             spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=Sink(0), slack=Slack(0),
             pad=Pad(32), defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true, fingerprint="",
-            computed_by="",
-            tiers=None
+            computed_by="", tiers=None
         ),
         text_signature = "(spec, *, mode=None, max_pages=None, key_form='roped', rope=None, window=None, sink=0, \
-            slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='', computed_by='', \
-            tiers=None)"
+            slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='', \
+            computed_by='', tiers=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
     fn new(

@@ -18,8 +18,8 @@ impl Manager {
     /// Lets `s` leave the cache: its slots are free, and its rows are stored once the next step or `update` begins. It
     /// keeps its id, positions and tokens; until `swap_in` it can only be freed.
     ///
-    /// Raises ManagerError: tiers_full (the tiers do not take rows that were swapped out before; details: nbytes, reason),
-    /// no_tiers, unknown_seq, step_open, lost, swapped.
+    /// Raises ManagerError: tiers_full (the tiers do not take rows that were swapped out before; details: nbytes,
+    /// reason), no_tiers, unknown_seq, step_open, lost, swapped.
     fn swap_out(&self, py: Python<'_>, s: Id) -> PyResult<()> {
         self.with(py, |manager| manager.swap_out(s.0))
     }

@@ -164,8 +164,8 @@ unsafe fn attend_split(
     }
 }
 
-/// Adds the sink of a row, if it has one, to the sums over all keys, as one more key, whose value is 0. It is nothing to a
-/// row that has seen none.
+/// Adds the sink of a row, if it has one, to the sums over all keys: one more key, whose value is 0. A row that has seen
+/// no key gets none.
 ///
 /// # Safety
 /// The conditions of [`run`]; the states are those of a row, of which `sink` has nothing that is still needed.

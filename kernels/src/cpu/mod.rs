@@ -2,9 +2,9 @@
 //!
 //! Each file imports only from those below it. From the top: `rotate_keys`; `copy_bytes`; `row_loader` (rows for other
 //! kernels); `kernel` (phases); `partition` (tokens to threads) and `call_plan` (a thread's tokens to blocks);
-//! `store_block`, `load_block`, `rotated_rows` and `block_kernel` (a block by row functions) and `dispatch` (which row functions);
-//! `tiling`, `x86_64` and `neon`; `generic` (row functions over any vector registers); `portable` (row functions in
-//! plain Rust); `code_type`, `functions` and `block` (types).
+//! `store_block`, `load_block`, `rotated_rows` and `block_kernel` (a block by row functions) and `dispatch` (which row
+//! functions); `tiling`, `x86_64` and `neon`; `generic` (row functions over any vector registers); `portable` (row
+//! functions in plain Rust); `code_type`, `functions` and `block` (types).
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),

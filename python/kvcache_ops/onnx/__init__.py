@@ -34,24 +34,26 @@ __all__ = ["opset", "reference_ops"]
 register()
 
 
-@cache
 def opset(domain: str = "opmx.dynamic_batching") -> Opset:
     """The operators of a domain for onnxscript: `opset().KeyValueCache(...)` in an `@onnxscript.script` function.
 
     The attribute `scale` of MultiHeadCacheAttention, whose name an input has, cannot be given there.
     Needs the package `onnxscript`. Raises KvCacheError "package_missing" without it.
     """
+    return _opset(domain)
+
+
+@cache
+def _opset(domain: str) -> Any:
     values = load("onnxscript.values", "opset()")
 
-    class Operators(values.Opset):  # type: ignore[misc, name-defined]
-        def __getattr__(self, name: str) -> Any:
-            operator = BY_DOMAIN_AND_NAME.get((domain, name))
-            if operator is None:
-                raise AttributeError(name)
-            return values.Op(self, name, scripted(operator, domain))
+    def operator(of: Any, name: str) -> Any:
+        found = BY_DOMAIN_AND_NAME.get((domain, name))
+        if found is None:
+            raise AttributeError(name)
+        return values.Op(of, name, scripted(found, domain))
 
-        def __getitem__(self, name: str) -> Any:
-            return getattr(self, name, None)
+    def get(of: Any, name: str) -> Any:
+        return getattr(of, name, None)
 
-    opset: Opset = Operators(domain, 1)
-    return opset
+    return type("Operators", (values.Opset,), {"__getattr__": operator, "__getitem__": get})(domain, 1)
