@@ -40,7 +40,8 @@ def opset(domain: str = "opmx.dynamic_batching") -> Opset:
     The attribute `scale` of MultiHeadCacheAttention, whose name an input has, cannot be given there.
     Needs the package `onnxscript`. Raises KvCacheError "package_missing" without it.
     """
-    return _opset(domain)
+    operators: Opset = _opset(domain)
+    return operators
 
 
 @cache
