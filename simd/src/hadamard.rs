@@ -150,8 +150,9 @@ mod tests {
             hadamard(&mut got, order);
             for (i, &got) in got.iter().enumerate() {
                 let block = &values[i / order * order..][..order];
-                let sum: f32 =
-                    (0..order).map(|j| if (i % order & j).count_ones() % 2 == 1 { -block[j] } else { block[j] }).sum();
+                let sum: f32 = (0..order)
+                    .map(|j| if ((i % order) & j).count_ones() % 2 == 1 { -block[j] } else { block[j] })
+                    .sum();
                 assert_eq!(got, sum * (1.0 / (order as f64).sqrt()) as f32, "element {i}, order {order}");
             }
         }
