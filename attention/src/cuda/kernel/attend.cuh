@@ -36,8 +36,8 @@ __device__ __forceinline__ float shuffle_xor(float x, u32 distance) {
     return __uint_as_float(__shfl_xor_sync(ALL_LANES, __float_as_uint(x), distance));
 }
 
-// What each row must know, and its query, multiplied as the keys were.
-template <class T1>
+// What each row must know, and its query, multiplied as the keys were, which those of a quantized cache alone are.
+template <class T1, class T3>
 __device__ __forceinline__ void read_queries(const AttentionParameters& p, const Unit& unit, const Shares& shares) {
     const u32 head_dim = p.tokens.head_dim;
     const u32 heads = p.heads_per_key;
@@ -75,10 +75,12 @@ __device__ __forceinline__ void read_queries(const AttentionParameters& p, const
             tile.totals[r][d] = 0.0f;
         }
     }
-    if (p.rotation_order > 1) {
-        __syncthreads();
-        for (u32 r = threadIdx.x / WARP; r < unit.rows; r += BLOCK / WARP) {
-            hadamard(head_dim, p.rotation_order, [&](u32 d) -> float& { return tile.q[r][query_place<T1>(d)]; });
+    if constexpr (!SAME<T3, None>) {
+        if (p.rotation_order > 1) {
+            __syncthreads();
+            for (u32 r = threadIdx.x / WARP; r < unit.rows; r += BLOCK / WARP) {
+                hadamard(head_dim, p.rotation_order, [&](u32 d) -> float& { return tile.q[r][query_place<T1>(d)]; });
+            }
         }
     }
 }
@@ -271,7 +273,7 @@ __device__ __forceinline__ void attend_tile(const AttentionParameters& p, const 
     const Shares shares(p.tokens.head_dim);
     i64 t = unit.begin;
     u32 buffer = 0;
-    read_queries<T1>(p, unit, shares);
+    read_queries<T1, T3>(p, unit, shares);
     read_slots(p, unit, buffer, t);
     __syncthreads();
 

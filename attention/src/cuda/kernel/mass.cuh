@@ -63,7 +63,7 @@ __device__ __forceinline__ void mass_of_piece(const AttentionParameters& p, cons
         if (tile.unit.end <= tile.unit.begin) {
             continue;
         }
-        read_queries<T1>(p, tile.unit, Shares(p.tokens.head_dim));
+        read_queries<T1, T3>(p, tile.unit, Shares(p.tokens.head_dim));
         if (threadIdx.x < tile.unit.rows) {
             const u32 r = threadIdx.x;
             const u8* totals = p.totals + 2 * tile.output_at[r] * sizeof(float);
