@@ -46,6 +46,9 @@ def cases() -> Iterator[AttentionCase]:
     about = "600 keys and 21 queries of 3 heads on 1: more than a block of keys, or of queries, of a kernel."
     case = packed("packed-mass-long", about, "f32", (3, 1), 8, proves="mass precision").with_mass()
     yield small_scores(case, Sequence(579, 21), Sequence(600, 1))
+    about = "130 keys and 9 queries of 2 heads on 1, whose scores have a soft cap."
+    case = packed("packed-mass-softcap", about, "f32", (2, 1), 8, proves="mass scores.softcap", softcap=1.5).with_mass()
+    yield small_scores(case, Sequence(121, 9), Sequence(65, 2))
     about = "130 keys of float16 and 9 queries of 2 heads on 1: more than a block of keys of a kernel."
     case = packed("packed-mass-long-f16", about, "f16", (2, 1), 16, proves="mass precision").with_mass()
     yield small_scores(case, Sequence(121, 9), Sequence(65, 2))
