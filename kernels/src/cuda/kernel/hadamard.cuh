@@ -3,12 +3,6 @@
 
 #include "call.cuh"
 
-// The order of the matrix for heads of this length: the largest power of two that divides it, at most 256.
-__device__ __forceinline__ u32 rotation_order(u32 head_dim) {
-    const u32 n = head_dim | 256;
-    return n & (~n + 1);
-}
-
 // Multiplies the whole blocks of `len` numbers, which `at` gives in memory that the lanes of a warp share. All lanes
 // call it together.
 template <class At>

@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_rotated(const Parameters& p) {
             for (u32 d = lane; d < p.head_dim; d += WARP) {
                 head[d] = value_of<T1>(read<typename T1::Bits>(values + bytes_of_elements<T1>(d)));
             }
-            hadamard(p.head_dim, kv == 0 ? rotation_order(p.head_dim) : 1, [&](u32 d) -> float& { return head[d]; });
+            hadamard(p.head_dim, kv == 0 ? p.rotation_order : 1, [&](u32 d) -> float& { return head[d]; });
             u8* cache = head_in<T2>(p.cache, p.cache_strides, place, kv);
             if (has_static_scales<T2>(p)) {
                 const float scale = static_scale<T3>(p, place, kv);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_rotated(const Parameters& p) {
                                            ? value_at_non_finite_scale<T1, T3>(code, scale, nan_of<T1, T3>(scale))
                                            : value_of_code<T1, T3>(code, scale));
             }
-            hadamard(p.head_dim, kv == 0 ? rotation_order(p.head_dim) : 1, [&](u32 d) -> float& { return head[d]; });
+            hadamard(p.head_dim, kv == 0 ? p.rotation_order : 1, [&](u32 d) -> float& { return head[d]; });
             u8* output = p.outputs[kv] + bytes_of_elements<T1>(place.unit * p.num_repeat * p.head_dim);
 #pragma unroll 1
             for (u32 r = 0; r < p.num_repeat; ++r) {
