@@ -217,7 +217,7 @@ def test_a_graph_that_cannot_be_rewritten_is_refused(tmp_path: Path, case: str) 
 
 
 def test_files_that_are_no_export_are_refused(tmp_path: Path) -> None:
-    """Data that are cut or not there, no genai_config.json, an encoder, an export in the place of the result."""
+    """Data that are cut, elsewhere or not there, no genai_config.json, an encoder, an export as the result."""
     source = write_export(tmp_path / "export", Graph())
     with pytest.raises(KvCacheError, match="expected a folder that is no export"):
         models.build(source, source)
@@ -229,6 +229,15 @@ def test_files_that_are_no_export_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KvCacheError, match=r"there is no model\.onnx\.data"):
         models.build(source, tmp_path / "model")
     data.write_bytes(whole + b"0")
+    graph = onnx.load(path := source / "model.onnx", load_external_data=False)
+    entries = next(entry for t in graph.graph.initializer if (entry := {e.key: e for e in t.external_data}))
+    for key, wrong, message in (("location", "../other.data", "expected a file in"), ("offset", "x", "at no place of")):
+        right, entries[key].value = entries[key].value, wrong
+        onnx.save(graph, path)
+        with pytest.raises(KvCacheError, match=message):
+            models.build(source, tmp_path / "model")
+        entries[key].value = right
+    onnx.save(graph, path)
     about.write_text(about.read_text().replace('"decoder"', '"encoder": {"filename": "encoder.onnx"}, "decoder"'))
     with pytest.raises(KvCacheError, match="has encoder, expected a decoder of one graph alone"):
         models.build(source, tmp_path / "model")

@@ -201,7 +201,8 @@ class Engine:
                 message = f"{name} is {management[name]!r}, which the model's graph does not serve"
                 raise KvCacheError(f"{message}: expected it to be left out", "engine_option")
         if prompt_lookup and (management.get("window") or self.model.config.window):
-            management = {"slack": prompt_lookup} | management  # of a wrong guess the rows before are needed again
+            # After a wrong guess, rows before the window are needed again.
+            management = management | {"slack": max(prompt_lookup, management.get("slack", 0))}
         self._memory, self.manager = HostMemory(spec, *self.cache), self.model.manager(spec, **management)
         most = spec.max_tokens
         if spec.cache_mode == 1:

@@ -67,8 +67,8 @@ def build(
     not, and is several times as slow.
     cache: "float32", "float16", "int8" or "int4", the latter two with a float16 scale for `quant_group` elements,
     by default 32, or the greatest power of two below it that divides a head.
-    rotation: whether keys are rotated before they are quantized, by which int4 loses less than half as much quality;
-    None rotates int4 alone.
+    rotation: whether keys are rotated before they are quantized, which helps int4 in large groups; None rotates int4
+    alone.
     cache_layout, cache_mode, page_size: as CacheSpec has them.
     attention: "fused" is MultiHeadCacheAttention, "packed" KeyValueCache and MultiHeadAttention.
     context: the most tokens of a sequence; None is what the model has.

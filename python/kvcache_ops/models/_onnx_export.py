@@ -441,6 +441,9 @@ def _data_files(model: ModelProto, folder: Path) -> list[str]:
             continue
         where = {entry.key: entry.value for entry in tensor.external_data}
         location = where.get("location", "")
+        if Path(location).is_absolute() or ".." in Path(location).parts:
+            message = f"{tensor.name} is in {location}, expected a file in {folder}"
+            raise KvCacheError(message, "source_damaged")
         if location not in sizes:
             path = folder / location
             if not path.is_file():
@@ -448,7 +451,10 @@ def _data_files(model: ModelProto, folder: Path) -> list[str]:
                 raise KvCacheError(message, "source_missing")
             sizes[location] = path.stat().st_size
         needed = bytes_of(tensor)
-        begin, length = int(where.get("offset", 0)), int(where.get("length", needed))
+        try:
+            begin, length = int(where.get("offset", 0)), int(where.get("length", needed))
+        except ValueError as error:
+            raise KvCacheError(f"{tensor.name} lies at no place of {location}: {error}", "source_damaged") from error
         if length != needed or begin < 0 or begin + length > sizes[location]:
             message = f"{tensor.name} has {length} bytes from {begin} of {location}, which has {sizes[location]}"
             raise KvCacheError(f"{message}; expected {needed} within it", "source_damaged")
