@@ -23,10 +23,10 @@ bench-manager: bench-native
 	OPENBLAS_NUM_THREADS=1 $(ON_RELEASE) bench/bench_manager.py $(filter --quick,$(BENCH)) $(BENCH_MANAGER)
 
 # What the CUDA kernels cost in instructions and memory traffic, counted by the interpreter of their PTX; it fails where
-# docs/numbers.md has other figures.
+# bench/results/cuda.md has other figures.
 .PHONY: bench-cuda
 bench-cuda:
-	cargo test $(WORKSPACE) --test emulated counts_of_the_book -- --nocapture
+	cargo test $(WORKSPACE) --test emulated counts_of_the_table -- --nocapture
 
 # Blocks of pages in host memory and files.
 .PHONY: bench-tiers

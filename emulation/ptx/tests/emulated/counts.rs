@@ -1,5 +1,5 @@
 //! What launches cost in instructions, sectors and passes over banks: deterministic, and thus the benchmark while there
-//! is no GPU. The table in docs/numbers.md has these figures.
+//! is no GPU. The table in bench/results/cuda.md has these figures.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -131,22 +131,22 @@ fn rows() -> Vec<(String, [f64; 5])> {
     rows
 }
 
-/// The table in the book is right within 2 %: `make bench-cuda` prints it.
+/// The committed table is right within 2 %: `make bench-cuda` prints it.
 #[test]
-fn counts_of_the_book() {
+fn counts_of_the_table() {
     let rows = rows();
     let table = rows.iter().map(|(about, [total, each, sectors, ideal, passes])| {
         format!("| {about} | {total:.0} | {each:.3} | {sectors:.0} | {ideal:.2} | {passes:.2} |")
     });
     let table: Vec<_> = table.collect();
     println!("{}", table.join("\n"));
-    let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/numbers.md");
-    let book = std::fs::read_to_string(book).expect("the book is there");
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/results/cuda.md");
+    let committed = std::fs::read_to_string(committed).expect("the table is there");
     for (about, figures) in &rows {
-        let line = book.lines().find(|line| line.starts_with(&format!("| {about} |"))).unwrap_or_default();
+        let line = committed.lines().find(|line| line.starts_with(&format!("| {about} |"))).unwrap_or_default();
         let told: Vec<f64> = line.split('|').skip(2).filter_map(|cell| cell.trim().parse().ok()).collect();
         let near = |(told, figure): (&f64, &f64)| (told - figure).abs() <= 0.02 * figure + 0.005;
         let agrees = told.len() == figures.len() && told.iter().zip(figures).all(near);
-        assert!(agrees, "docs/numbers.md has other figures than\n{}", table.join("\n"));
+        assert!(agrees, "bench/results/cuda.md has other figures than\n{}", table.join("\n"));
     }
 }
