@@ -208,6 +208,27 @@ def test_an_iteration_that_ends_early(path: Path) -> None:
     assert shared.manager.stats()["sequences"] == 0
 
 
+def test_a_request_that_nobody_has(path: Path, alone: list[list[int]]) -> None:
+    """It takes no slot and no step, whether it waits, runs, or is let go of in the middle of a step; others go on."""
+    shared, run = engine(path, max_batch=3), Engine._run
+    requests = [shared.submit(prompt, max_new_tokens=100) for prompt in PROMPTS[1:]]
+    good = shared.submit(PROMPTS[0], max_new_tokens=12)
+    shared.step()
+    assert shared.running == requests
+    del requests[1:]
+    assert shared.manager.stats()["sequences"] == 1
+
+    def let_go(*arguments: object) -> np.ndarray:
+        requests.clear()
+        return run(shared, *arguments)
+
+    shared._run = let_go
+    assert list(good) and good.answer == alone[0] and shared.running == [] and not shared.step()
+    assert shared.manager.stats()["sequences"] == 0
+    shared.submit(PROMPTS[1])
+    assert not shared.step() and shared.generate(PROMPTS[:1], max_new_tokens=12)[0].answer == alone[0]
+
+
 def test_an_interrupted_step(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, while tokens are drawn or anywhere: nobody loses a token, and nobody computes for ever."""
     shared, draw = engine(path), Sampler.__call__

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from numbers import Integral
 from operator import index
 from threading import RLock
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,11 +44,12 @@ _SCORED_BYTES = 64 << 20  # of logits of prompts in a step
 class Request:
     """A prompt and its answer in the making. Iterating gives the answer's text, in pieces, as it comes.
 
-    An iteration that ends before the answer does, by `break` or because the iterator is dropped, cancels the request.
-    `prompt` and `answer` are tokens, `text` is the answer's. `finish` says why it ended: "stop", "length", "cancelled"
-    or "error", whose exception is `error`; None until then. `cached` tokens of the prompt did not have to be computed,
-    `shifted` tokens have left the context, `guessed` tokens of the answer came from the prompt lookup. `logprobs` has,
-    for each token of the answer, what `sampling` asks for, and `prompt_logprobs` for each of the prompt.
+    An iteration that ends before the answer does, by `break` or because the iterator is dropped, cancels the request, and
+    a request that nobody has any more ends, too. `prompt` and `answer` are tokens, `text` is the answer's. `finish` says
+    why it ended: "stop", "length", "cancelled" or "error", whose exception is `error`; None until then. `cached` tokens of
+    the prompt did not have to be computed, `shifted` tokens have left the context, `guessed` tokens of the answer came
+    from the prompt lookup. `logprobs` has, for each token of the answer, what `sampling` asks for, and `prompt_logprobs`
+    for each of the prompt.
     """
 
     def __init__(self, engine: Engine, prompt: list[int], sampling: Sampling, keep: int | None) -> None:
@@ -153,6 +155,11 @@ class Request:
         return bool(places)
 
 
+def _held(requests: Iterable[ref[Request]]) -> list[Request]:
+    """Those that somebody still has."""
+    return [request for reference in list(requests) if (request := reference()) is not None]
+
+
 class Engine:
     """A model, its session, its cache, and the requests that share them. Threads may share it.
 
@@ -211,8 +218,9 @@ class Engine:
         self.context_length = min(self.model.config.context_length, most)
         self._max_batch, self._budget, self._keep, self._lookup = max_batch, token_budget, keep, prompt_lookup
         self._tiers = bool(management.get("tiers"))
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []  # the youngest last
+        # Requests are their users', who may let go of them. Of those that run also the sequence; the youngest last.
+        self._waiting: deque[ref[Request]] = deque()
+        self._running: dict[ref[Request], int] = {}
         self._steps = self._passed = 0  # steps so far; requests that have passed the first one that waits
         self._lock = RLock()
         self._most_scored = max(_SCORED_BYTES // (4 * self.model.config.vocab_size), 1)
@@ -233,7 +241,7 @@ class Engine:
             raise KvCacheError(message, "keep_range")
         request = Request(self, tokens, Sampling(**sampling), keep)
         with self._lock:
-            self._waiting.append(request)
+            self._waiting.append(ref(request))
         return request
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
@@ -270,7 +278,7 @@ class Engine:
     @property
     def running(self) -> list[Request]:
         """The requests that steps compute now, the youngest last; others wait."""
-        return list(self._running)
+        return _held(self._running)
 
     def generate(self, prompts: Sequence[str | Sequence[int]], **sampling: Any) -> list[Request]:
         """Requests for these prompts, all of them finished; what has failed has an `error`.
@@ -294,17 +302,18 @@ class Engine:
         with self._lock:
             if wanted is None or wanted.finish is None:
                 self._join()
-                if self._running:
+                if self.running:
                     self._advance()
-            return bool(self._running or self._waiting)
+            self._collect()
+            return bool(self.running or _held(self._waiting))
 
     def end(self, request: Request, finish: str, error: KvCacheError | None = None) -> None:
         """Ends a request that is still active."""
         with self._lock:
             if request.finish is None:
                 request.finish, request.error = finish, error
-                if request in self._waiting:
-                    self._waiting.remove(request)
+                if ref(request) in self._waiting:
+                    self._waiting.remove(ref(request))
                 self._free(request)
 
     def save(self, path: str | os.PathLike[str], tokens: Sequence[int]) -> None:
@@ -345,8 +354,10 @@ class Engine:
 
         Those have room for the whole of their answers, and are at most four times `max_batch`.
         """
-        blocked = False
-        for request in list(self._waiting):
+        self._collect()
+        waiting, blocked = _held(self._waiting), False
+        self._waiting = deque(map(ref, waiting))
+        for request in waiting:
             if len(self._running) == self._max_batch:
                 return
             if blocked:
@@ -359,10 +370,10 @@ class Engine:
                 continue
             else:
                 self._passed = 0
-            self._waiting.remove(request)
+            self._waiting.remove(ref(request))
             # Nobody has pages of a salt of its own.
             request.sequence = self.manager.create(salt=os.urandom(16) if request.scoring else b"")
-            self._running.append(request)
+            self._running[ref(request, self._let_go)] = request.sequence
 
     def _has_room(self, tokens: int) -> bool:
         """Whether slots that no sequence holds, cached ones included, suffice for this many tokens."""
@@ -370,26 +381,44 @@ class Engine:
         return tokens + len(self._running) * self.cache.spec.page_size <= stats["free"] + stats["cached"]
 
     def _free(self, request: Request) -> None:
-        if request in self._running:
-            try:
-                self.manager.free(request.sequence)
-            except ManagerError as error:
-                if error.kind == "step_open":  # ended by the garbage collection, in a step: after it, it is freed
-                    return
-                raise
-            self._running.remove(request)
+        if ref(request) in self._running and not self._free_sequence(ref(request)):
+            return  # ended by the garbage collection, in a step: after it, it is freed
         request.stored, request.found, request.guess = 0, 0 if request.scoring else None, []
+
+    def _free_sequence(self, running: ref[Request]) -> bool:
+        """Frees a sequence, unless a step is open. Gives whether it is free."""
+        try:
+            self.manager.free(self._running[running])
+        except ManagerError as error:
+            if error.kind == "step_open":
+                return False
+            raise
+        del self._running[running]
+        return True
+
+    def _let_go(self, _: ref[Request]) -> None:
+        """Frees the sequence of a request that nobody has any more, or lets the thread that has the lock do it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._collect()
+            finally:
+                self._lock.release()
+
+    def _collect(self) -> None:
+        for running in [running for running in self._running if running() is None]:
+            self._free_sequence(running)
 
     def _wait(self, request: Request) -> None:
         """Takes a request's place from it; it is the next to run, and computes again what is not cached."""
         request.preempted |= request.stored > 0
         self._free(request)
-        self._waiting.appendleft(request)
+        self._waiting.appendleft(ref(request))
 
     def _advance(self) -> None:
         """A step: what each request gets is stored, and those that have all of their tokens stored draw the next."""
         self._steps += 1
-        for request in [r for r in self._running if r.stored == len(r.context) - 1 == self.context_length]:
+        running = self.running  # until the step's end, whoever lets go of one
+        for request in [r for r in running if r.stored == len(r.context) - 1 == self.context_length]:
             self._shift(request)
         opened = self._begin()
         if opened is None:
@@ -417,12 +446,12 @@ class Engine:
             for e, rows in zip(done, of_part):
                 self._draw(parts[order[e]][0], rows)
         except KeyboardInterrupt:
-            for request in [r for r, _ in parts if r in self._running]:
+            for request in [r for r, _ in parts if ref(r) in self._running]:
                 if not self.manager.seq_len(request.sequence) == request.stored < len(request.context):
                     self._wait(request)  # stored, and not counted or not drawn
             raise
         finally:
-            for request in [r for r in self._running if r.finish is not None]:
+            for request in [r for r in running if r.finish is not None]:
                 self._free(request)
 
     def _draw(self, request: Request, logits: NDArray[np.float32]) -> None:
@@ -456,7 +485,7 @@ class Engine:
     def _begin(self) -> tuple[Step, list[tuple[Request, int]]] | None:
         """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
         lookup = self._lookup
-        while self._running:
+        while self.running:
             parts = self._parts(lookup)
             looked = [r for r, _ in parts if not r.stored and r.found is not None and not r.scoring]
             stale = [r for r in looked if r.looked != self._steps]
@@ -477,9 +506,9 @@ class Engine:
                 elif error.kind == "no_slot" and self.manager.defrag():
                     pass  # there may be room, in pieces
                 elif len(self._running) == 1:
-                    self.end(self._running[0], "error", error)
+                    self.end(self.running[0], "error", error)
                 else:
-                    self._wait(self._running[-1])
+                    self._wait(self.running[-1])
                 continue
             for a, cached in zip(step.order, step.cached):
                 request, _ = parts[int(a)]
@@ -496,7 +525,7 @@ class Engine:
 
         What is left of the budget goes to guesses.
         """
-        known = [r for r in self._running if r.stored or r.found is not None]
+        known = [r for r in self.running if r.stored or r.found is not None]
         oldest = next((r for r in known if r.missing > 1), None)
         left = self._budget - sum(r.missing == 1 for r in known)
         reserved = 0 if oldest is None else min(oldest.missing, (left + 1) // 2)
@@ -517,7 +546,7 @@ class Engine:
                 room = min(self.context_length - len(request.context), request.missing_answer - 1, left, lookup)
                 request.guess = request.lookup.guess(request.context, room) if room > 0 else []
                 left -= len(request.guess)
-        return parts + [(r, len(r.context)) for r in self._running if r not in known]
+        return parts + [(r, len(r.context)) for r in self.running if r not in known]
 
     def _shift(self, request: Request) -> None:
         """Makes room in the context of a request, or ends it."""
