@@ -44,12 +44,12 @@ _SCORED_BYTES = 64 << 20  # of logits of prompts in a step
 class Request:
     """A prompt and its answer in the making. Iterating gives the answer's text, in pieces, as it comes.
 
-    An iteration that ends before the answer does, by `break` or because the iterator is dropped, cancels the request, and
-    a request that nobody has any more ends, too. `prompt` and `answer` are tokens, `text` is the answer's. `finish` says
-    why it ended: "stop", "length", "cancelled" or "error", whose exception is `error`; None until then. `cached` tokens of
-    the prompt did not have to be computed, `shifted` tokens have left the context, `guessed` tokens of the answer came
-    from the prompt lookup. `logprobs` has, for each token of the answer, what `sampling` asks for, and `prompt_logprobs`
-    for each of the prompt.
+    An iteration that ends before the answer does, by `break` or because the iterator is dropped, cancels the request,
+    and a request that nobody has any more ends, too. `prompt` and `answer` are tokens, `text` is the answer's. `finish`
+    says why it ended: "stop", "length", "cancelled" or "error", whose exception is `error`; None until then. `cached`
+    tokens of the prompt did not have to be computed, `shifted` tokens have left the context, `guessed` tokens of the
+    answer came from the prompt lookup. `logprobs` has, for each token of the answer, what `sampling` asks for, and
+    `prompt_logprobs` for each of the prompt.
     """
 
     def __init__(self, engine: Engine, prompt: list[int], sampling: Sampling, keep: int | None) -> None:
