@@ -3,7 +3,6 @@
 
 generate.py            writes golden/cases, golden/static_cases and golden/attention_cases anew
 generate.py --check    writes nothing; names every file that differs from what would be written
-generate.py --list     names the cases, what they are about, and the rules that they prove
 """
 
 from __future__ import annotations
@@ -22,36 +21,22 @@ GOLDEN = Path(__file__).resolve().parent
 def main() -> int:
     """Runs the command and gives its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true", help="compare the files with the oracle")
-    what.add_argument("--list", action="store_true", help="name the cases")
+    parser.add_argument("--check", action="store_true", help="compare the files with the oracle")
     arguments = parser.parse_args()
-
-    suites = all_cases()
-    cases = [case for cases in suites.values() for case in cases]
-    if arguments.list:
-        width = max(len(case.name) for case in cases)
-        for case in cases:
-            print(f"{case.name:{width}}  {case.about} [{', '.join(case.rules)}]")
-        return 0
 
     expected = {
         f"{folder}/{case.name}/{name}": content
-        for folder, cases_of in suites.items()
-        for case in cases_of
+        for folder, cases in all_cases().items()
+        for case in cases
         for name, content in files(case).items()
     }
-    if arguments.check:
-        drifted = drift(expected)
-        for line in drifted:
-            print(line)
-        print(f"{len(cases)} cases, {len(expected)} files, {len(drifted)} drifted")
-        return 1 if drifted else 0
-
-    write(expected)
-    size = sum(len(content) for content in expected.values())
-    print(f"wrote {len(cases)} cases, {len(expected)} files, {size / 1e6:.2f} MB")
-    return 0
+    if not arguments.check:
+        write(expected)
+        print(f"wrote {len(expected)} files, {sum(map(len, expected.values())) / 1e6:.2f} MB")
+        return 0
+    drifted = drift(expected)
+    print(*drifted, f"{len(expected)} files, {len(drifted)} drifted", sep="\n")
+    return 1 if drifted else 0
 
 
 def drift(expected: dict[str, bytes]) -> list[str]:

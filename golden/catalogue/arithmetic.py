@@ -8,15 +8,13 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 
-from oracle.call import NUMPY_TYPES
-from oracle.rules import SCORED
-
 from . import groups
 from .bits import random_bits
-from .case import SHORT_NAMES, Case, Sequence, begin, quantized
+from .case import Case, Sequence, begin, quantized
 from .groups import GROUP
 
-T1S: dict[str, type[np.floating]] = {SHORT_NAMES[name]: NUMPY_TYPES[name] for name in SCORED}
+# The types that are quantized.
+T1S: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 QMAX = {8: 127, 4: 7}
 NON_FINITE_WHY = "arithmetic makes the NaN of a group with a non-finite value, with the machine's sign and payload"
 INFINITE_SCALE_WHY = "arithmetic makes a NaN of code 0 times an infinite scale, with the machine's sign and payload"

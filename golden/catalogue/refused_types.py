@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from oracle.rules import INDEX_INPUTS
+from oracle.call import INPUTS
 
 from .case import LONG_NAMES, Case, Sequence, begin
 
@@ -23,7 +23,7 @@ OF_EMPTY_CACHE = {"rank_mismatch": (0,), "shape_mismatch": (0, 1, 2, 2, 3)}
 
 
 def cases() -> Iterator[Case]:
-    yield from types(begin, BATCH, INDEX_INPUTS)
+    yield from types(begin, BATCH, INPUTS[2:])
     yield from empty_scales(begin, BATCH, EMPTY)
     about = "A cache without elements has a scale without elements: one of another shape is refused by its shape."
     for error, shape in OF_EMPTY_CACHE.items():

@@ -45,7 +45,7 @@ def multi_head_cache_attention(
 ) -> Result:
     """Stores the call's tokens in cache and scale, in place, then attends over all tokens of each sequence.
 
-    The call must be legal: `attention_rules.broken_cache_attention_rules` finds nothing.
+    The call must be legal.
     """
     key_value_cache(inputs, cache, scale, attributes, types)
     key, value = loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])

@@ -18,7 +18,7 @@ def key_value_cache(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Stores the call's tokens in cache and scale, in place; gives key and value (kvstarts[B], H * num_repeat, Dh).
 
-    The call must be legal: `rules.broken_rules` finds nothing.
+    The call must be legal.
     """
     for b in range(len(inputs.start_pos)):
         for t in range(seqlen(inputs, b)):

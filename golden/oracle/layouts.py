@@ -25,16 +25,6 @@ def cache_shape(cache_layout: int, max_t: int, num_layer: int, num_heads: int, l
     return (*(lengths[axis] for axis in LAYOUTS[cache_layout]), last)
 
 
-def max_t(cache_layout: int, shape: tuple[int, ...]) -> int:
-    """How many slots a cache of this shape has."""
-    return shape[LAYOUTS[cache_layout].index("MaxT")]
-
-
-def static_scale_shape(shape: tuple[int, ...], num_layer: int, num_heads: int) -> tuple[int, ...]:
-    """The shape (L, 2, H) of static scales, with the axes that are 1 in the given one."""
-    return tuple(1 if length == 1 else full for length, full in zip(shape, (num_layer, 2, num_heads), strict=True))
-
-
 def static_scale(scale: np.ndarray, layer_idx: int, key_or_value: int, h: int) -> np.floating:
     """The static scale of head h, of whichever slot."""
     place = zip((layer_idx, key_or_value, h), scale.shape, strict=True)

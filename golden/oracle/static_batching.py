@@ -37,7 +37,7 @@ def static_key_value_cache(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Stores the call's tokens in cache and scale, in place; gives key and value (B, start_pos + S, heads, Dh).
 
-    The call must be legal: `static_rules.broken_rules` finds nothing.
+    The call must be legal.
     """
     batch, seqlen, num_heads, head_dim = inputs.current_key.shape
     start_pos = inputs.start_pos.item()

@@ -16,12 +16,10 @@ from oracle.attention_call import (
     AttentionInputs,
     CacheAttentionInputs,
 )
-from oracle.attention_rules import broken_attention_rules, broken_cache_attention_rules
 from oracle.call import Types
 
 from ..bits import random_integers, random_values
 from ..case import LONG_NAMES, Case, Sequence, starts_and_bounds
-from ..rules import named as named_rules
 
 
 @dataclass
@@ -57,9 +55,6 @@ class AttentionCase(Case):
         """The inputs with those that both operators have."""
         return CacheAttentionInputs(**vars(super().inputs(*sequences)), **common)
 
-    def broken(self, inputs: Any) -> list[str]:
-        return broken_cache_attention_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
-
     def run(self, inputs: Any) -> dict[str, np.ndarray]:
         given = (inputs, self.cache, self.scale, self.set_attributes, self.types)
         result = multi_head_cache_attention(*given, has_mass=self.has_mass)
@@ -79,9 +74,6 @@ class PackedCase(AttentionCase):
         starts = starts_and_bounds(self, sequences)
         shape = (starts["kvstarts"][-1], self.num_heads, self.head_dim)
         return AttentionInputs(key=self.random("key", *shape), value=self.random("value", *shape), **starts, **common)
-
-    def broken(self, inputs: AttentionInputs) -> list[str]:
-        return broken_attention_rules(inputs, self.set_attributes, self.types)
 
     def run(self, inputs: AttentionInputs) -> dict[str, np.ndarray]:
         return rounded(multi_head_attention(inputs, self.set_attributes, has_mass=self.has_mass))
@@ -110,9 +102,9 @@ def over_cache(
 def packed(
     name: str, about: str, T1: str, heads: tuple[int, int], head_dim: int, *, proves: str, **attributes: float
 ) -> PackedCase:
-    types, rules = Types(LONG_NAMES[T1], LONG_NAMES[T1]), named_rules(PackedCase.page, proves, name)
+    types = Types(LONG_NAMES[T1], LONG_NAMES[T1])
     given = attention_attributes(heads, head_dim, attributes)
-    return PackedCase(name, about, rules, types, given, heads[1], head_dim, None, None, query_heads=heads[0])
+    return PackedCase(name, about, proves.split(), types, given, heads[1], head_dim, None, None, query_heads=heads[0])
 
 
 def attention_attributes(heads: tuple[int, int], head_dim: int, attributes: dict[str, float]) -> dict[str, float]:

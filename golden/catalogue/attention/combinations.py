@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from itertools import product
 
 from oracle.layouts import LAYOUTS
-from oracle.rules import FLOATS
 
-from ..case import LONG_NAMES, Sequence, quantized
+from ..case import Sequence, quantized
 from ..combinations import MODES, TYPES
 from ..extensions import TYPES as EXTENSIONS
 from .case import AttentionCase, mask, over_cache, packed
@@ -26,7 +25,7 @@ GROUPS = {16: (8, 16, 4, 2), 40: (8, 40, 4, 20), 8: (8, 4, 2, 8), 24: (8, 24, 12
 
 def cases() -> Iterator[AttentionCase]:
     """The whole product; heads, sizes, layers, slots and groups vary along it."""
-    types = [types for types in TYPES if LONG_NAMES[types.split()[0]] in FLOATS]
+    types = [types for types in TYPES if not types.startswith("int8")]
     for number, (cache_layout, (cache_mode, mode), T) in enumerate(product(LAYOUTS, enumerate(MODES), types)):
         yield combination(number, cache_layout, cache_mode, mode, T)
 

@@ -14,7 +14,6 @@ from oracle.static_batching import (
     static_cache_shape,
     static_key_value_cache,
 )
-from oracle.static_rules import broken_static_rules
 
 from ..case import Case, indices
 
@@ -23,7 +22,7 @@ from ..case import Case, indices
 class StaticCase(Case):
     """A case whose calls are of `batch` sequences with `start_pos` past and `seqlen` current tokens each."""
 
-    page, heading, input_names = "StaticKeyValueCache", {"domain": "opmx"}, STATIC_INPUTS
+    heading, input_names = {"domain": "opmx"}, STATIC_INPUTS
     attributes_type, shape = StaticAttributes, staticmethod(static_cache_shape)
 
     def inputs(self, batch: int, start_pos: int, seqlen: int, /, **changes: np.ndarray) -> StaticInputs:
@@ -36,9 +35,6 @@ class StaticCase(Case):
             start_pos=indices(start_pos).reshape(() if len(self.steps) % 2 == 0 else (1,)),
         )
         return replace(inputs, **changes)
-
-    def broken(self, inputs: StaticInputs) -> list[str]:
-        return broken_static_rules(inputs, self.cache, self.scale, self.set_attributes, self.types)
 
     def run(self, inputs: StaticInputs) -> dict[str, np.ndarray]:
         key, value = static_key_value_cache(inputs, self.cache, self.scale, self.set_attributes, self.types)
