@@ -144,15 +144,10 @@ def block(language: str, containing: str) -> str:
 
 def test_the_program_in_numpy_conforms(tmp_path: Path) -> None:
     """On the cases of a layout, run by the chapter's command: all pass but those of int4, which are not run."""
-    found = [block.text for block in pages.python_blocks(PAGE)]
-    (last,) = (index for index, text in enumerate(found) if "def run_case" in text)
-    program = "\n".join(found[: last + 1])
-    (tmp_path / "mine.py").write_text(program.replace("golden/cases", str(pages.ROOT / "golden/cases")))
-    line = block("text", "python mine.py").replace("\\\n", "").replace("'python ", f"'{sys.executable} ")
-    command = [*shlex.split(line), "--report", "json", "--output", "report.json"]
-    assert command[:4] == ["python", "-m", "kvcache_ops", "conformance"]
-    command[0] = sys.executable
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    line = block("text", "operator_in_numpy.py").replace("\\\n", "").replace("'python ", f"'{sys.executable} ")
+    _, *command = shlex.split(line)
+    command += ["--report", "json", "--output", str(tmp_path / "report.json")]
+    done = subprocess.run([sys.executable, *command], cwd=pages.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["conforms"] and report["summary"]["passed"] >= 10 and report["summary"]["not_run"] >= 4
