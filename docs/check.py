@@ -7,7 +7,7 @@
 - Every code block is of a language that a test runs (`LANGUAGES`), is a part of a file, or says why it does not run.
 
 The blocks run elsewhere: Python in python_tests/test_book.py and test_package_page.py, Rust as doctests of the crates
-that include the page, C and C++ in capi/tests/pages.rs.
+that include the page, C in capi/tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pages import DOCS, ROOT, Block, anchors, blocks, links
 
 SUMMARY = DOCS / "SUMMARY.md"
 # Output, trees and formulas are "text". "py" is Python that needs torch: `make test-torch` runs it.
-LANGUAGES = {"python", "py", "rust", "c", "cpp", "sh", "toml", "yaml", "json", "text"}
+LANGUAGES = {"python", "py", "rust", "c", "sh", "toml", "yaml", "json", "text"}
 INCLUDED = re.compile(r'include_str!\("([^"]+\.md)"\)')
 
 

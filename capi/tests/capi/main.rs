@@ -1,5 +1,4 @@
 //! The header, and programs in C and C++ against the built library.
 
 mod header;
-mod pages;
 mod program;

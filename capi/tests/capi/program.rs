@@ -8,10 +8,10 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// Links the shared library.
-pub const SHARED: [&str; 1] = ["-lkvcache"];
+const SHARED: [&str; 1] = ["-lkvcache"];
 
 /// Links the static library, with what a static library of Rust's needs of the system's, and the sanitizers.
-pub const STATIC_SANITIZED: [&str; 7] =
+const STATIC_SANITIZED: [&str; 7] =
     ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-l:libkvcache.a", "-lgcc_s", "-ldl", "-lm", "-lc"];
 
 /// Where cargo has put the libraries of this test's build: beside it, under the names that programs link.
@@ -59,10 +59,36 @@ fn the_programs_run() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
     for (compiler, standard, source, printed) in [
         ("cc", "-std=c11", "calls.c", "ok\n"),
+        ("cc", "-std=c11", "two_sequences.c", "1 2 10 11\npage_range\n"),
         ("c++", "-std=c++17", "layers.cpp", "300 rows of key in each of 2 layers\n"),
     ] {
         for flags in [&SHARED[..], &STATIC_SANITIZED] {
             assert_eq!(run(compiler, &folder.join(source), &[&[standard], flags].concat()), printed);
         }
     }
+}
+
+/// What the piece of a program on the crate's page leaves out.
+const BEFORE: &str = "
+#include <kvcache.h>
+#include <stdio.h>
+void piece(DLTensor current_key, DLTensor current_value, DLTensor seqstarts, DLTensor kvstarts, DLTensor cachestarts,
+           DLTensor start_pos, DLTensor max_seqlen, DLTensor max_kvlen, DLTensor cache, DLTensor key, DLTensor value);
+void piece(DLTensor current_key, DLTensor current_value, DLTensor seqstarts, DLTensor kvstarts, DLTensor cachestarts,
+           DLTensor start_pos, DLTensor max_seqlen, DLTensor max_kvlen, DLTensor cache, DLTensor key, DLTensor value)
+{
+";
+const AFTER: &str = "
+}
+int main(void) { return 0; }
+";
+
+#[test]
+fn the_piece_on_the_front_page_compiles() {
+    let (_, rest) = include_str!("../../README.md").split_once("```c\n").expect("a block of C");
+    let (piece, _) = rest.split_once("```").expect("its end");
+    let out = TempDir::new().unwrap();
+    let source = out.path().join("piece.c");
+    std::fs::write(&source, format!("{BEFORE}{piece}{AFTER}")).unwrap();
+    assert_eq!(run("cc", &source, &["-std=c11", "-lkvcache"]), "");
 }
