@@ -59,12 +59,27 @@ def combined(legal: list[Entry]) -> list[Entry]:
 def origins(whole: Entry, key: str) -> Entry:
     """The entries of a list that another page states as a whole, and the name of that page: a link shows them."""
     entries = whole.get(key, [])
+    if key == "dimensions":
+        return {name: value["as_in"] for name, value in entries.items() if isinstance(value, dict)}
     if isinstance(entries, dict):
         return entries
     own = {table[:-1] for table in ("cache_modes", "cache_layouts") if isinstance(whole.get(table), list)}
     named = {entry.get("id", entry.get("name")): entry for entry in entries}
     whole_entries = {name: entry for name, entry in named.items() if len(entry) == 2 and name not in own}
     return {name: entry["as_in"] for name, entry in whole_entries.items() if "as_in" in entry}
+
+
+def stated(schema: Entry) -> list[str]:
+    """The rules that a page states itself."""
+    return [rule["id"] for rule in schema["rules"] if rule["id"] not in origins(schema, "rules")]
+
+
+def elsewhere(schemas: dict[str, Entry], whole: Entry) -> Entry:
+    """Other pages whose rules hold here: which do and, but for rules that this page states, which do not."""
+    of = origins(whole, "rules")
+    pages = dict.fromkeys(of.values())
+    holds = {page: [rule for rule in of if of[rule] == page] for page in pages}
+    return {page: (holds[page], sorted({*stated(schemas[page])} - {*holds[page], *stated(whole)})) for page in pages}
 
 
 def main() -> int:
@@ -87,8 +102,9 @@ def main() -> int:
             limits=limits,
             of={
                 key: origins(whole, key)
-                for key in ("attributes", "cache_modes", "cache_layouts", "combinations", "rules")
+                for key in ("dimensions", "attributes", "cache_modes", "cache_layouts", "combinations", "rules")
             },
+            elsewhere=elsewhere(schemas, whole),
         )
         path = ROOT / "docs" / f"{title}.md"
         if "--check" not in sys.argv[1:]:
