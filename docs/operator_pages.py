@@ -20,6 +20,9 @@ from schemas import part  # noqa: E402
 
 Entry = dict[str, Any]
 
+# An entry `as_in` another page's, at most with a shape of its own, says nothing else: a link stands for its text.
+SAME = {"id", "name", "as_in", "shape"}
+
 
 def limits(attribute: Entry, schema: Entry) -> str:
     """The range of an attribute."""
@@ -65,7 +68,7 @@ def origins(whole: Entry, key: str) -> Entry:
         return entries
     own = {table[:-1] for table in ("cache_modes", "cache_layouts") if isinstance(whole.get(table), list)}
     named = {entry.get("id", entry.get("name")): entry for entry in entries}
-    whole_entries = {name: entry for name, entry in named.items() if len(entry) == 2 and name not in own}
+    whole_entries = {name: entry for name, entry in named.items() if not entry.keys() - SAME and name not in own}
     return {name: entry["as_in"] for name, entry in whole_entries.items() if "as_in" in entry}
 
 
@@ -102,7 +105,16 @@ def main() -> int:
             limits=limits,
             of={
                 key: origins(whole, key)
-                for key in ("dimensions", "attributes", "cache_modes", "cache_layouts", "combinations", "rules")
+                for key in (
+                    "dimensions",
+                    "attributes",
+                    "inputs",
+                    "outputs",
+                    "cache_modes",
+                    "cache_layouts",
+                    "combinations",
+                    "rules",
+                )
             },
             elsewhere=elsewhere(schemas, whole),
         )
