@@ -144,3 +144,19 @@ def test_bad_tiers_are_refused(tmp_path: Path) -> None:
     # Before the keys are rotated.
     assert manager.pending(s).tolist() == [5, 5, 5]
     assert manager.tiers() == []
+
+
+def test_a_damaged_block_stays_until_its_rows_are_stored_again(tmp_path: Path) -> None:
+    """What is read may be an error page, and not what is there: it is a miss, and nothing is deleted for that."""
+    stored: dict[Path, bytes] = {}
+    for found in (0, 0, 4, 8, 12, 16):  # a chain ends at its first damaged block
+        manager, memory = made([FileTier(tmp_path, 1 << 20)])
+        assert prompt(manager, memory, TOKENS)[1] == found
+        assert {path for path in tmp_path.rglob("*") if path.is_file()} == stored.keys()
+        manager.offload_prefix()
+        manager.update(memory)
+        assert manager.flush(30)
+        if not stored:
+            stored = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+            [path.write_bytes(block[:-1] + bytes([block[-1] ^ 1])) for path, block in stored.items()]
+    assert len(stored) == 4

@@ -1,6 +1,6 @@
 //! A manager's blocks in its store: their names, what is written and what is read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +16,8 @@ use crate::store::{BlockStore, StoreError};
 
 /// The most bytes of blocks that were read which are kept for blocks that are written.
 const MOST_KEPT: usize = 64 << 20;
+/// The most keys of bad blocks that are remembered.
+const MOST_BAD: usize = 1 << 16;
 
 /// The blocks that a manager has written to its store and read from it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,6 +66,9 @@ pub(crate) struct Blocks {
     row_len: usize,
     /// Rows of sequences that are swapped out, which the store has refused: nobody else has them.
     refused: HashMap<BlockKey, Block>,
+    /// Keys under which the store has given something else. It may be that of a proxy, so it stays until there is a block
+    /// for its place.
+    bad: HashSet<BlockKey>,
     /// Memory of blocks that were read, for those that are written.
     kept: Vec<BytesMut>,
     pub(crate) stats: StoreStats,
@@ -81,7 +86,8 @@ impl Blocks {
         let mut random = [0; 16];
         getrandom::fill(&mut random)?;
         let (names, row_len) = (Names::new(random), spec.bytes_per_token());
-        Ok(Self { store, names, row_len, refused: HashMap::new(), kept: Vec::new(), stats: StoreStats::default() })
+        let (refused, bad, kept) = (HashMap::new(), HashSet::new(), Vec::new());
+        Ok(Self { store, names, row_len, refused, bad, kept, stats: StoreStats::default() })
     }
 
     pub(crate) fn private_key(&mut self) -> BlockKey {
@@ -104,6 +110,10 @@ impl Blocks {
             Ok(()) => {
                 let block = Block::new(*kind, key, rows.freeze(), self.row_len).map_err(StoreError::from);
                 let put = block.and_then(|block| {
+                    if self.bad.contains(key) {
+                        self.store.delete(key)?;
+                        self.bad.remove(key);
+                    }
                     let put = self.store.put(key, block.clone());
                     if put.is_err() && *kind == BlockKind::Private {
                         self.refused.insert(*key, block);
@@ -171,9 +181,9 @@ impl Blocks {
         }
         if let (Some(StoreError::Bad(bad)), Some(key)) = (&error, keys.get(blocks.len()))
             && !matches!(bad, BlockError::Geometry)
+            && self.bad.len() < MOST_BAD
         {
-            // What is damaged is of no use to anybody.
-            let _ = self.store.delete(key);
+            self.bad.insert(*key);
         }
         let missed = error.as_ref().map(StoreError::reason).or((blocks.len() < chain.len()).then_some("absent"));
         self.stats.hits += blocks.len() as u64;

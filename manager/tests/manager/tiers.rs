@@ -183,3 +183,25 @@ fn swapped_rows_that_the_store_refuses_are_not_lost() {
     assert_eq!((manager.swap_in(b, &mut memory).unwrap(), bytes(&manager, &memory, b)), (2, vec![2; 2]));
     assert_eq!(store.count(BlockKind::Private), 0);
 }
+
+/// The store's answer may be a proxy's error page.
+#[test]
+fn bad_blocks_stay_and_are_told_by_their_reason() {
+    let store: Arc<Store> = Arc::default();
+    let spoil = || {
+        let mut blocks = store.blocks.lock().unwrap();
+        let good = blocks.clone();
+        blocks.values_mut().for_each(|block| *block = b"<html>502</html>".as_slice().into());
+        good
+    };
+    let (mut manager, mut memory) = made(4, "", &store);
+    let a = manager.create();
+    append(&mut manager, &mut memory, a, &PROMPT[..3], 1);
+    manager.swap_out(a).unwrap();
+    manager.update(&mut memory).unwrap();
+    let good = spoil();
+    let error = manager.swap_in(a, &mut memory).unwrap_err();
+    assert!(matches!(error, Error::RowsMissing { missing: 3, reason: "length", .. }), "{error}");
+    *store.blocks.lock().unwrap() = good;
+    assert_eq!((manager.swap_in(a, &mut memory).unwrap(), bytes(&manager, &memory, a)), (3, vec![1; 3]));
+}

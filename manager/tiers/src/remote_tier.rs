@@ -109,20 +109,25 @@ impl RemoteTier {
         None
     }
 
-    /// The first blocks of a chain from the store; a bad one is deleted there. On the thread of reads.
+    /// The first blocks of a chain from the store; a bad one is read again. On the thread of reads.
     pub(crate) fn fetch(&self, keys: &[BlockKey]) -> Answer {
         let began = Instant::now();
-        let (mut blocks, error) = match keys {
-            [key] => up_to_missing([self.store.get(key)]),
-            _ => self.store.get_chain(keys),
+        let (mut blocks, mut bad) = (Vec::new(), None);
+        let error = loop {
+            let rest = &keys[blocks.len()..];
+            let (more, error) = match rest {
+                [key] => up_to_missing([self.store.get(key)]),
+                _ => self.store.get_chain(rest),
+            };
+            blocks.extend(more.into_iter().take(rest.len()));
+            let is_bad = matches!(error, Some(StoreError::Bad(_)));
+            if !is_bad || blocks.len() == keys.len() || bad.replace(blocks.len()) == Some(blocks.len()) {
+                break error;
+            }
         };
         let elapsed = began.elapsed();
-        blocks.truncate(keys.len());
         // A bad block is no failure of the store: it answers.
         let is_bad = matches!(error, Some(StoreError::Bad(_)));
-        if let (true, Some(&key)) = (is_bad, keys.get(blocks.len())) {
-            self.writes.push(key, Queued::Delete, Duration::ZERO);
-        }
         let (breaker, rate) = &mut *self.health();
         breaker.record((error.is_none() || is_bad) && elapsed <= self.deadline, Instant::now());
         let mut stats = self.stats.lock();
@@ -136,7 +141,7 @@ impl RemoteTier {
             None if blocks.len() < keys.len() => stats.miss("absent"),
             None => {}
         }
-        (blocks, error.filter(|_| !is_bad))
+        (blocks, error)
     }
 
     /// Whether the store has a block. Waits for at most the deadline.

@@ -23,7 +23,8 @@ const FINISH: Duration = Duration::from_secs(5);
 /// - `put` keeps a block in the host tier and returns. A block of [`BlockKind::Prefix`] is then written to every other
 ///   tier, behind; one of [`BlockKind::Private`] to the next tier once the host tier evicts it.
 /// - `get` and `get_chain` ask the nearest tier first. What a farther tier gives is kept in the host tier; a bad
-///   block is deleted where it is.
+///   block is read again at once, then the next tier is asked.
+/// - `delete` and then `put` of a key replace what the tiers have under it.
 /// - `prefetch` does that in the background.
 /// - A tier that does not answer within its deadline is a miss, and not asked while the call hangs. A tier that fails
 ///   three times in a row is left alone for a second, then, while it still fails, for twice as long each time, up to
@@ -196,7 +197,7 @@ impl Shared {
             let asked = if absent.is_empty() { rest } else { &rest[..1] };
             let (blocks, error) = self.fetch(remote, asked);
             rest = &rest[blocks.len()..];
-            if error.is_some() {
+            if error.is_some_and(|error| !matches!(error, StoreError::Bad(_))) {
                 absent.extend(rest);
                 break;
             }

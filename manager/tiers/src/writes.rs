@@ -14,7 +14,8 @@ use crate::stats::Stats;
 /// The bytes that a queued write counts beside its block.
 const OVERHEAD: u64 = 256;
 
-/// A queue of puts and deletes, and the thread that does them in order. Of one key only the newest is kept.
+/// A queue of puts and deletes, and the thread that does them in order. Of one key only the newest is kept, and a delete
+/// that it follows.
 #[derive(Debug)]
 pub(crate) struct Writes(Arc<Shared>);
 
@@ -45,6 +46,8 @@ struct State {
 struct Write {
     id: u64,
     what: Queued,
+    /// Whether it is a put in the place of a delete, which is done first.
+    replaces: bool,
 }
 
 /// A write.
@@ -102,12 +105,14 @@ impl Shared {
     }
 
     fn run(&self) {
-        while let Some((key, Write { id, what })) = self.next() {
+        while let Some((key, Write { id, what, replaces })) = self.next() {
             let len = if let Queued::Put(block) = &what { block.nbytes() } else { 0 };
             let is_private = what.is_private();
+            let delete = || self.store.delete(&key);
             let result = match what {
+                Queued::Put(block) if replaces => delete().and_then(|()| self.store.put(&key, block)),
                 Queued::Put(block) => self.store.put(&key, block),
-                Queued::Delete => self.store.delete(&key),
+                Queued::Delete => delete(),
             };
             let mut stats = self.stats.lock();
             stats.writes_dropped += u64::from(result.is_err() && !is_private);
@@ -160,8 +165,9 @@ impl Writes {
                 break true;
             }
             let replaced = queued.map_or(0, Queued::len);
+            let replaces = matches!((queued, &what), (Some(Queued::Delete), Queued::Put(_)));
             if !state.closed && state.queue.nbytes() - replaced + len <= state.queue.capacity {
-                state.queue.insert(key, Write { id, what }, len);
+                state.queue.insert(key, Write { id, what, replaces }, len);
                 self.0.changed.notify_all();
                 break true;
             }

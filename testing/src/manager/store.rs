@@ -58,7 +58,7 @@ impl BlockStore for Store {
         self.gets.fetch_add(1, Ordering::Relaxed);
         let (fault, blocks) = (self.fault()?, self.blocks.lock().unwrap());
         let Some(block) = blocks.get(key) else { return Ok(None) };
-        let block = match fault {
+        let block = match fault.filter(|_| !block.is_empty()) {
             None => block.clone(),
             Some((1, at)) => block.slice(..at % block.len()),
             Some((2, at)) => {

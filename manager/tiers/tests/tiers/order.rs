@@ -85,7 +85,7 @@ fn a_chain_is_gathered_from_all_tiers_and_loses_its_tail_first() {
 }
 
 #[test]
-fn bad_blocks_are_counted_and_deleted_where_they_are() {
+fn bad_blocks_are_read_again_counted_and_stay() {
     let store = Faulty::new(&[]);
     let tiers = tiers(LARGE, &[&store]);
     let mut other_version = stored(&prefix(1)).to_vec();
@@ -95,13 +95,23 @@ fn bad_blocks_are_counted_and_deleted_where_they_are() {
     let bad = [stored(&prefix(0)).slice(..90), other_version.into(), altered.into(), stored(&prefix(4))];
     for (i, bad) in (0..).zip(bad) {
         store.blocks.lock().unwrap().insert(key(i), bad);
-        assert_eq!(tiers.get(&key(i)).unwrap(), None);
+        assert!(matches!(tiers.get(&key(i)), Err(StoreError::Bad(_))));
     }
     assert!(tiers.flush(NEVER));
-    assert!(store.blocks.lock().unwrap().is_empty());
+    assert_eq!((store.len(), store.calls()), (4, 8));
     let misses = stats(&tiers, 1).misses;
     assert_eq!(["length", "format", "checksum", "key"].map(|reason| misses[reason]), [1; 4]);
     assert_eq!(misses.values().sum::<u64>(), 4);
+}
+
+/// What one read of many gives, and the next does not, as a proxy's error page.
+#[test]
+fn a_block_that_is_bad_once_is_read_again() {
+    let store = Faulty::holding(0..40, &[Fault::Bytes(1, 70), Fault::None, Fault::Bytes(0, 3), Fault::None]);
+    let tiers = tiers(LARGE, &[&store]);
+    let (blocks, error) = tiers.get_chain(&keys(0..40));
+    assert!(error.is_none() && blocks == (0..40).map(prefix).collect::<Vec<_>>());
+    assert_eq!((store.len(), stats(&tiers, 1).misses.values().sum::<u64>()), (40, 0));
 }
 
 #[test]
