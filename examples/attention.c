@@ -1,5 +1,5 @@
-/* MultiHeadCacheAttention in ONNX Runtime's C interface: the program of docs/onnxruntime.md. It takes the library and
- * attention.onnx, the model that the page writes, and prints "1 1". Compiled and run by hand with ONNX Runtime 1.32:
+/* MultiHeadCacheAttention in ONNX Runtime's C interface. It takes the library and attention.onnx, the model that
+ * attention.py writes, and prints "1 1". Compiled and run by hand with ONNX Runtime 1.32:
  *
  *     cc -std=c11 attention.c -I onnxruntime/include -L onnxruntime/lib -lonnxruntime -o attention
  *     LD_LIBRARY_PATH=onnxruntime/lib ./attention libkvcache_ort.so attention.onnx

@@ -16,7 +16,7 @@ import pages
 from kvcache import find_library
 from pmx_export import Params, export
 
-LIBRARY, CASES = "target/release/libkvcache_ort.so", "golden/cases"
+CASES = "golden/cases"
 # Their programs begin with a model in the working folder.
 WITH_EXPORT, WITH_CHECKPOINT, WITH_SERVER = "pmx.md", "models.md", "http.md"
 WITH_MODEL = (WITH_EXPORT, WITH_CHECKPOINT, WITH_SERVER)
@@ -52,10 +52,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page: Path, folder: Path) -> None:
-    """Its blocks are one program from top to bottom, but for the place of the library; they assert what they say."""
+    """Its blocks are one program from top to bottom; they assert what they say."""
     if page.name == "onnx.md" and not INFERENCE:
         pytest.skip("this onnx takes no inference functions from Python")
-    assert pages.run(page, replace={LIBRARY: str(find_library()), CASES: str(pages.ROOT / CASES)}) > 0
+    assert pages.run(page, replace={CASES: str(pages.ROOT / CASES)}) > 0
+
+
+def test_the_model_without_the_package(folder: Path) -> None:
+    """The chapter on ONNX Runtime shows what it prints."""
+    command = [sys.executable, str(pages.ROOT / "examples/attention.py"), find_library()]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (shown,) = (block.text for block in pages.blocks(pages.DOCS / "onnxruntime.md"))
+    assert shown.splitlines()[1:] == printed.splitlines()
 
 
 def test_the_book_has_programs() -> None:
