@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import replace
 
 from onnx import defs, helper
@@ -18,6 +19,8 @@ def register() -> None:
         for domain in operator.domains:
             if not defs.has(operator.name, operator.version, domain):
                 defs.register_schema(_schema(operator, domain))
+                # onnx 1.19 to 1.22 free a schema's Python function after the interpreter: a hang, or a crash.
+                atexit.register(defs.deregister_schema, operator.name, operator.version, domain)
 
 
 def scripted(operator: Operator, domain: str) -> defs.OpSchema:
