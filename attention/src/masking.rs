@@ -35,7 +35,7 @@ pub(crate) struct MaskRows<'a> {
 }
 
 impl<'a> MaskRows<'a> {
-    /// The mask whose planes have so many rows.
+    /// The mask whose planes have that many rows.
     pub(crate) fn new(bytes: &'a [u8], mask: Mask, rows: usize, t1: ElementType) -> Self {
         Self { bytes, mask, rows, t1 }
     }

@@ -42,7 +42,7 @@ pub struct AttentionGeometry {
     /// The type of `query`, of the keys and values, of `attn_mask`, `head_sink` and `attn_output` (T1): float32 or
     /// float16.
     pub t1: ElementType,
-    /// Whether queries of one sequence do not see what is behind them.
+    /// Whether queries of one sequence do not see what is after them.
     pub is_causal: bool,
     /// Whether scores are biased by the distance of key and query.
     pub is_alibi: bool,

@@ -19,7 +19,7 @@ const VALUE: usize = 1;
 ///
 /// Everything is float32, and every sum is in order: an inner product over `head_dim` from the first element, the sums
 /// of weights and of weighted values over the keys from the first token. A query's result is made of its own sequence's
-/// rows alone, and of none behind those that it sees, so it depends on nothing else.
+/// rows alone, and of none after those that it sees, so it depends on nothing else.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AttentionReference;
 

@@ -180,8 +180,8 @@ struct kvcache_error *kvcache_create(const struct kvcache_attributes *attributes
 /// `op` is NULL or an operator that has not been freed; nobody uses it, now or later.
 void kvcache_free(struct kvcache_operator *op);
 
-/// Checks a call without running it, and gives the shape of its outputs: (`kvstarts[B]`, H * num_repeat, Dh). Nothing is
-/// written but `shape`, which may be NULL. `scale` is NULL where quant_bit is 0.
+/// Checks a call without running it, and returns the shape of its outputs: (`kvstarts[B]`, H * num_repeat, Dh). Nothing
+/// is written but `shape`, which may be NULL. `scale` is NULL where quant_bit is 0.
 ///
 /// The caller sees to it:
 /// `op` is an operator, `inputs` is NULL or valid, `shape` NULL or valid for writes of 3 numbers; every tensor
@@ -226,7 +226,7 @@ struct kvcache_error *kvcache_step_begin(const struct kvcache_operator *op,
                                          const DLTensor *scale,
                                          struct kvcache_step **step);
 
-/// Gives the shape of each layer's key and value: (`kvstarts[B]`, H * num_repeat, Dh).
+/// Returns the shape of each layer's key and value: (`kvstarts[B]`, H * num_repeat, Dh).
 ///
 /// The caller sees to it:
 /// `step` is NULL or has not ended, `shape` NULL or valid for writes of 3 numbers.

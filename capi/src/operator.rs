@@ -38,8 +38,8 @@ pub unsafe extern "C" fn kvcache_free(op: *mut kvcache_operator) {
     unsafe { free(op) }
 }
 
-/// Checks a call without running it, and gives the shape of its outputs: (`kvstarts[B]`, H * num_repeat, Dh). Nothing is
-/// written but `shape`, which may be NULL. `scale` is NULL where quant_bit is 0.
+/// Checks a call without running it, and returns the shape of its outputs: (`kvstarts[B]`, H * num_repeat, Dh). Nothing
+/// is written but `shape`, which may be NULL. `scale` is NULL where quant_bit is 0.
 ///
 /// # Safety
 /// `op` is an operator, `inputs` is NULL or valid, `shape` NULL or valid for writes of 3 numbers; every tensor

@@ -45,7 +45,7 @@ pub unsafe extern "C" fn kvcache_step_begin(
     })
 }
 
-/// Gives the shape of each layer's key and value: (`kvstarts[B]`, H * num_repeat, Dh).
+/// Returns the shape of each layer's key and value: (`kvstarts[B]`, H * num_repeat, Dh).
 ///
 /// # Safety
 /// `step` is NULL or has not ended, `shape` NULL or valid for writes of 3 numbers.

@@ -5,7 +5,8 @@ use crate::tensor::Tensor;
 
 /// An implementation of some of the operators.
 pub trait Implementation: Sync {
-    /// Makes the node of the case and runs its calls, one after the other on the same state; gives the result of each.
+    /// Makes the node of the case and runs its calls, one after the other on the same state; returns the result of
+    /// each.
     ///
     /// # Errors
     /// A message, if the case could not be run; it then fails. A call that the operator refuses is not an error here

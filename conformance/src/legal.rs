@@ -115,7 +115,7 @@ impl Broken {
         self.unless(got.iter().zip(expected).all(|(got, expected)| got == expected), "shape_mismatch");
     }
 
-    /// `cache`, and a scale that is needed, have the shapes that `shape` gives for heads of so many elements.
+    /// `cache`, and a scale that is needed, have the shapes that `shape` gives for heads of that many elements.
     fn state_shapes(&mut self, call: &Call, num_heads: usize, head_dim: usize, shape: impl Fn(usize) -> Vec<usize>) {
         self.shape(call.cache().shape(), &shape(head_dim));
         let Some(scale) = used_scale(call) else { return };

@@ -27,7 +27,7 @@ impl LayerRows {
         self.rows.row_len()
     }
 
-    /// The parts of a canonical row of all layers that are this layer's row, one behind the other.
+    /// The parts of a canonical row of all layers that are this layer's row, one after the other.
     pub fn in_row(&self) -> [Range<usize>; 2] {
         let ([cache, scale], [cache_len, scale_len]) = (self.in_row, self.rows.row_lens());
         [cache..cache + cache_len, scale..scale + scale_len]
@@ -44,7 +44,7 @@ impl LayerRows {
     }
 }
 
-/// About so many neighboring bytes of a canonical row are read or written before those of the next row.
+/// About that many neighboring bytes of a canonical row are read or written before those of the next row.
 const TILE_BYTES: usize = 4096;
 
 /// Bytes of rows from which on they are written by non-temporal stores: with as many that are read they are as much as

@@ -38,7 +38,7 @@ impl<'a> KeyRotation<'a> {
         Ok(Self { rows, cache, scale, rotations, rope })
     }
 
-    /// Checks all but the memory. Gives the rotations that rotate something, in ascending order of slots.
+    /// Checks all but the memory. Returns the rotations that rotate something, in ascending order of slots.
     pub(crate) fn check(rows: &CacheRows, rotations: &[Rotation], rope: &Rope) -> Result<Vec<Rotation>, RowsError> {
         let t2 = rows.t2();
         if rows.quant().is_none() && !t2.is_float() {

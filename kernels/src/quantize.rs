@@ -96,7 +96,7 @@ impl HeadCodec {
         }
     }
 
-    /// Panics unless a head of `len` values has so many bytes of codes and so many scales.
+    /// Panics unless a head of `len` values has that many bytes of codes and that many scales.
     fn check(&self, len: usize, codes: usize, scales: usize) {
         let Self { bits, group } = *self;
         assert!(group > 0 && len.is_multiple_of(group), "groups of {group} in a head of {len}");

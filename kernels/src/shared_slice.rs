@@ -31,7 +31,7 @@ impl<T: Copy> SharedSlice<'_, T> {
     /// If the slice has not as many elements there, or `at` is inside of one.
     pub fn read(&self, at: usize, to: &mut [T]) {
         let first = self.first(at, to.len());
-        // SAFETY: `first` is checked to have as many elements behind it; they are readable and not written by others
+        // SAFETY: `first` is checked to have as many elements after it; they are readable and not written by others
         // (from_raw_parts), and `to` is borrowed mutably, so it is other memory.
         unsafe { first.as_ptr().copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) }
     }
@@ -42,12 +42,12 @@ impl<T: Copy> SharedSlice<'_, T> {
     /// If the slice has not as many elements there, or `at` is inside of one.
     pub fn write(&mut self, at: usize, from: &[T]) {
         let first = self.first(at, from.len());
-        // SAFETY: `first` is checked to have as many elements behind it; they are writable and not accessed by others
+        // SAFETY: `first` is checked to have as many elements after it; they are writable and not accessed by others
         // (from_raw_parts), so `from` is other memory.
         unsafe { first.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) }
     }
 
-    /// The element at byte offset `at`, which has `len - 1` more behind it.
+    /// The element at byte offset `at`, which has `len - 1` more after it.
     fn first(&self, at: usize, len: usize) -> NonNull<T> {
         if len == 0 {
             return NonNull::dangling();

@@ -10,7 +10,7 @@ pub(crate) const PARALLEL_BYTES: usize = 8 << 20;
 /// A kernel passes one task, to be run `tasks` times; the runs take pieces of the work from a common counter. So the
 /// result is right even if an implementation runs the task late, on the calling thread, twice, or not at all.
 pub trait Workers: Sync {
-    /// The runs of a task that can go on at once, at least 1.
+    /// The runs of a task that can continue at once, at least 1.
     fn threads(&self) -> usize;
 
     /// Runs `task(0)` to `task(tasks - 1)`, at once where possible, and returns when all have ended.

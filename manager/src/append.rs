@@ -34,13 +34,13 @@ impl<'a> Append<'a> {
         Self { seq, rows: Rows::Count(n), first_pos: None, seen: 0 }
     }
 
-    /// The position of the first row; the others follow. Unless given, it is the one behind the last, or 0.
+    /// The position of the first row; the others follow. Unless given, it is the one after the last, or 0.
     #[must_use]
     pub fn at(self, first_pos: i64) -> Self {
         Self { first_pos: Some(first_pos), ..self }
     }
 
-    /// Attention sees so many rows of whole pages beside the sequence's own.
+    /// Attention sees this many rows of whole pages beside the sequence's own.
     pub(crate) fn seeing(self, seen: usize) -> Self {
         Self { seen, ..self }
     }
@@ -59,7 +59,7 @@ impl<'a> Append<'a> {
         }
     }
 
-    /// The first position, for a sequence that goes on at `next`.
+    /// The first position, for a sequence that continues at `next`.
     pub(crate) fn first_position(&self, next: i64) -> i64 {
         self.first_pos.unwrap_or(next)
     }

@@ -37,7 +37,7 @@ impl Bits {
         self.count
     }
 
-    /// The cell behind the last busy one; 0 without one.
+    /// The cell after the last busy one; 0 without one.
     pub(crate) fn end(&self) -> usize {
         self.end
     }

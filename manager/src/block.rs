@@ -30,7 +30,7 @@ impl BlockKey {
         Self(hash.finalize().into())
     }
 
-    /// The name of a page of these tokens behind the page of this name. All pages of a chain have as many.
+    /// The name of a page of these tokens after the page of this name. All pages of a chain have as many.
     pub(crate) fn followed_by(&self, tokens: &[u32]) -> Self {
         let mut state = [0; 8];
         state.iter_mut().zip(self.0.as_chunks().0).for_each(|(word, &bytes)| *word = u32::from_be_bytes(bytes));
@@ -204,7 +204,7 @@ impl Block {
         [Bytes::copy_from_slice(&self.header), self.rows.clone(), Bytes::copy_from_slice(&checksum)]
     }
 
-    /// Checks that it is the block of a key, with so many rows of this size.
+    /// Checks that it is the block of a key, with that many rows of this size.
     pub(crate) fn check(&self, key: &BlockKey, num_rows: usize, row_len: usize) -> Result<(), BlockError> {
         if self.header[16..48] != *key.as_bytes() {
             return Err(BlockError::Key);

@@ -76,7 +76,7 @@ pub(crate) struct Blocks {
 
 /// What the keys of all pages of managers of such a cache have in common.
 pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
-    // The number is that of the rule which names the pages behind.
+    // The number of the rule that names the later pages.
     let text = serde_json::json!(["kvcache-block 4", cache::metadata(spec), spec.page_size(), spec.computed_by()]);
     BlockKey::digest([text.to_string().as_bytes()])
 }
@@ -93,7 +93,7 @@ impl Blocks {
     pub(crate) fn private_key(&mut self) -> BlockKey {
         let Names { random, instance, next } = &mut self.names;
         *next += 1;
-        // A process that is a fork of this one goes on with the same numbers.
+        // A process that is a fork of this one continues with the same numbers.
         let numbers = [*instance, *next, u64::from(std::process::id())].map(u64::to_le_bytes);
         BlockKey::digest([&b"private"[..], random, numbers.as_flattened()])
     }

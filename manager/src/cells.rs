@@ -7,8 +7,8 @@ use crate::bits::Bits;
 /// Searches `n` free cells in a row, first from `head` on, then from 0 on. If `head` is past `used + 2 * n`, with
 /// `used` the number of busy cells, it searches from 0 at once: many cells before `head` must be free then.
 ///
-/// Gives the first cell that was found, and the new head: this cell, or the old head without one. There is none exactly
-/// if no `n` cells in a row are free. This is llama.cpp's search, without its test of cells one by one.
+/// Returns the first cell that was found, and the new head: this cell, or the old head without one. There is none
+/// exactly if no `n` cells in a row are free. This is llama.cpp's search, without its test of cells one by one.
 ///
 /// ```
 /// let busy = [true, true, false, false, true, false, false, false];
@@ -39,7 +39,7 @@ fn search(head: usize, used: usize, n: usize, first_fit: impl Fn(usize) -> Optio
     (slot, slot.unwrap_or(head))
 }
 
-/// The number of cells that a step reads, of `size`: those before `used_max`, the cell behind the last busy one,
+/// The number of cells that a step reads, of `size`: those before `used_max`, the cell after the last busy one,
 /// rounded up to a multiple of `pad` and at least one `pad`.
 ///
 /// ```
@@ -74,7 +74,7 @@ pub(crate) fn defragmentation(busy: &Bits, max_moves: Option<usize>) -> Vec<RowC
         let first = copies.len();
         let mut dst = hole.end;
         while dst > hole.start {
-            // As many cells are busy behind `used` as are free before it.
+            // As many cells are busy after `used` as are free before it.
             let Some(last) = busy.last_busy(used..taken) else { break };
             let run = busy.last_free(used..last).map_or(used, |free| free + 1);
             let src = run.max((last + 1).saturating_sub(dst - hole.start));

@@ -13,7 +13,7 @@ enum Page {
     Unseen,
     Free,
     Cached,
-    /// In so many table entries.
+    /// In that many table entries.
     Live(u32),
     Reserved,
 }

@@ -22,7 +22,7 @@ impl State {
         copies
     }
 
-    /// Moves the highest live page to the lowest free one below it, `pages` times at most. Gives the copies.
+    /// Moves the highest live page to the lowest free one below it, `pages` times at most. Returns the copies.
     pub(crate) fn compact(&mut self, spec: &CacheSpec, pages: usize) -> Vec<RowCopy> {
         let page_size = spec.page_size();
         let live = (0..self.pages.len() as u32).rev().filter(|&page| self.pages.refcount(page) > 0);

@@ -78,7 +78,7 @@ pub enum Error {
     #[error("append {append} makes {kvlen} rows, which are {need} pages of {page_size}, expected at most {max_pages}")]
     TooManyPages { append: usize, kvlen: usize, page_size: usize, need: usize, max_pages: usize },
 
-    /// Too few free pages, cached ones that the step does not read among them. Appends behind the one that did not fit
+    /// Too few free pages, cached ones that the step does not read among them. Appends after the one that did not fit
     /// are counted without the pages that they would share with it.
     #[error("{need} pages are needed, {free} are free")]
     OutOfPages { need: usize, free: usize },

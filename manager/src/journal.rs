@@ -36,7 +36,7 @@ enum Undo {
     Seal(u32),
     /// A live page that will be written was unsealed; it had the key, and the last tokens that are saved.
     Unseal(u32, BlockKey),
-    /// Tokens of so many slots were overwritten; they are the last that are saved.
+    /// Tokens of that many slots were overwritten; they are the last that are saved.
     Tokens(usize, usize),
 }
 
@@ -110,14 +110,15 @@ impl Journal {
         Some(page)
     }
 
-    /// Takes neighboring cells, from the head on; gives the first. They have no table entries yet.
+    /// Takes neighboring cells, from the head on; returns the first. They have no table entries yet.
     pub(crate) fn take_cells(&mut self, state: &mut State, n: usize) -> Option<usize> {
         let (slot, head) = state.pages.take_cells(n)?;
         self.undo.push(Undo::TakeCells(slot..slot + n, head));
         Some(slot)
     }
 
-    /// Takes the cells of a run, from the head on: `wish` of them, else `need`. Gives the first, and how many they are.
+    /// Takes the cells of a run, from the head on: `wish` of them, else `need`. Returns the first, and how many they
+    /// are.
     pub(crate) fn take_run(&mut self, state: &mut State, need: usize, wish: usize) -> Option<(usize, usize)> {
         let wish = wish.max(need);
         match self.take_cells(state, wish) {
@@ -154,7 +155,7 @@ impl Journal {
         }
     }
 
-    /// Unseals a page, if it is sealed, and saves its tokens; gives its key.
+    /// Unseals a page, if it is sealed, and saves its tokens; returns its key.
     fn take_from_index(&mut self, state: &mut State, page: u32) -> Option<BlockKey> {
         let key = state.prefix.unseal(page)?;
         self.tokens.extend_from_slice(state.prefix.tokens(page));

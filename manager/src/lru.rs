@@ -9,7 +9,7 @@ use crate::error::Error;
 /// place, as long as removals are undone in reverse order and nothing was added meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lru {
-    /// By page: the page before it and the page behind it. The last element is the head of the list.
+    /// By page: the page before it and the page after it. The last element is the head of the list.
     links: Vec<[u32; 2]>,
     len: usize,
 }

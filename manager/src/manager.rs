@@ -162,7 +162,7 @@ impl Manager {
     }
 
     /// Removes the rows whose positions are in a range, of a sequence or of all that are not lost (`None`): the tokens
-    /// of a draft that were rejected, say. Gives how many they were. Those that are left keep their positions, and
+    /// of a draft that were rejected, say. Returns how many they were. Those that are left keep their positions, and
     /// close up: `start_pos` and the slots of later rows change. At the end of a sequence nothing moves; elsewhere as
     /// few rows as the mode allows, by copies that [`update`](Self::update) or the next step makes.
     ///
@@ -181,8 +181,8 @@ impl Manager {
         }
     }
 
-    /// Gives `dst`, which has no rows, those of `src` whose positions are in a range. Gives how many they are. They are
-    /// shared in the mode `cells`, and with pages from row 0 on; else they are copied.
+    /// Copies to `dst`, which has no rows, those of `src` whose positions are in a range. Returns how many they are.
+    /// They are shared in the mode `cells`, and with pages from row 0 on; else they are copied.
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::NotEmpty`], [`Error::OutOfPages`],
@@ -226,8 +226,8 @@ impl Manager {
         self.edit(|editor| editor.divide(seq, positions(range), divisor))
     }
 
-    /// Makes room for a conversation that outgrows its context, if it does: removes positions behind those to keep and
-    /// moves the rest down. Gives how many were discarded; 0 where there is room. What follows is not what a new
+    /// Makes room for a conversation that outgrows its context, if it does: removes positions after those to keep and
+    /// moves the rest down. Returns how many were discarded; 0 where there is room. What follows is not what a new
     /// prefill would give, only cheaper.
     ///
     /// # Errors
@@ -238,7 +238,7 @@ impl Manager {
 
     /// Self-extend: lets a model see beyond the context that it was trained for, by giving neighboring tokens that are
     /// far behind one position. Where `ga_w` positions or more are not grouped yet, every `ga_n` of these become one, a
-    /// whole number of `ga_w` at a time; those behind them move down. Gives the position of the next token. No rows are
+    /// whole number of `ga_w` at a time; later ones move down. Returns the position of the next token. No rows are
     /// freed. To be called before each step; how far the groups go is kept with the sequence.
     ///
     /// # Errors
@@ -248,7 +248,7 @@ impl Manager {
         self.edit(|editor| editor.self_extend(seq, ga_n, ga_w))
     }
 
-    /// Moves rows together: cells into the first holes, runs and pages down. Gives the copies, at most `max_moves`,
+    /// Moves rows together: cells into the first holes, runs and pages down. Returns the copies, at most `max_moves`,
     /// that [`update`](Self::update) or the next step makes.
     ///
     /// # Errors
@@ -258,8 +258,8 @@ impl Manager {
         Ok(self.state.defragment(&self.spec, max_moves))
     }
 
-    /// Moves the highest page that is used to the lowest free one below it, `pages` times at most. Gives the copies, as
-    /// [`defrag`](Self::defrag). In other modes than pages there is nothing to do.
+    /// Moves the highest page that is used to the lowest free one below it, `pages` times at most. Returns the copies,
+    /// as [`defrag`](Self::defrag). In other modes than pages there is nothing to do.
     ///
     /// # Errors
     /// [`Error::StepOpen`].

@@ -157,7 +157,7 @@ struct Cursor<I> {
 }
 
 impl<I: Iterator<Item = (usize, usize)>> Cursor<I> {
-    /// Begins behind so many rows.
+    /// Begins after this many rows.
     fn new(runs: I, rows: usize) -> Self {
         let mut cursor = Self { runs, first: 0, left: 0 };
         cursor.take(rows, |_, _| ());

@@ -46,7 +46,7 @@ impl<'a> MaskSpec<'a> {
         Self { slopes: Some(slopes), ..self }
     }
 
-    /// Makes the mask have at least so many rows and columns.
+    /// Makes the mask have at least that many rows and columns.
     pub fn padded(self, rows: usize, columns: usize) -> Self {
         Self { padded: [rows, columns], ..self }
     }
@@ -55,7 +55,7 @@ impl<'a> MaskSpec<'a> {
         self.slopes
     }
 
-    /// The shape (planes, rows, columns) of a mask that needs so many rows and columns.
+    /// The shape (planes, rows, columns) of a mask that needs that many rows and columns.
     pub(crate) fn shape(&self, rows: usize, columns: usize) -> [usize; 3] {
         let planes = self.slopes.map_or(1, <[f32]>::len);
         [planes, rows.max(self.padded[0]), columns.max(self.padded[1])]

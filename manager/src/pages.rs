@@ -75,7 +75,7 @@ impl Pages {
         }
     }
 
-    /// Takes `n` neighboring cells; gives the first, and the head before. The next search begins behind them.
+    /// Takes `n` neighboring cells; returns the first, and the head before. The next search begins after them.
     pub(crate) fn take_cells(&mut self, n: usize) -> Option<(usize, usize)> {
         let Pool::Cells { busy, head } = &mut self.pool else { unreachable!("pages are taken one at a time") };
         let before = *head;
@@ -86,7 +86,7 @@ impl Pages {
         Some((slot, before))
     }
 
-    /// Takes cells behind a run, if they are free.
+    /// Takes cells after a run, if they are free.
     pub(crate) fn take_behind(&mut self, cells: Range<usize>) -> bool {
         let Pool::Cells { busy, .. } = &mut self.pool else { unreachable!("pages are taken one at a time") };
         let free = cells.end <= busy.len() && busy.next_busy(cells.clone()).is_none();
@@ -125,7 +125,7 @@ impl Pages {
         }
     }
 
-    /// After an edit that has set the head behind all cells: without a freed cell the next search begins at 0.
+    /// After an edit that has set the head after all cells: without a freed cell the next search begins at 0.
     pub(crate) fn settle_head(&mut self) {
         if let Pool::Cells { busy, head } = &mut self.pool
             && *head >= busy.len()
@@ -150,13 +150,13 @@ impl Pages {
         self.refcounts[page as usize]
     }
 
-    /// One more table entry; gives how many there are.
+    /// One more table entry; returns how many there are.
     pub(crate) fn share(&mut self, page: u32) -> u32 {
         self.refcounts[page as usize] += 1;
         self.refcounts[page as usize]
     }
 
-    /// One table entry less; gives how many are left.
+    /// One table entry less; returns how many are left.
     pub(crate) fn unshare(&mut self, page: u32) -> u32 {
         self.refcounts[page as usize] -= 1;
         self.refcounts[page as usize]

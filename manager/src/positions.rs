@@ -41,7 +41,7 @@ impl Positions {
         self.runs.last().map(|run| run.position + (self.len - run.row) as i64 - 1)
     }
 
-    /// The position behind the last one; 0 without rows.
+    /// The position after the last one; 0 without rows.
     pub(crate) fn next(&self) -> i64 {
         self.last().map_or(0, |last| last + 1)
     }
@@ -116,7 +116,7 @@ impl Positions {
         slice
     }
 
-    /// Removes rows; those behind close up.
+    /// Removes rows; later ones close up.
     pub(crate) fn remove(&mut self, rows: Range<usize>) {
         self.replace(rows, Self::default());
     }

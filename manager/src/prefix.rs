@@ -14,11 +14,11 @@ use crate::error::Error;
 ///
 /// ```text
 /// key of no tokens = SHA-256(seed of the specification, SHA-256(salt))
-/// key of a page    = the state of SHA-256 that goes on from its parent's key with the page's tokens
+/// key of a page    = the state of SHA-256 that continues from its parent's key with the page's tokens
 /// ```
 ///
-/// A hit compares the page's tokens, too, but all before it, fingerprint and salt through the key alone: whoever chooses
-/// tokens or salts would need a collision of SHA-256.
+/// A hit compares the page's tokens, too, but all before it, fingerprint and salt through the key alone: anyone who
+/// chooses tokens or salts would need a collision of SHA-256.
 #[derive(Debug, Clone)]
 pub(crate) struct Prefix {
     page_size: usize,
@@ -117,7 +117,7 @@ impl Prefix {
         self.get(key).filter(|&page| self.seal_of(page) == seal)
     }
 
-    /// Takes a page out of the index; gives its key.
+    /// Takes a page out of the index; returns its key.
     pub(crate) fn unseal(&mut self, page: u32) -> Option<BlockKey> {
         let key = self.key(page)?;
         self.keys[page as usize] = UNSEALED;

@@ -197,7 +197,7 @@ impl Sequence {
         }
     }
 
-    /// Removes the positions of some rows; those behind close up, and their tokens count as unknown.
+    /// Removes the positions of some rows; later ones close up, and their tokens count as unknown.
     pub(crate) fn remove_positions(&mut self, rows: Range<usize>) {
         self.known = self.known.min(rows.start);
         self.positions.remove(rows.clone());

@@ -39,7 +39,7 @@ pub enum Mode {
 pub enum KeyForm {
     /// Keys are stored after rotary embedding: a row that moves to another position is rotated by an update.
     Roped,
-    /// Keys are stored before rotary embedding, which the graph applies to what the operator gives back, by
+    /// Keys are stored before rotary embedding, which the graph applies to what the operator returns, by
     /// `key_positions`: positions are metadata.
     PreRope,
 }
@@ -159,7 +159,7 @@ impl CacheSpec {
         page_size(self.settings.mode)
     }
 
-    /// Pages, or cells, of the cache; slots behind the last whole page are not used.
+    /// Pages, or cells, of the cache; slots after the last whole page are not used.
     pub fn num_pages(&self) -> usize {
         self.settings.geometry.max_t / self.page_size()
     }

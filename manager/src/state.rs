@@ -21,7 +21,7 @@ use crate::spec::{CacheSpec, Mode};
 /// The phase of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Copies behind so many that are made.
+    /// Copies that come after this many are made.
     Copies(usize),
     Rotations,
 }
@@ -54,7 +54,7 @@ pub(crate) struct State {
     pub(crate) cached: Lru,
     /// Copies that a memory has still to make.
     pub(crate) queue: Vec<RowCopy>,
-    /// Rows that are to be stored as blocks before the copies behind them are made.
+    /// Rows that are to be stored as blocks before the copies after them are made.
     pub(crate) offloads: Vec<PendingOffload>,
     pub(crate) dropped: Vec<BlockKey>,
     /// What the keys of all pages have in common.
@@ -72,7 +72,7 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Used {
     pub(crate) count: usize,
-    /// The slot behind the last one.
+    /// The slot after the last one.
     pub(crate) end: usize,
 }
 
@@ -208,7 +208,7 @@ impl State {
         cells::n_kv(self.used_slots(spec).end, spec.num_pages() * spec.page_size(), spec.pad())
     }
 
-    /// The number of used slots, and the slot behind the last of them.
+    /// The number of used slots, and the slot after the last of them.
     pub(crate) fn used_slots(&self, spec: &CacheSpec) -> Used {
         match self.pages.busy() {
             Some(busy) => Used { count: busy.count(), end: busy.end() },
@@ -226,7 +226,7 @@ impl State {
         cells::fragmentation(self.n_kv(spec), self.used_slots(spec).count)
     }
 
-    /// Why so many neighboring cells cannot be had.
+    /// Why that many neighboring cells cannot be had.
     pub(crate) fn no_slot(&self, need: usize) -> Error {
         let largest = self.pages.busy().map_or(0, Bits::largest_free_run);
         Error::NoSlot { need, largest, free: self.pages.num_free() }

@@ -14,7 +14,7 @@ use crate::seq_id::SeqId;
 struct State {
     /// The cell that has it; before the first token none has.
     tail: Option<usize>,
-    /// The position behind its last token.
+    /// The position after its last token.
     next: i64,
     /// A step that wrote its cell was rolled back.
     lost: bool,
@@ -23,7 +23,7 @@ struct State {
 /// A part of a step in which every sequence has equally many tokens, run before the next part.
 ///
 /// A graph reads the cell `src[i]` as the state of `seqs[i]` before these tokens, zeros for -1, and writes the state
-/// behind them into cell `dst[i]`. It reads all cells before it writes one.
+/// after them into cell `dst[i]`. It reads all cells before it writes one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateSplit {
     /// The sequences.

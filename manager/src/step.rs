@@ -81,7 +81,7 @@ impl Step<'_> {
         self.tensors().index_inputs()
     }
 
-    /// With pages shape (B, MaxP): the first slot of each page; -1 behind the last one. Else shape (B): the first slot.
+    /// With pages shape (B, MaxP): the first slot of each page; -1 after the last one. Else shape (B): the first slot.
     pub fn cachestarts(&self) -> ArrayViewD<'_, i64> {
         self.tensors().cachestarts.view()
     }

@@ -69,7 +69,7 @@ pub struct Usage {
 ///
 /// A manager calls it from one thread at a time, and other managers may at the same time. It waits for every answer:
 /// a store that may be slow needs a deadline of its own, as `kvcache-tiers` adds to any store. A store that keeps bytes
-/// writes [`Block::parts`] and gives what [`Block::verify`] makes of them. Whatever goes wrong is a miss.
+/// writes [`Block::parts`] and returns what [`Block::verify`] makes of them. Whatever goes wrong is a miss.
 pub trait BlockStore: fmt::Debug + Send + Sync {
     /// The block of a key, if it is there.
     ///
@@ -96,8 +96,8 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     /// [`StoreError`].
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError>;
 
-    /// The blocks of a chain, each of which is of no use without those before it: up to the first that is not there.
-    /// A store that evicts lets go of the last first. Gives what it has with the error that ended it.
+    /// The blocks of a chain, each of which is of no use without those before it: up to the first that is missing.
+    /// A store that evicts lets go of the last first. Returns what it has with the error that ended it.
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         up_to_missing(keys.iter().map(|key| self.get(key)))
     }

@@ -64,7 +64,7 @@ impl Manager {
 
     /// Brings a sequence that is swapped out back into the cache, with every bit. Rows that are still there, in pages
     /// that other sequences have or that stay cached, are not read from the store. What is queued is done first, as by
-    /// [`update`](Self::update). Gives how many rows were read; of a sequence that is in the cache, 0.
+    /// [`update`](Self::update). Returns how many rows were read; of a sequence that is in the cache, 0.
     ///
     /// # Errors
     /// [`Error::RowsMissing`]: the store has not all rows, or not in time; [`Error::OutOfPages`], [`Error::NoSlot`],

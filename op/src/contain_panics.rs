@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 
 /// Gives `pool` a task that never unwinds, for threads of another language. When `pool` has run it, the first panic of
-/// `task` goes on in the calling thread.
+/// `task` resumes in the calling thread.
 ///
 /// # Panics
 /// If `task` has panicked.

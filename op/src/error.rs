@@ -89,7 +89,7 @@ pub enum Error {
     #[error("current_key has {batch} sequences, expected at most MaxB = {max_b}, those of cache")]
     BatchTooLarge { batch: usize, max_b: usize },
 
-    /// Static batching: tokens behind the last position of the cache.
+    /// Static batching: tokens after the last position of the cache.
     #[error(
         "start_pos is {start_pos} with {seqlen} tokens in current_key, expected start_pos + S <= MaxS = {max_s}, the \
          positions of cache"

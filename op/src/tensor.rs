@@ -75,10 +75,10 @@ element!(Float32 f32, Float16 half::f16, BFloat16 half::bf16, Int8 i8, Int64 i64
 pub(crate) enum Defect {
     /// It is not contiguous in row-major order.
     NotContiguous,
-    /// It has so many bytes of packed elements, other than its shape needs.
+    /// It has that many bytes of packed elements, other than its shape needs.
     PackedLength(usize),
     #[cfg(feature = "cuda")]
-    /// It is a device slice of so many bytes, other than its shape needs.
+    /// It is a device slice of that many bytes, other than its shape needs.
     SliceLength(usize),
 }
 

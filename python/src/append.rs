@@ -23,7 +23,7 @@ enum Rows {
 /// New rows of the sequence `s`: those of `tokens`, or `n` rows whose tokens the manager does not know.
 ///
 /// `tokens` is one token id, or a list, a numpy array or any other iterable of them: 0 to 2**32 - 1. A copy is kept.
-/// `first_pos` is the position of the first row, and the others follow; unless given, it is the one behind the last
+/// `first_pos` is the position of the first row, and the others follow; unless given, it is the one after the last
 /// position of the sequence, or 0.
 ///
 /// Tokens of an empty sequence, from position 0 on, are looked up in the prefix index: the rows that are found need not

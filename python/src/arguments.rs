@@ -9,8 +9,8 @@ use crate::refusal::refusal;
 /// A number of 64 bits.
 ///
 /// # Errors
-/// `TypeError` for what is no integer, `ManagerError` of this kind for one of more than 64 bits, and what `__index__`
-/// raises.
+/// `TypeError` for anything but an integer, `ManagerError` of this kind for one of more than 64 bits, and what
+/// `__index__` raises.
 pub fn integer(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
     value.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(value.py()) {
@@ -25,7 +25,7 @@ pub fn integer(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>)
 /// A number between these two, inclusive.
 ///
 /// # Errors
-/// `TypeError` for what is no integer, `ManagerError` of this kind for another one.
+/// `TypeError` for anything but an integer, `ManagerError` of this kind for another one.
 pub fn within(kind: &'static str, name: &'static str, value: &Bound<'_, PyAny>, min: i64, max: i64) -> PyResult<i64> {
     let got = integer(kind, name, value)?;
     if (min..=max).contains(&got) {

@@ -138,7 +138,7 @@ impl ConformanceCase {
     }
 }
 
-/// A function that runs a case: gives a reply for each call, or for those up to one that is unsupported or failed.
+/// A function that runs a case: returns a reply for each call, or for those up to one that is unsupported or failed.
 struct Function {
     function: Py<PyAny>,
     /// What has ended the run: not the implementation's failure, but KeyboardInterrupt or the like.
@@ -189,7 +189,7 @@ fn received(Received(name, shape, bytes): Received<'_>) -> PyResult<Tensor> {
 
 /// Runs the cases of suites, those in `folder` or in this library, whose names contain `filter`; there is one at least.
 /// With `messages`, those of refusals must mention what the cases say; cases outside of `only` are not run. With a number
-/// and a seed in `on_demand`, so many cases more are made. `jobs` cases are run at once.
+/// and a seed in `on_demand`, that many cases more are made. `jobs` cases are run at once.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are those of the function that Python's users call")]
 pub fn run_suites(
@@ -247,8 +247,8 @@ pub fn conformance_cases(
     Ok(cases.into_iter().map(ConformanceCase).collect())
 }
 
-/// The cases of a suite whose names contain `filter`: those of a folder or of this library, and so many of a seed. The
-/// folder is that of the suite, or has a folder for each suite, as `golden` has.
+/// The cases of a suite whose names contain `filter`: those of a folder or of this library, and that many of a seed.
+/// The folder is that of the suite, or has a folder for each suite, as `golden` has.
 fn chosen(name: &str, folder: Option<&Path>, filter: &str, (count, seed): (usize, u64)) -> Result<Vec<Case>, Refusal> {
     let suite = Suite::ALL.into_iter().find(|suite| suite.name() == name);
     let suite = suite.ok_or_else(|| Refusal::new("suite_unknown", format!("there is no suite {name:?}")))?;

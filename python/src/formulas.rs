@@ -22,7 +22,7 @@ pub fn n_kv(used_max: &Bound<'_, PyAny>, size: &Bound<'_, PyAny>, pad: &Bound<'_
 /// Searches `n` neighboring free cells, from `head` on and then from 0 on, where `used` cells are busy; if `head` is
 /// past used + 2 * n, from 0 at once.
 ///
-/// `busy` is an array of bool or any iterable of truth values, by cell. Gives the first cell found and the new head:
+/// `busy` is an array of bool or any iterable of truth values, by cell. Returns the first cell found and the new head:
 /// this cell, or (None, head) where there are no such cells.
 ///
 /// >>> find_slot([True, True, False, False, True, False, False, False], head=6, used=3, n=3)
@@ -85,7 +85,7 @@ pub fn infllm_partition(
 }
 
 /// Where blocks go in a table: those of `last` that are wanted keep their slots, and the others take those of the ones
-/// that are not. Gives the table, and the slots that have to be loaded.
+/// that are not. Returns the table, and the slots that have to be loaded.
 ///
 /// >>> slot_stable([7, 3, 9, 5], [9, 7, 2, 4])
 /// ([7, 2, 9, 4], [1, 3])

@@ -164,8 +164,8 @@ impl Manager {
         self.with(py, |manager| Ok(Id(manager.fork(s.0)?).number()))
     }
 
-    /// Removes the rows of `s`, or of all sequences if it is None, at positions [p0, p1); gives how many they were. The
-    /// others keep their positions. p0 < 0 is 0, p1 < 0 is behind the last position.
+    /// Removes the rows of `s`, or of all sequences if it is None, at positions [p0, p1); returns how many they were.
+    /// The others keep their positions. p0 < 0 is 0, p1 < 0 is after the last position.
     ///
     /// Raises ManagerError: unknown_seq, step_open, lost, window_lost; CapacityError: out_of_pages, no_slot.
     #[pyo3(signature = (s, p0=P0(-1), p1=P1(-1)), text_signature = "($self, s, p0=-1, p1=-1)")]
@@ -173,7 +173,7 @@ impl Manager {
         self.with(py, |manager| manager.seq_rm(s.map(|s| s.0), p0.0..p1.0))
     }
 
-    /// Gives the empty sequence `dst` the rows of `src` at positions [p0, p1), as in `seq_rm`; gives how many they are.
+    /// Copies the rows of `src` at positions [p0, p1), as in `seq_rm`, to the empty sequence `dst`; returns how many.
     ///
     /// Raises ManagerError: not_empty, unknown_seq, step_open, lost; CapacityError: out_of_pages, no_slot.
     #[pyo3(signature = (src, dst, p0=P0(-1), p1=P1(-1)), text_signature = "($self, src, dst, p0=-1, p1=-1)")]
@@ -249,8 +249,8 @@ impl Manager {
     }
 
     /// Makes room for `n_new` tokens in a context of `n_ctx` positions, if there is none: removes `n_discard` positions
-    /// behind the first `n_keep` and moves the rest down. Gives how many were removed; 0 where there is room. Unless
-    /// given, n_discard is half of what is behind n_keep.
+    /// after the first `n_keep` and moves the rest down. Returns how many were removed; 0 where there is room. Unless
+    /// given, n_discard is half of what is after n_keep.
     ///
     /// Raises ManagerError: no_progress, range, and as `seq_rm` and `seq_add`.
     #[pyo3(
@@ -275,7 +275,7 @@ impl Manager {
     }
 
     /// Self-extend, before each step: where `ga_w` positions or more are not grouped yet, every `ga_n` of these become
-    /// one, a whole number of ga_w at a time, and those behind move down. Gives the position of the next token.
+    /// one, a whole number of ga_w at a time, and later ones move down. Returns the position of the next token.
     ///
     /// Raises ManagerError: group_width (ga_w is no multiple of ga_n), range, and as `seq_add`.
     fn self_extend(&self, py: Python<'_>, s: Id, ga_n: GaN, ga_w: GaW) -> PyResult<i64> {
@@ -290,7 +290,7 @@ impl Manager {
         self.with(py, |manager| Ok(stats::moves(manager.defrag(max_moves.map(|moves| moves.0))?)))
     }
 
-    /// Moves the highest page in use to the lowest free one below it, `pages` times at most; gives the copies.
+    /// Moves the highest page in use to the lowest free one below it, `pages` times at most; returns the copies.
     ///
     /// Raises ManagerError: step_open.
     fn compact(&self, py: Python<'_>, pages: Pages) -> PyResult<Vec<(usize, usize, usize)>> {
@@ -309,7 +309,7 @@ impl Manager {
     ///
     /// Raises ManagerError: step_open, unknown_seq, lost, empty_append, duplicate_seq, position_order,
     /// position_overflow, too_many_pages, memory_spec, and those of `HostMemory`; CapacityError: out_of_pages, no_slot;
-    /// TypeError for what is no Append.
+    /// TypeError for anything but an Append.
     fn begin_step(&self, appends: &Bound<'_, PyAny>, memory: &Bound<'_, HostMemory>) -> PyResult<Step> {
         let py = memory.py();
         let appends = appends_of(appends)?;

@@ -28,7 +28,7 @@ use crate::threads::Threads;
 /// knows. Two uses of one HostMemory wait for each other; two HostMemory on the same array do not.
 ///
 /// Raises ManagerError, whose details are name, expected and got, of kind tensor_type, tensor_shape, tensor_read_only,
-/// tensor_not_contiguous, scale_missing or scale_unexpected; TypeError for what is no numpy array.
+/// tensor_not_contiguous, scale_missing or scale_unexpected; TypeError for anything but a numpy array.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct HostMemory {
@@ -70,7 +70,7 @@ impl Operand {
         Ok(operand)
     }
 
-    /// Checks the array, which may have changed, and gives the address of its elements.
+    /// Checks the array, which may have changed, and returns the address of its elements.
     fn address(&self, py: Python<'_>) -> PyResult<*mut u8> {
         let (array, expected_type) = (self.array.bind(py), self.numpy_type.bind(py));
         let refuse = |kind, what: &str, expected: Detail, got: Detail| {
@@ -138,7 +138,7 @@ impl HostMemory {
 }
 
 impl Arrays<'_> {
-    /// Gives `used` the memory, for its use alone. The memory lets other threads of Python run while it moves rows.
+    /// Lends `used` the memory, for its use alone. The memory lets other threads of Python run while it moves rows.
     ///
     /// # Errors
     /// The errors of `used`.

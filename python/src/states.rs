@@ -98,7 +98,7 @@ impl StateCache {
         self.with(py, |states| states.pos_max(s.0))
     }
 
-    /// Removes the tokens at positions [p0, p1): all of a state, or nothing. p0 < 0 is 0, p1 < 0 is behind the last
+    /// Removes the tokens at positions [p0, p1): all of a state, or nothing. p0 < 0 is 0, p1 < 0 is after the last
     /// position.
     ///
     /// Raises ManagerError: partial_state, unknown_seq, lost, step_open.
@@ -140,7 +140,7 @@ type Split<'py> = (Vec<u64>, usize, Bound<'py, PyArray1<i64>>, Bound<'py, PyArra
 
 /// An open step of a `StateCache`: a sequence of (seqs, n_each, src, dst), to be run one after the other. `seqs` are the
 /// sequences that have `n_each` more tokens; `src` and `dst`, int64 of shape (len(seqs)), are the cells that have their
-/// states before these, -1 for zeros, and that are given the states behind them. A graph reads all `src` before it
+/// states before these, -1 for zeros, and that are given the states after them. A graph reads all `src` before it
 /// writes one `dst`.
 ///
 /// As a context manager it commits at the end, and rolls back on an exception. A step that is dropped while it is open

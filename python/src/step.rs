@@ -194,7 +194,7 @@ tensors! {
 
 #[pymethods]
 impl Step {
-    /// Slots. Mode "paged": shape (B, pages), the first slot of each page, -1 behind the last page; else shape (B).
+    /// Slots. Mode "paged": shape (B, pages), the first slot of each page, -1 after the last page; else shape (B).
     #[getter]
     fn cachestarts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<i64>>> {
         array(py, &self.cachestarts, 0, IxDyn(&self.cachestarts_shape))

@@ -24,8 +24,8 @@ impl Manager {
         self.with(py, |manager| manager.swap_out(s.0))
     }
 
-    /// Brings `s` back into the cache, with every bit; gives how many rows were read from tiers. What is queued is done
-    /// first, as by `update`.
+    /// Brings `s` back into the cache, with every bit; returns how many rows were read from tiers. What is queued is
+    /// done first, as by `update`.
     ///
     /// Raises ManagerError: rows_missing (the tiers have not all rows, or not in time; details: missing, rows, reason),
     /// no_tiers, unknown_seq, step_open, lost, memory_spec, and those of `HostMemory`; CapacityError: out_of_pages,

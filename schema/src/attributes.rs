@@ -238,7 +238,7 @@ attributes! {
         num_heads: (0, 1, None, None, None),
         /// Elements of a head (Dh).
         head_dim: (0, 1, None, None, None),
-        /// Whether a query sees no key behind its own position: 0 or 1.
+        /// Whether a query sees no key after its own position: 0 or 1.
         is_causal: (1, 0, Some(1), None, None),
         /// Whether scores are biased by the distance of key and query: 0 or 1.
         is_alibi: (0, 0, Some(1), None, None),

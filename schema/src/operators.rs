@@ -67,7 +67,7 @@ pub mod multi_head_attention {
     /// The names of the operator's outputs, by position.
     pub const OUTPUTS: [&str; 1] = ["attn_output"];
 
-    /// The name of the output behind [`OUTPUTS`] that a call may leave out, float32 of shape (Hq, `kvstarts[B]`): an
+    /// The name of the output after [`OUTPUTS`] that a call may leave out, float32 of shape (Hq, `kvstarts[B]`): an
     /// extension.
     pub const MASS: &str = "attention_mass";
 

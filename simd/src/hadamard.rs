@@ -64,7 +64,7 @@ pub unsafe fn hadamard_over<S: Simd, V: Float>(from: *const V, to: *mut V, len: 
 /// The conditions are those of [`hadamard_over`].
 #[inline(always)]
 unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize>(from: *const V, to: *mut V, len: usize, order: usize) {
-    // SAFETY: i + REGISTERS * LANES <= len in the loop; behind it `len - i` values are left, less than a register,
+    // SAFETY: i + REGISTERS * LANES <= len in the loop; after it `len - i` values are left, less than a register,
     // because a block of more registers divides `len`.
     unsafe {
         // The compiler is to know it.

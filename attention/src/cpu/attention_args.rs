@@ -37,7 +37,7 @@ impl Scales {
     }
 }
 
-/// Groups of so many elements, or whole times as many, are whole registers with all instruction sets.
+/// Groups of that many elements, or whole times as many, are whole registers with all instruction sets.
 const WHOLE: usize = 16;
 
 /// Integer codes, whose scales enter sums.
@@ -156,7 +156,7 @@ impl<'a> AttentionArgs<'a> {
             codes,
             scales: quantized.and_then(|(quant, functions)| {
                 let len = head_dim / quant.group;
-                // In place, registers of scales would end behind the tensor.
+                // In place, registers of scales would end after the tensor.
                 let parts = integers.is_some() && !len.is_multiple_of(WORDS);
                 let in_registers = parts || codes.is_some_and(|codes| !codes.is_wide);
                 let copies = quant.t3 != Float32 || in_registers;
@@ -218,8 +218,8 @@ impl<'a> AttentionArgs<'a> {
         }
     }
 
-    /// Turns the products of so many rows and keys into scores, if there is a soft cap. Gives the factor that turns what
-    /// is there then into scores.
+    /// Turns the products of that many rows and keys into scores, if there is a soft cap. Returns the factor that turns
+    /// what is there then into scores.
     ///
     /// # Safety
     /// The instruction set is supported, and these products are there, one row each [`BLOCK`] elements, in whole

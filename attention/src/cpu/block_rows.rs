@@ -32,12 +32,12 @@ pub(super) struct SoftmaxState {
 }
 
 impl SoftmaxState {
-    /// The memory that the state of so many rows takes.
+    /// The memory that the state of that many rows takes.
     pub(super) fn len(rows: usize, width: usize) -> usize {
         rows.next_multiple_of(LINE) + rows * (SUMS + width)
     }
 
-    /// The state of so many rows in [`len`](Self::len) numbers at `memory`.
+    /// The state of that many rows in [`len`](Self::len) numbers at `memory`.
     pub(super) fn new(memory: *mut f32, rows: usize, width: usize) -> Self {
         let weights = memory.wrapping_add(rows.next_multiple_of(LINE));
         Self { max: memory, weights, values: weights.wrapping_add(rows * SUMS), width }
@@ -57,7 +57,7 @@ impl SoftmaxState {
     /// Nothing seen yet.
     ///
     /// # Safety
-    /// The memory is that of so many rows, and nobody else's.
+    /// The memory is that of that many rows, and nobody else's.
     pub(super) unsafe fn clear(self, rows: usize) {
         // SAFETY: see `# Safety`.
         unsafe {
@@ -101,7 +101,7 @@ pub(super) struct BlockMemory {
 }
 
 impl BlockMemory {
-    /// The numbers that a block takes for so many query rows at once.
+    /// The numbers that a block takes for that many query rows at once.
     pub(super) fn len(args: &AttentionArgs<'_>, queries: usize) -> usize {
         Self::cut(std::ptr::null_mut(), args, queries).1
     }
@@ -117,7 +117,7 @@ impl BlockMemory {
         cut
     }
 
-    /// Cuts the memory into its parts, and gives the numbers that they take.
+    /// Cuts the memory into its parts, and returns the numbers that they take.
     fn cut(memory: *mut f32, args: &AttentionArgs<'_>, queries: usize) -> (Self, usize) {
         let mut len = 0;
         let mut take = |numbers: usize| {
@@ -207,7 +207,7 @@ impl<'a> BlockRows<'a> {
         Rows { scale: memory.scales.cast_const().cast(), scale_offsets, ..rows }
     }
 
-    /// The scales of the block's rows of integer codes by groups, each of so many tokens, whole registers.
+    /// The scales of the block's rows of integer codes by groups, each of that many tokens, whole registers.
     ///
     /// Where the heads of a token are adjacent, the first one reads the scales of all, which are in few lines.
     ///

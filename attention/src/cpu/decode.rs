@@ -115,7 +115,7 @@ pub(super) unsafe fn attend_decode(
     }
 }
 
-/// QK scores of queries and so many keys, in whole registers: of integer codes, or of floats panel by panel.
+/// QK scores of queries and that many keys, in whole registers: of integer codes, or of floats panel by panel.
 ///
 /// # Safety
 /// The conditions are those of [`attend_decode`].

@@ -9,7 +9,7 @@ use super::generic::rows::{BLOCK, Next, Rows};
 use super::generic::scales::Scaled;
 use super::generic::softmax::SUMS;
 
-/// From so many queries on, codes become float32 before they are multiplied.
+/// From that many queries on, codes become float32 before they are multiplied.
 const WIDENED: usize = 8;
 
 /// Keys of a block, packed.
@@ -22,7 +22,7 @@ pub(super) struct PackedKeys<'a> {
 }
 
 impl<'a> PackedKeys<'a> {
-    /// Packs so many keys of a block, whole registers, for as many queries.
+    /// Packs that many keys of a block, whole registers, for as many queries.
     ///
     /// # Safety
     /// The conditions are those of [`attend_decode`](super::decode::attend_decode).
@@ -47,7 +47,7 @@ impl<'a> PackedKeys<'a> {
         }
     }
 
-    /// QK scores of queries, rows of float32, and so many keys from `first` on, whole registers.
+    /// QK scores of queries, rows of float32, and that many keys from `first` on, whole registers.
     ///
     /// # Safety
     /// The conditions are those of [`attend_decode`](super::decode::attend_decode).
@@ -86,7 +86,7 @@ impl<'a> PackedKeys<'a> {
     }
 }
 
-/// Adds PV products of few queries and so many values: weights are multiplied with scales, and then with codes.
+/// Adds PV products of few queries and that many values: weights are multiplied with scales, and then with codes.
 ///
 /// # Safety
 /// The conditions are those of [`attend_decode`](super::decode::attend_decode).

@@ -16,7 +16,7 @@ pub(super) const LINE: usize = 16;
 pub(super) struct Numbers(Vec<Line>);
 
 impl Numbers {
-    /// At least `len` of them, of any values, if so many can be counted.
+    /// At least `len` of them, of any values, if that many can be counted.
     pub(super) fn at_least(&mut self, len: usize) -> *mut f32 {
         let lines = len.div_ceil(LINE);
         if self.0.len() < lines {

@@ -25,7 +25,7 @@ enum TokenRows<'a> {
     Slots(Addressing<'a>),
 }
 
-/// The bytes from a head's first row to the rows of a block's tokens, and to their scales. Entries behind the last
+/// The bytes from a head's first row to the rows of a block's tokens, and to their scales. Entries after the last
 /// token are the last token's.
 #[derive(Clone, Copy)]
 pub(super) struct Offsets {

@@ -183,7 +183,7 @@ unsafe fn add_sink(args: &AttentionArgs<'_>, row: &QueryRow, total: SoftmaxState
 /// Merges the state of query rows over one split into that over the splits before.
 ///
 /// # Safety
-/// The conditions of [`run`]; the states are those of so many rows.
+/// The conditions of [`run`]; the states are those of that many rows.
 unsafe fn merge(args: &AttentionArgs<'_>, total: SoftmaxState, split: SoftmaxState, rows: usize) {
     for r in 0..rows {
         // SAFETY: see `# Safety`.

@@ -162,7 +162,7 @@ impl Plan {
         self.planned(unstructured, inputs, max_t)
     }
 
-    /// A call, and a cache of so many slots.
+    /// A call, and a cache of that many slots.
     pub(super) fn planned(&self, unstructured: &mut Unstructured, inputs: Tensors, max_t: usize) -> Call {
         let &Self { types, layout, num_heads, num_layer, .. } = self;
         let dims = CacheDims { max_t, num_layer, num_heads, inner: self.head_dim() };
@@ -221,7 +221,7 @@ impl Plan {
         (indices(&[starts.len()], &starts), max_t)
     }
 
-    /// Pages for each sequence, unaligned, with anything behind the last used one; some have the first pages of the
+    /// Pages for each sequence, unaligned, with anything after the last used one; some have the first pages of the
     /// first sequence, as far as both only read them.
     fn pages(&self, unstructured: &mut Unstructured) -> (Tensor, usize) {
         let used = |&(past, current): &(usize, usize)| (past + current).div_ceil(self.page_size);

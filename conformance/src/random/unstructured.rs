@@ -71,7 +71,7 @@ impl Unstructured {
         first + self.below(last - first + 1)
     }
 
-    /// Whether something happens that happens once in so many times.
+    /// Whether something happens that happens once in that many times.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == times - 1
     }

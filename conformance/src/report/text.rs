@@ -44,7 +44,7 @@ impl Write for Escaped<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         text.chars().try_for_each(|c| match c {
             '\n' | '\t' => self.0.write_char(c),
-            // The others of these change the order in which a terminal shows what comes behind them.
+            // The others of these change the order in which a terminal shows what comes after them.
             c if c.is_control()
                 || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
             {

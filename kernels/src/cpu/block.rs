@@ -74,7 +74,7 @@ impl Operand {
         self.data.wrapping_add(r * self.step)
     }
 
-    /// The rows behind the first `bytes` bytes.
+    /// The rows after the first `bytes` bytes.
     pub(crate) fn skip(self, bytes: usize) -> Self {
         Self { data: self.data.wrapping_add(bytes), ..self }
     }

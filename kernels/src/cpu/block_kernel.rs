@@ -27,8 +27,8 @@ pub(crate) struct BlockKernel<'a> {
 }
 
 impl<'a> BlockKernel<'a> {
-    /// A kernel of these functions, for elements of so many bits, in heads of keys or of values that are multiplied by
-    /// a Hadamard matrix of this order.
+    /// A kernel of these functions, for elements of that many bits, in heads of keys or of values that are multiplied
+    /// by a Hadamard matrix of this order.
     pub(crate) fn new(functions: &'a RowFunctions, bits: PerOperand, order: usize) -> Self {
         Self { functions, bits, order }
     }

@@ -23,7 +23,7 @@ use super::portable::{self, RotateHeads};
 use super::tiling::Tuning;
 use crate::{float_type, scale_type};
 
-/// The row functions of an instruction set for these types (T1, T2, T3) and groups of so many elements.
+/// The row functions of an instruction set for these types (T1, T2, T3) and groups of that many elements.
 ///
 /// Its functions may be called if the instruction set is supported.
 pub(crate) fn row_functions(

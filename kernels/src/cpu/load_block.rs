@@ -165,7 +165,7 @@ impl BlockKernel<'_> {
     unsafe fn repeat(self, first: Operand, len: usize, rows: usize, copies: usize) {
         if copies > 1 {
             let all = StridedCopy { copies: copies - 1, ..StridedCopy::rows(first, first.skip(len), len, rows) };
-            // SAFETY: the rows are there, and the room behind each: this function's condition.
+            // SAFETY: the rows are there, and the room after each: this function's condition.
             unsafe { (self.functions.copy.plain)(&all) }
         }
     }

@@ -196,7 +196,7 @@ pub(crate) unsafe fn rotate(&Heads { values, step, count, style, pairs, cos, sin
     // SAFETY: `pairs` cosines and sines are valid for reads.
     let (cos, sin) = unsafe { (slice::from_raw_parts(cos, pairs), slice::from_raw_parts(sin, pairs)) };
     for i in 0..count {
-        // SAFETY: i < count, so this head has so many elements, which are no part of anything else.
+        // SAFETY: i < count, so this head has that many elements, which are no part of anything else.
         let head = unsafe { slice::from_raw_parts_mut(values.add(i * step), 2 * pairs) };
         match style {
             RopeStyle::Neox => {

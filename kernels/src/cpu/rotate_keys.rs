@@ -174,7 +174,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Rotates the keys of neighboring slots in a layer, so many heads at once.
+    /// Rotates the keys of neighboring slots in a layer, that many heads at once.
     fn rotate_layer(&self, slot: usize, len: usize, layer: usize, at_once: usize, room: &mut Room) {
         let [cache, scale] = self.rows.strides();
         let at = [cache.offset(slot, layer, 0, 0), scale.offset(slot, layer, 0, 0)];

@@ -48,7 +48,7 @@ pub(crate) struct Part {
 pub(crate) struct PrefetchTarget {
     /// 0 for keys, 1 for values.
     pub(crate) kv: usize,
-    /// The token, counted in the run: behind its end it is a token of the next run.
+    /// The token, counted in the run: after its end it is a token of the next run.
     pub(crate) token: usize,
     /// The row.
     pub(crate) row: usize,
@@ -126,7 +126,7 @@ pub(crate) struct Tuning {
 pub(crate) enum HeadMajor {
     /// Token by token.
     Tokens(Distances),
-    /// Head by head: so many bytes of the cache in a head's part of a tile.
+    /// Head by head: that many bytes of the cache in a head's part of a tile.
     Heads(usize),
 }
 
@@ -164,8 +164,8 @@ impl Tuning {
 }
 
 impl Tiling {
-    /// The tiling of a load of heads that have `num_repeat` copies in the outputs, by plain stores, of so many bytes in
-    /// all.
+    /// The tiling of a load of heads that have `num_repeat` copies in the outputs, by plain stores, of that many bytes
+    /// in all.
     pub(crate) fn plain_load(geometry: &Geometry, num_repeat: usize, output_bytes: usize) -> Self {
         let tiling = Self::plain_tiling(geometry, num_repeat);
         // What is smaller was just stored, or will be loaded again soon: it is in a cache.
@@ -234,7 +234,7 @@ impl Tiling {
     }
 }
 
-/// Rows of a token whose heads have so many copies.
+/// Rows of a token whose heads have that many copies.
 fn rows(geometry: &Geometry, copies: usize) -> usize {
     if copies == 1 && !has_static_scales(geometry) { 1 } else { geometry.num_heads }
 }
@@ -263,7 +263,7 @@ fn token_bytes(geometry: &Geometry) -> usize {
     geometry.t1.byte_len(token_len(geometry))
 }
 
-/// The number of tokens in so many bytes, at least one.
+/// The number of tokens in that many bytes, at least one.
 fn tokens_in(bytes: usize, token_bytes: usize) -> usize {
     (bytes / token_bytes.max(1)).max(1)
 }

@@ -11,7 +11,7 @@ use crate::sequence::MemoryLocation;
 use crate::spec::Mode;
 
 impl Editor<'_> {
-    /// Gives a new sequence with all rows of another, and with its salt.
+    /// Returns a new sequence with all rows of another, and with its salt.
     pub(crate) fn fork(&mut self, src: SeqId) -> Result<SeqId, Error> {
         let created = self.state.next_created();
         let sequence = self.state.intact(src)?;
@@ -22,7 +22,7 @@ impl Editor<'_> {
         Ok(fork)
     }
 
-    /// Gives a sequence without rows those of another whose positions are in a range; gives how many they are.
+    /// Copies to a sequence without rows those of another whose positions are in a range; returns how many they are.
     pub(crate) fn copy_positions(&mut self, src: SeqId, dst: SeqId, positions: Range<i64>) -> Result<usize, Error> {
         let sequence = self.state.intact(src)?;
         let len = self.state.intact(dst)?.len();
@@ -38,7 +38,7 @@ impl Editor<'_> {
         Ok(copied)
     }
 
-    /// Gives a sequence without rows some of another's.
+    /// Copies to a sequence without rows some of another's.
     fn copy_to(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) -> Result<(), Error> {
         self.journal.edit(self.state, dst);
         if self.spec.mode() == Mode::Cells {

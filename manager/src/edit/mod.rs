@@ -29,7 +29,7 @@ impl Editor<'_> {
         self.spec.page_size()
     }
 
-    /// Checks that so many pages, or cells, can be taken.
+    /// Checks that this many pages, or cells, can be taken.
     fn require(&self, need: usize) -> Result<(), Error> {
         let free = self.state.pages.num_free() + self.state.cached.len();
         if need <= free {

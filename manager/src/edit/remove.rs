@@ -1,4 +1,4 @@
-//! Removing rows: those behind close up, and as few as possible move.
+//! Removing rows: later ones close up, and as few as possible move.
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ impl Editor<'_> {
         sequence.gone = sequence.gone.max(Some(gone));
     }
 
-    /// Removes the rows of a sequence whose positions are in a range; gives how many they were.
+    /// Removes the rows of a sequence whose positions are in a range; returns how many they were.
     pub(crate) fn remove_positions(&mut self, seq: SeqId, positions: Range<i64>) -> Result<usize, Error> {
         let sequence = self.state.intact(seq)?;
         let rows = sequence.positions.rows(positions.clone());
@@ -92,7 +92,7 @@ impl Editor<'_> {
     }
 
     /// Removes rows that are as many as whole pages. Where they begin inside of a page, the rows in front of them in
-    /// their first page and those behind them in the page where they end become one page: the fewer move to the
+    /// their first page and later rows in the page where they end become one page: the fewer move to the
     /// others, unless these are in a page that other sequences have.
     fn remove_pages(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
         let page_size = self.page_size();
@@ -131,7 +131,7 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// Removes rows; all those behind move into their places. Pages that others have are replaced.
+    /// Removes rows; all later rows move into their places. Pages that others have are replaced.
     fn close_up(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
         let page_size = self.page_size();
         let sequence = &self.state.sequences[seq];
@@ -170,8 +170,8 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// Removes rows of a run: the fewer of those in front and those behind move. Cells in front of the first row are
-    /// given back.
+    /// Removes rows of a run: the fewer of the rows in front and the later ones move. Cells in front of the first row
+    /// are given back.
     fn slide(&mut self, seq: SeqId, rows: Range<usize>) {
         let sequence = &self.state.sequences[seq];
         let Range { start, end } = sequence.run();

@@ -39,7 +39,7 @@ impl Grouping {
 }
 
 impl Editor<'_> {
-    /// Groups positions; gives the one of the next token.
+    /// Groups positions; returns the one of the next token.
     pub(crate) fn self_extend(&mut self, seq: SeqId, ga_n: i64, ga_w: i64) -> Result<i64, Error> {
         let sequence = self.state.intact(seq)?;
         let (n_past, ga_i) = (sequence.positions.next(), sequence.ga_i);
@@ -68,7 +68,7 @@ impl Editor<'_> {
 /// [`Error::Range`], [`Error::GroupWidth`], [`Error::OutOfMemory`].
 pub fn self_extend_positions(n: usize, ga_n: i64, ga_w: i64) -> Result<(Vec<i64>, i64, i64), Error> {
     let mut positions = zeros::<i64>(n)?;
-    let n = n as i64; // so many numbers are in memory
+    let n = n as i64; // this many numbers are in memory
     let grouping = Grouping::new(n, 0, ga_n, ga_w)?;
     (0..).zip(&mut positions).for_each(|(token, position)| *position = grouping.position(token));
     Ok((positions, grouping.position(n), grouping.end()))

@@ -19,7 +19,7 @@ pub struct ContextShift {
     pub n_new: i64,
     /// The first positions, which stay.
     pub n_keep: i64,
-    /// How many positions behind them go; half of them unless given.
+    /// How many positions after them go; half of them unless given.
     pub n_discard: Option<i64>,
 }
 
@@ -77,7 +77,7 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// Makes room in a context: gives how many positions were discarded, 0 where there is room.
+    /// Makes room in a context: returns how many positions were discarded, 0 where there is room.
     pub(crate) fn context_shift(&mut self, seq: SeqId, shift: &ContextShift) -> Result<i64, Error> {
         let n_past = self.state.intact(seq)?.positions.next();
         let ContextShift { n_ctx, n_new, n_keep, n_discard } = *shift;

@@ -72,7 +72,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Gives the rows of appends that were checked their slots.
+    /// Gives the rows of checked appends their slots.
     pub(crate) fn place(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         match self.spec.mode() {
             Mode::Paged { .. } => self.place_in_pages(appends)?,

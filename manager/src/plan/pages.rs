@@ -47,8 +47,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Begins an empty sequence with the longest sealed chain of its tokens, and goes on with pages that the store has;
-    /// gives how many tokens they are. One token is always computed.
+    /// Begins an empty sequence with the longest sealed chain of its tokens, and continues with pages that the store
+    /// has; gives how many tokens they are. One token is always computed.
     fn map_prefix(&mut self, seq: SeqId, tokens: &[u32]) -> usize {
         if !self.spec.prefix_sharing() {
             return 0;
@@ -70,7 +70,7 @@ impl Planner<'_> {
         cached + self.load_prefix(seq, &tokens[cached..])
     }
 
-    /// Adds the pages of tokens that the store has to a sequence; gives how many tokens they are.
+    /// Adds the pages of tokens that the store has to a sequence; returns how many tokens they are.
     fn load_prefix(&mut self, seq: SeqId, tokens: &[u32]) -> usize {
         let page_size = self.spec.page_size();
         let pages = tokens[..tokens.len() - 1].chunks_exact(page_size);

@@ -148,7 +148,7 @@ static THREADS: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_o
 /// its box and to what is in it, before a kernel is called; its table of functions and the constructors of its contexts
 /// are private, so no kernel can be called by a shared reference instead. Exclusive references that exist at once, but
 /// are only read through, are undefined behavior by Stacked Borrows. By Tree Borrows they are not, nor can the compiler
-/// use their exclusivity where nothing is written. So [`compute`](Kernel::compute) goes on with a shared reference.
+/// use their exclusivity where nothing is written. So [`compute`](Kernel::compute) continues with a shared reference.
 pub(crate) struct NodeKernel<C> {
     types: NodeTypes,
     compute: C,

@@ -133,8 +133,8 @@ fn runtime_type_of(context: &KernelContext<'_>, index: usize) -> Result<TensorEl
 
 /// Whether ONNX Runtime has changed a float16 node of the model to float32.
 ///
-/// Its `InsertCastTransformer` does so where neither the nodes before this one nor those behind it have a float16
-/// kernel. It puts a `Cast` before every float16 input, `cache` and `scale` included, and one behind each output. The
+/// Its `InsertCastTransformer` does so where neither the nodes before this one nor those after it have a float16
+/// kernel. It puts a `Cast` before every float16 input, `cache` and `scale` included, and one after each output. The
 /// `Cast` keeps the output's name, so the node's own output gets a new one, which no other node has. (Names of inputs
 /// say less: a node that is float32 in the model may have such a first input, from a neighbor that was changed; and
 /// where T3 is float32, neither an int8 cache nor its scale is cast.)

@@ -11,7 +11,7 @@ pub(crate) struct Signature {
     pub(crate) inputs: &'static [&'static str],
     /// The names of the outputs, by position. All are of T1 and of one shape.
     pub(crate) outputs: &'static [&'static str],
-    /// The name of an output behind these, if there is one: of float32, and a node may leave it out.
+    /// The name of an output after these, if there is one: of float32, and a node may leave it out.
     pub(crate) optional_output: Option<&'static str>,
 }
 

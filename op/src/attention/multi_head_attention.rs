@@ -32,9 +32,9 @@ pub struct AttentionInputs<'a> {
     /// At least the largest number of keys of a sequence. int64, a scalar or of shape (1).
     pub max_kvlen: TensorRef<'a>,
     /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
-    /// `kvstarts[B]`; without elements it is as good as none.
+    /// `kvstarts[B]`; without elements it counts as absent.
     pub attn_mask: Option<TensorRef<'a>>,
-    /// A score of each query head that has no key, if given. T1, shape (Hq); without elements it is as good as none.
+    /// A score of each query head that has no key, if given. T1, shape (Hq); without elements it counts as absent.
     pub head_sink: Option<TensorRef<'a>>,
 }
 
@@ -50,7 +50,7 @@ pub struct AttentionInputs<'a> {
 /// # fn main() -> Result<(), kvcache_op::Error> {
 /// let attributes = AttentionAttributes { num_heads: 8, num_kv_heads: 2, head_dim: 64, ..Default::default() };
 /// let op = MultiHeadAttention::new(attributes)?;
-/// let query = Array3::<f32>::ones((3, 8, 64)); // a prompt of 2 tokens, and a decoding step behind 10
+/// let query = Array3::<f32>::ones((3, 8, 64)); // a prompt of 2 tokens, and a decoding step after 10 tokens
 /// let rows = Array3::<f32>::ones((13, 2, 64));
 /// let inputs = AttentionInputs {
 ///     query: (&query).into(),

@@ -27,9 +27,9 @@ pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
     /// host.
     pub decoding_batches: TensorRef<'a>,
     /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
-    /// `kvstarts[B]`; without elements it is as good as none.
+    /// `kvstarts[B]`; without elements it counts as absent.
     pub attn_mask: Option<T>,
-    /// A score of each query head that has no key, if given. T1, shape (Hq); without elements it is as good as none.
+    /// A score of each query head that has no key, if given. T1, shape (Hq); without elements it counts as absent.
     pub head_sink: Option<T>,
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    /// Checks the mask of a call of so many rows of queries and of keys, whose other inputs have been checked.
+    /// Checks the mask of a call of that many rows of queries and of keys, whose other inputs have been checked.
     pub(crate) fn check(
         config: &AttentionConfig,
         (t1, batch): (ElementType, usize),

@@ -29,7 +29,7 @@ impl<'t> From<&'t TensorMut<'_>> for Memory<'t> {
 }
 
 impl Memory<'_> {
-    /// Checks the memory of the tensor called `name` by itself; gives its bytes.
+    /// Checks the memory of the tensor called `name` by itself; returns its bytes.
     fn check(self, name: &'static str) -> Result<usize, Error> {
         let Memory { element, shape, address, defect } = self;
         let bytes = bytes(name, element, shape)?;
@@ -103,7 +103,7 @@ impl AliasCheck {
         self.add(name, memory, true)
     }
 
-    /// Checks a tensor that is written, as [`write`](Self::write) does; gives its bytes.
+    /// Checks a tensor that is written, as [`write`](Self::write) does; returns its bytes.
     pub(crate) fn write_bytes(&mut self, name: &'static str, memory: Memory<'_>) -> Result<usize, Error> {
         self.add_bytes(name, memory, true)
     }

@@ -150,7 +150,7 @@ impl CheckedStores<'_> {
 pub(crate) const CURRENT: [&str; 2] = ["current_key", "current_value"];
 
 /// Checks the current tokens of one layer of a call of which all else has been checked, with the shape that they must
-/// have and what decides it. Gives the memory of all.
+/// have and what decides it. Returns the memory of all.
 fn current_of_layer(
     t1: ElementType,
     current: [&TensorRef<'_>; 2],

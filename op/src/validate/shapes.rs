@@ -103,7 +103,7 @@ pub(super) fn check(
     })
 }
 
-/// Checks the shape of static scales, of which each axis has the `full` length or 1; gives their strides.
+/// Checks the shape of static scales, of which each axis has the `full` length or 1; returns their strides.
 fn static_scales(shape: Option<&Shape>, full: [usize; 3]) -> Result<Option<CacheStrides>, Error> {
     let Some(shape) = shape else { return Ok(None) };
     let got = rank::<3>("scale", shape)?;

@@ -21,9 +21,9 @@ pub const OPTIONAL: [&str; 3] = ["scale", "attn_mask", "head_sink"];
 const INDICES: [&str; 7] =
     ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen"];
 
-/// Checks a call of the operator and makes it; gives its outputs: those given, in place, new numpy arrays for the
+/// Checks a call of the operator and makes it; returns its outputs: those given, in place, new numpy arrays for the
 /// others. `inputs` and `outputs` are in the operator's order, with None for what is left out; attention writes its
-/// mass where an array for it stands behind the outputs. `expected` has, by the names of inputs, their type and, unless
+/// mass where an array for it stands after the outputs. `expected` has, by the names of inputs, their type and, unless
 /// it is None, their shape, with None for any length.
 #[pyfunction]
 #[pyo3(signature = (op_type, attributes, inputs, outputs, expected=None))]
@@ -55,7 +55,7 @@ pub fn run<'py>(
     PyTuple::new(py, outputs.iter().map(Tensor::object))
 }
 
-/// Checks a call of the operator and gives the shape of its outputs. Writes nothing.
+/// Checks a call of the operator and returns the shape of its outputs. Writes nothing.
 #[pyfunction]
 #[pyo3(signature = (op_type, attributes, inputs, expected=None))]
 pub fn check(

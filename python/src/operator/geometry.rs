@@ -50,7 +50,7 @@ pub fn cache_geometry<'py>(
 }
 
 /// Checks that an array is the contiguous memory of a tensor of this type and shape, called `cache` or `scale`, and
-/// writable if it is written; gives its address.
+/// writable if it is written; returns its address.
 #[pyfunction]
 pub fn address_of(
     name: &str,

@@ -5,7 +5,7 @@ use super::tiles::Tiles;
 /// The smallest x with `exp(x)` at least 2^-126, below which [`exp`] is 0.
 pub(crate) const UNDERFLOW: f32 = -87.336_54;
 
-/// 1.5 * 2^23: a sum with it has no bits behind the point.
+/// 1.5 * 2^23: a sum with it has no bits after the point.
 const INTEGER: f32 = 12_582_912.0;
 
 /// ln 2 in two parts; the first is 355 / 512, whose products with integers below 2^15 are exact.

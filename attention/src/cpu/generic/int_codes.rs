@@ -6,7 +6,7 @@ use super::panel::PANEL;
 use super::rows::{BLOCK, Rows};
 use super::stored::Stored;
 
-/// Rows of codes of so many bits, eight or four.
+/// Rows of codes of that many bits, eight or four.
 pub(crate) struct IntCodes<const BITS: usize>;
 
 impl<S: Simd, const BITS: usize> Stored<S> for IntCodes<BITS> {
@@ -48,7 +48,7 @@ pub(crate) trait Lane<S: Simd> {
     unsafe fn code(lanes: S::F32, i: usize) -> S::F32;
 }
 
-/// A word of codes of so many bits.
+/// A word of codes of that many bits.
 pub(crate) struct Word<const BITS: usize>;
 
 impl<S: Simd, const BITS: usize> Lane<S> for Word<BITS> {

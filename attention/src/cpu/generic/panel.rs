@@ -81,7 +81,8 @@ impl<S: Simd> Registers<S> for Square {
     }
 }
 
-/// Packs words of rows of so many bytes in squares of registers, into a panel of [`BLOCK`] keys, and gives how many.
+/// Packs words of rows of that many bytes in squares of registers, into a panel of [`BLOCK`] keys, and returns how
+/// many.
 #[inline(always)]
 unsafe fn pack_squares<S: Tiles>(&Pack { ref rows, keys, panel }: &Pack<'_>, bytes: usize) -> usize {
     let whole = bytes / 4 / S::LANES * S::LANES;
@@ -99,8 +100,8 @@ unsafe fn pack_squares<S: Tiles>(&Pack { ref rows, keys, panel }: &Pack<'_>, byt
     whole
 }
 
-/// Packs words from `begin` on of so many bytes of a row, of which the last may be a part of one, into a panel of KEYS
-/// keys.
+/// Packs words from `begin` on of that many bytes of a row, of which the last may be a part of one, into a panel of
+/// KEYS keys.
 #[inline(always)]
 unsafe fn pack_words<S: Tiles, const KEYS: usize>(
     &Pack { ref rows, keys, panel, .. }: &Pack<'_>,
@@ -159,7 +160,7 @@ unsafe fn pack_halves<S: Tiles, E: Float>(&Pack { ref rows, keys, panel, .. }: &
     unsafe { widen::<S, E>(panel, rows.len) }
 }
 
-/// E to float32 in a panel of so many elements, from the last element to the first: no number is written over one
+/// E to float32 in a panel of that many elements, from the last element to the first: no number is written over one
 /// that has not been read.
 #[inline(always)]
 unsafe fn widen<S: Tiles, E: Float>(panel: *mut f32, elements: usize) {
@@ -178,7 +179,7 @@ unsafe fn widen<S: Tiles, E: Float>(panel: *mut f32, elements: usize) {
     }
 }
 
-/// The words of the column from byte `at` on, of a register of rows from row `first` on; behind `len` they are 0.
+/// The words of the column from byte `at` on, of a register of rows from row `first` on; after `len` they are 0.
 #[inline(always)]
 unsafe fn some_columns<S: Tiles>(rows: &Rows<'_>, first: usize, at: usize, len: usize) -> [S::F32; WORDS] {
     // SAFETY: there are PANEL rows, of which each has `len` bytes; they are copied.

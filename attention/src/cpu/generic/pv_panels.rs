@@ -65,7 +65,7 @@ pub(crate) struct WeightedPanels<'a> {
     pub(crate) seen: &'a [usize],
     /// Whether there are other keys that a query does not see, whose weight is [`MASKED`].
     pub(crate) masked: bool,
-    /// What [`PackValues`] makes of so many keys.
+    /// What [`PackValues`] makes of that many keys.
     pub(crate) panels: *const f32,
     pub(crate) keys: usize,
     /// Elements of a row of values, whole registers.

@@ -64,7 +64,7 @@ unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(pr
     let (mut cursor, lines) = rows.next.prefetches(keys, keys / at_once * (rows.len / PARTS));
     let lines = if query == 0 { lines } else { 0 };
     for first in (0..keys).step_by(step) {
-        // SAFETY: there are so many rows; Q queries from `query` on have BLOCK products each.
+        // SAFETY: there are that many rows; Q queries from `query` on have BLOCK products each.
         unsafe {
             let mut sums = [S::splat(0.0); 4 * KEYS];
             for at in (0..step).step_by(at_once) {
@@ -91,7 +91,7 @@ unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(pr
 }
 
 /// The partial sums of Q queries from `query` on and K keys from `key` on, in R registers, which are added to one: that
-/// of the first query and key to number `at` of all, those of the next query `step` behind.
+/// of the first query and key to number `at` of all, those of the next query `step` later.
 #[inline(always)]
 unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: usize>(
     &RowScores { query: queries, query_step, ref rows, .. }: &RowScores<'_>,
@@ -100,7 +100,7 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: 
     all: &mut [S::F32; 4 * KEYS],
     [at, step]: [usize; 2],
 ) {
-    // SAFETY: so many queries and rows are there; each is whole times R registers.
+    // SAFETY: that many queries and rows are there; each is whole times R registers.
     unsafe {
         let queries = queries.add(query * query_step);
         let (offsets, scale_offsets) = (&rows.offsets[key..][..K], &rows.scale_offsets[key..][..K]);

@@ -12,7 +12,7 @@ use super::tiles::Tiles;
 /// The rows can be read; in `to` whole registers can be written.
 pub(crate) struct Read<'a> {
     pub(crate) rows: Rows<'a>,
-    /// Where the first row is written, and how many elements behind it the next, a multiple of a register.
+    /// Where the first row is written, and how many elements after it the next, a multiple of a register.
     pub(crate) to: *mut f32,
     pub(crate) to_step: usize,
 }
@@ -46,7 +46,7 @@ impl<S: Tiles, E: Float> Function<S> for ReadRows<E> {
     }
 }
 
-/// Reads rows of scales E, one row after the other without a gap, and any numbers behind the last up to a register's
+/// Reads rows of scales E, one row after the other without a gap, and any numbers after the last up to a register's
 /// end.
 pub(crate) struct ReadScales<E>(PhantomData<E>);
 

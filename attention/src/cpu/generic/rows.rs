@@ -10,10 +10,10 @@ pub(crate) const BLOCK: usize = 64;
 /// Rows of one head, which can be read.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
-    /// Where the rows are, and how many bytes behind it each begins.
+    /// Where the rows are, and how many bytes after it each begins.
     pub(crate) from: *const u8,
     pub(crate) offsets: &'a [usize],
-    /// Where the scales of the rows are, if they are codes, and how many bytes behind it each row's begin.
+    /// Where the scales of the rows are, if they are codes, and how many bytes after it each row's begin.
     pub(crate) scale: *const u8,
     pub(crate) scale_offsets: &'a [usize],
     /// Elements in a row.
@@ -47,14 +47,14 @@ impl Rows<'_> {
 /// Rows that are read soon, as many or more, as they are in memory, at any addresses; or none.
 #[derive(Clone, Copy)]
 pub(crate) struct Next<'a> {
-    /// Where they are, and how many bytes behind it each begins.
+    /// Where they are, and how many bytes after it each begins.
     pub(crate) rows: *const u8,
     pub(crate) offsets: &'a [usize],
     /// Bytes of each.
     pub(crate) len: usize,
     /// Whether lines are prefetched into the first-level cache, else into the second.
     pub(crate) to_l1: bool,
-    /// Where scales that are read soon are, at two places, and how many bytes behind these each row's begin.
+    /// Where scales that are read soon are, at two places, and how many bytes after these each row's begin.
     pub(crate) scales: [*const u8; 2],
     pub(crate) scale_offsets: &'a [usize],
     pub(crate) scale_len: usize,
@@ -87,7 +87,7 @@ impl<'a> Next<'a> {
         Cursor { from: self.rows, offsets, len: self.len, to_l1: self.to_l1, line, end }
     }
 
-    /// Prefetches of as many rows, in so many steps: and how many lines in each step.
+    /// Prefetches of as many rows, in that many steps: and how many lines in each step.
     pub(crate) fn prefetches(&self, rows: usize, steps: usize) -> (Cursor<'a>, usize) {
         let cursor = self.cursor(0..rows);
         let lines = (self.rows.addr() % LINE + self.len).div_ceil(LINE) * cursor.offsets.len();
@@ -129,14 +129,14 @@ pub(crate) struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    /// Prefetches the next lines, if there are so many.
+    /// Prefetches the next lines, if there are that many.
     #[inline(always)]
     pub(crate) fn advance(&mut self, lines: usize) {
         for _ in 0..lines {
             if self.line >= self.end {
                 let Some(offset) = self.offsets.next() else { return };
                 let row = self.from.wrapping_add(*offset);
-                // Of a row behind the one before, the first line may have been that one's last.
+                // Of a row after the one before, the first line may have been that one's last.
                 if row != self.end {
                     self.line = row.wrapping_sub(row.addr() % LINE);
                 }

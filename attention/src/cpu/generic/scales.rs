@@ -8,7 +8,7 @@ use super::tiles::Tiles;
 
 /// Rows of scales, and where they are written by groups.
 pub(crate) struct Transpose<'a> {
-    /// Where the rows are, whole registers of them, and how many bytes behind it each begins: `len` float32, and as
+    /// Where the rows are, whole registers of them, and how many bytes after it each begins: `len` float32, and as
     /// many more can be read as make whole times [`WORDS`].
     pub(crate) from: *const u8,
     pub(crate) offsets: &'a [usize],
@@ -30,7 +30,7 @@ impl<S: Tiles> Function<S> for TransposeScales {
     unsafe fn run(&Transpose { from, offsets, len, nan_for_infinity, to }: &Transpose<'_>) {
         for (i, offsets) in offsets.chunks_exact(S::LANES).enumerate() {
             for group in (0..len).step_by(WORDS) {
-                // SAFETY: these rows are there; what is behind a row's end is not written.
+                // SAFETY: these rows are there; what is after a row's end is not written.
                 unsafe {
                     let columns = S::read_columns(from.add(size_of::<f32>() * group), offsets.as_ptr());
                     for (word, &scales) in columns.iter().enumerate().take(len - group) {

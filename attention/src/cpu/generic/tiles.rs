@@ -34,11 +34,11 @@ pub(crate) trait Tiles: Simd {
     unsafe fn square(registers: &impl Registers<Self>) -> Self::Square;
     /// Lane i of register j becomes lane j of register i.
     unsafe fn transpose(rows: Self::Square) -> Self::Square;
-    /// Reads four elements of 32 bits of as many rows as a register has lanes, each so many bytes behind `from`:
+    /// Reads four elements of 32 bits of as many rows as a register has lanes, each that many bytes after `from`:
     /// register i has element i of each row.
     unsafe fn read_columns(from: *const u8, offsets: *const usize) -> [Self::F32; 4];
-    /// Transposes [`HALVES`] elements of 16 bits of [`HALF_ROWS`](Self::HALF_ROWS) rows, each so many bytes behind
-    /// `from`: writes element i of each row `i * step` elements behind `to`.
+    /// Transposes [`HALVES`] elements of 16 bits of [`HALF_ROWS`](Self::HALF_ROWS) rows, each that many bytes after
+    /// `from`: writes element i of each row `i * step` elements after `to`.
     unsafe fn transpose_halves(from: *const u8, offsets: *const usize, to: *mut u16, step: usize);
 
     /// Sums the lanes of each register by halves: lanes i and `i + LANES / 2` for all i, and so on until one is left.

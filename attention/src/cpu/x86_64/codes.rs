@@ -14,7 +14,7 @@ pub(crate) const LANES: usize = 16;
 /// The numbers of lanes.
 const COUNT: [u32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// Codes of so many bits, eight or four, or of float8, with scales of float32; if WIDE, each is for whole registers,
+/// Codes of that many bits, eight or four, or of float8, with scales of float32; if WIDE, each is for whole registers,
 /// else a register of scales can be read from each on.
 pub(crate) struct Codes<const BITS: usize, const FLOAT8: bool, const WIDE: bool>;
 

@@ -91,7 +91,7 @@ unsafe fn quantize_row<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROU
     }
 }
 
-/// Writes the largest magnitude of each group, and zeros behind them, at least to the end of a register.
+/// Writes the largest magnitude of each group, and zeros after them, at least to the end of a register.
 #[inline(always)]
 unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize>(
     values: *const V,

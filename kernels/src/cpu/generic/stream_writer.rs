@@ -118,7 +118,7 @@ impl<'s> StreamWriter<'s> {
         let whole = (len - head) / LINE * LINE;
         let tail = len - head - whole;
         // SAFETY: head + whole + tail = len. Once the head is committed nothing is held back, if anything follows it,
-        // since it ends with a line; so the tail begins a line anew.
+        // since it ends with a line; so the tail begins a new line.
         unsafe {
             if head > 0 {
                 self.reserve(to, head).copy_from_nonoverlapping(from, head);
