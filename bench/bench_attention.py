@@ -182,7 +182,7 @@ def long() -> list[Row]:
 
 
 def window_decoding() -> list[Row]:
-    """A window costs a window: decoding behind many keys takes as long as behind few."""
+    """A window costs a window: decoding after many keys takes as long as after few."""
     rows = []
     for form in (F32, F16, INT8S[1]):
         many, few = (case_of(decode(1, kvlen), form, cold=False, window=512) for kvlen in (32768, 512))

@@ -131,7 +131,7 @@ def resident() -> list[Row]:
 
 def prefetch(folder: Path) -> list[Row]:
     """The part of the time for reading files that a step hides: a sequence that is swapped in from files at once, from
-    host memory, and from files behind a step that takes as long as the first did last."""
+    host memory, and from files after a step that takes as long as the first did last."""
     case = Swaps(3, folder / "prefetch")
     far = Contender("far", [case.swap_in], prepare=case.prepare_far, check=case.check)
     near = Contender("near", [case.swap_in], prepare=case.prepare_near, check=case.check)

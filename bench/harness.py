@@ -29,7 +29,7 @@ import onnxruntime
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A round counts if its threads held a processor for such a part of the time, provided that there are so many rounds.
+# A round counts if its threads held a processor for such a part of the time, provided that there are that many rounds.
 ENOUGH_SHARE, ENOUGH_ROUNDS = 0.9, 3
 
 # In shorter runs the clocks themselves take a part of the time.

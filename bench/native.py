@@ -45,7 +45,7 @@ class Call:
         self._tensors, self._call = tensors, module().Call(attributes, described, threads, by_reference)
 
     def __call__(self, times: int = 1) -> None:
-        """Makes the call so many times."""
+        """Makes the call that many times."""
         self._call.run(times)
 
 

@@ -26,7 +26,7 @@ Run = Callable[[], object]
 
 
 def session_of(model: bytes, threads: int, library: str | None = None) -> onnxruntime.InferenceSession:
-    """A session with so many threads, none of which spins: after a call it would take the next contender's core."""
+    """A session with that many threads, none of which spins: after a call it would take the next contender's core."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

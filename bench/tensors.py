@@ -31,7 +31,7 @@ NUM_LAYER, CACHE_LIMIT = 32, 3 << 30
 # Attention's scores have this deviation: weights are then neither equal nor all in one key.
 SCORES = 3
 
-# Where attention has more queries than this, so many of each sequence are compared, the last one included.
+# Where attention has more queries than this, that many of each sequence are compared, the last one included.
 QUERIES = 64
 
 
@@ -46,7 +46,7 @@ def allocate(size: int, huge_pages: bool = True) -> np.ndarray:
 
 
 def tensor(element_type: int, shape: tuple[int, ...], past_line: int = 0) -> np.ndarray:
-    """A tensor so many bytes after the start of a cache line; packed int4 has one axis of bytes."""
+    """A tensor that many bytes after the start of a cache line; packed int4 has one axis of bytes."""
     data = allocate(past_line + prod(shape) * BITS[element_type] // 8)[past_line:].view(NUMPY_TYPES[element_type])
     return data if element_type == INT4 else data.reshape(shape)
 

@@ -27,7 +27,7 @@ HTML = re.compile(r"""<[a-z0-9]+\s[^>]*\b(?P<name>id|name|href|src)=["'](?P<valu
 class Block:
     """A code block: its language, its text, and the line of the page on which the text begins, from 1.
 
-    `attributes` stand behind the language, as rustdoc has them: "ignore" for what it must not compile.
+    `attributes` follow the language, as in rustdoc: "ignore" for what it must not compile.
     """
 
     language: str
@@ -97,7 +97,7 @@ def links(page: Path) -> Iterator[tuple[str, int]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names behind `#` that a link to this page can have, headings as mdBook and GitHub name them."""
+    """The names after `#` that a link to this page can have, headings as mdBook and GitHub name them."""
     parsed = tokens(page)
     found = {name for token in parsed for name in html_attributes(token, "id", "name")}
     headings: set[str] = set()

@@ -27,7 +27,7 @@ class Graph:
         return name
 
     def output(self, name: str, value: str, element_type: int, shape: list | None = None) -> None:
-        """Gives `value` out under `name`."""
+        """Outputs `value` under `name`."""
         self._nodes.append(helper.make_node("Identity", [value], [name]))
         self._outputs.append(helper.make_tensor_value_info(name, element_type, shape))
 

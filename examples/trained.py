@@ -104,7 +104,7 @@ class TrainedModel:
         with self.manager.begin_step([Append(seq, tokens=new) for seq, new in tokens.items()], self._memory) as step:
             for name in self._inputs:
                 self._binding.bind_cpu_input(name, getattr(step, name))
-            self._binding.bind_output("logits", "cpu")  # anew, or it would keep the shape of the last step
+            self._binding.bind_output("logits", "cpu")  # again, or it would keep the shape of the last step
             self._session.run_with_iobinding(self._binding)
             logits = self._binding.copy_outputs_to_cpu()[0]
             # A step puts entries of one token first, and leaves out what is cached.

@@ -23,7 +23,7 @@ from trained import CONTEXT, KEPT_AS, TrainedModel, held_back_text, perplexity, 
 
 RECORD = Path(__file__).resolve().parents[1] / "docs/quality.csv"
 INDENT = " " * 4
-NEW_TOKENS = 72  # behind each beginning
+NEW_TOKENS = 72  # after each beginning
 TEMPERATURE = 0.6
 TOLERANCE = 2e-3  # of a recorded perplexity; formats of neighboring quality are further apart
 
@@ -63,7 +63,7 @@ class Served:
 
 
 def write(model: TrainedModel) -> list[list[int]]:
-    """All beginnings go on in one batch, token by token; each follows a line's end, as a paragraph of the novels does.
+    """All beginnings grow in one batch, token by token; each follows a line's end, as a paragraph of the novels does.
 
     A token is the one of the largest sum of its logit and a number of Gumbel's distribution: a draw by probability.
     """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the golden cases: inputs from the catalogue, outputs from the oracle.
 
-generate.py            writes golden/cases, golden/static_cases and golden/attention_cases anew
+generate.py            writes golden/cases, golden/static_cases and golden/attention_cases
 generate.py --check    writes nothing; names every file that differs from what would be written
 """
 
@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Runs the command and gives its exit status."""
+    """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare the files with the oracle")
     arguments = parser.parse_args()

@@ -98,7 +98,7 @@ class Process:
         return result, seconds, share / self.threads
 
     def end(self) -> int:
-        """Ends the process; gives the most memory that it had, in bytes."""
+        """Ends the process; returns the most memory that it had, in bytes."""
         self._connection.send(None)
         peak = self._connection.recv()
         self._process.join()
@@ -185,7 +185,7 @@ class Model:
         return self.rows(f"prompt of {tokens}", tokens, 1, lambda count: ("prompt", 0, self._text[:tokens]))
 
     def decode(self, batch: int, depth: int, steps: int) -> list[Row]:
-        """One token after another, of so many sequences that have so many: copies of the same rows."""
+        """One token after another, of that many sequences that have that many: copies of the same rows."""
         for process in self.processes.values():
             if depth and not self._is_held:
                 process("prompt", process.sequences, self._text[: self.depths[-1]])
@@ -202,7 +202,7 @@ class Model:
         return rows
 
     def first_token(self) -> list[Row]:
-        """What is behind a prefix that the cache has."""
+        """What is after a prefix that the cache has."""
         for process in self.processes.values():
             process("prompt", 0, self._text[:PREFIX])
         told = [("step", {0: self._text[PREFIX + NEW * i :][:NEW]}) for i in range(9)]

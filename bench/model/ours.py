@@ -16,7 +16,7 @@ CHUNK = 512  # tokens of a prompt in a step, as the engine's budget
 
 
 class Chunked:
-    """What computes prompts as its steps, so many tokens at a time."""
+    """What computes prompts as its steps, that many tokens at a time."""
 
     chunk = CHUNK
 

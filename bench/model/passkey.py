@@ -2,7 +2,7 @@
 
     passkey.py SmolLM2-135M-Instruct.Q4_1.gguf     writes passkey.md and passkey.json in target/bench
 
-A pass key of five digits stands somewhere in a text that says always the same, and is asked for behind it. "all rows"
+A pass key of five digits stands somewhere in a text that says always the same, and is asked for after it. "all rows"
 is attention over the whole text; "window" sees the first and the last tokens alone (StreamingLLM); Quest and InfLLM
 see blocks of what is between, too. The text is read in chunks, the question token by token, for a selection lags one
 step behind. InfLLM's representatives need the attention's mass, which the operator then gives, too.

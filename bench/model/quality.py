@@ -5,7 +5,7 @@
 Perplexity is of Jane Austen's words (examples/austen/NOTICE says whose they are): the last chapters of six novels and
 the ones before of two, chapters.txt, in windows of 512 tokens; formats are compared on the same tokens, and errors are
 one standard error over windows or prompts. A pass key of five digits stands somewhere in 400 tokens of the text, and is
-asked for behind them; what is repeated is a list of twelve words, three times. Weights and inputs of products are as
+asked for after them; what is repeated is a list of twelve words, three times. Weights and inputs of products are as
 they are served: quantized.
 """
 

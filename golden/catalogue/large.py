@@ -13,7 +13,7 @@ LENGTHS = ((0, 3), (4, 1), (2, 0), (3, 2), (0, 1))
 
 
 def sequences(lengths: list[tuple[int, int]], page_size: int = 0) -> tuple[list[Sequence], int]:
-    """Sequences of these lengths and the slots that they need: one behind the other, or pages from the last down."""
+    """Sequences of these lengths and the slots that they need: one after the other, or pages from the last down."""
     counts = [start_pos + seqlen for start_pos, seqlen in lengths]
     if page_size == 0:
         ends = list(accumulate(counts, initial=0))

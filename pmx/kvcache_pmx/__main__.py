@@ -15,7 +15,7 @@ from kvcache_pmx import lower
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; gives the exit status: 0, 1 for a file that cannot be read or written, 2 for a refusal."""
+    """Runs the command; returns the exit status: 0, 1 for a file that cannot be read or written, 2 for a refusal."""
     parser = argparse.ArgumentParser(prog="python -m kvcache_pmx", description="Whole PMX exports in ONNX Runtime.")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("lower", help="make a PMX export run in ONNX Runtime with kvcache_ops")

@@ -77,7 +77,7 @@ def moe_select(call: Call) -> Function:
     expanded = body.node("Concat", body.node("Shape", expert), _last(body, "X"), axis=0)
     sorted_x = body.node("Reshape", body.node("Gather", flat_x, token), expanded)
     back = body.node("Reshape", _sorting(body, permutation, rows), body.node("Shape", expert))
-    # An expert begins behind all rows of lower ones.
+    # An expert begins after all rows of lower ones.
     lower = body.node("Less", body.unsqueeze(flat, 0), body.constant(np.arange(experts + 1, dtype=np.int64)[:, None]))
     offsets = body.node("ReduceSum", body.node("Cast", lower, to=INT64), body.integers(1), keepdims=0)
     return body.returns(call.names("X", "scores"), sorted_x, weights, back, offsets)

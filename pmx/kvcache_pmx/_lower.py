@@ -199,7 +199,7 @@ def _is_zero(attribute: AttributeProto) -> bool:
 
 
 def _as_the_library_takes_it(node: NodeProto, makers: dict[str, NodeProto]) -> list[NodeProto]:
-    """The node with what the library expects of it, behind what else it needs."""
+    """The node with what the library expects of it, after what else it needs."""
     attributes = {attribute.name: attribute for attribute in node.attribute}
     quant_bit, quant_group = (attributes.get(name) for name in ("quant_bit", "quant_group"))
     # Exports without quantization write 0 for what has no effect there.
@@ -232,7 +232,7 @@ class Functions:
         self._by_content: dict[tuple[str, str, bytes], str] = {}
 
     def stand_for(self, node: NodeProto, function: Function) -> str:
-        """Adds `function`, unless the model has it, and gives its name: the operator's own for its first form.
+        """Adds `function`, unless the model has it, and returns its name: the operator's own for its first form.
 
         The node's attributes remain, though the function has their values in its nodes.
         """

@@ -124,7 +124,7 @@ def alibi_slope(call: Call) -> Function:
 
 
 def alibi_mask(call: Call) -> Function:
-    """For each head slope times distance to the last key that the query sees, -inf behind it, plus a mask's values.
+    """For each head slope times distance to the last key that the query sees, -inf after it, plus a mask's values.
 
     Between sequences it is 0; no attention reads that.
     """
@@ -140,7 +140,7 @@ def alibi_mask(call: Call) -> Function:
     bias = body.node("Where", seen, bias, body.number(-np.inf))
     bias = body.node("Where", same_sequence(body, queries, keys), bias, body.number(0.0))
     if call.has_input(2):
-        # Columns behind the last key are padding.
+        # Columns after the last key are padding.
         columns = body.node(
             "Slice", "attn_mask", body.integers(0), body.unsqueeze(keys_len, 0), body.integers(-1), body.integers(1)
         )
@@ -149,7 +149,7 @@ def alibi_mask(call: Call) -> Function:
 
 
 def biases(body: Body, last: str, index: str, num_heads: int) -> tuple[str, str]:
-    """slope * (key - `last`) for each head, and whether the key is not behind `last`; `last` is a column of queries."""
+    """slope * (key - `last`) for each head, and whether the key is not after `last`; `last` is a column of queries."""
     distance = body.node("Sub", body.unsqueeze(index, 0), last)
     heads = body.constant(slopes(num_heads).reshape(-1, 1, 1))
     return body.node("Mul", heads, body.float32(distance)), body.node("LessOrEqual", distance, body.integer(0))
@@ -201,7 +201,7 @@ def multi_head_attention(call: Call) -> Function:
 
 
 def _heads_of_mask(body: Body, tokens: str, keys_len: str) -> str:
-    """The mask as float32 with a plane for each head, or one for all; columns behind the last key are padding."""
+    """The mask as float32 with a plane for each head, or one for all; columns after the last key are padding."""
     shape = body.node("Concat", body.integers(-1), _pair(body, tokens, body.dimension("attn_mask", -1)), axis=0)
     planes = body.node("Reshape", body.float32("attn_mask"), shape)
     return body.node("Slice", planes, body.integers(0), body.unsqueeze(keys_len, 0), body.integers(-1))

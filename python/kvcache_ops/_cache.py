@@ -221,7 +221,7 @@ def _zeros(name: str, nbytes: int, dtype: str, shape: ScaleShape) -> NDArray[Any
 
 
 def numpy_type(dtype: str) -> Any:
-    """numpy's type of this name; those that numpy has not got are of the package ml_dtypes."""
+    """numpy's type of this name; those that numpy lacks are of the package ml_dtypes."""
     if dtype in OF_ML_DTYPES:
         return getattr(load("ml_dtypes", f"a cache of {dtype}"), OF_ML_DTYPES[dtype])
     return np.dtype(_PACKED.get(dtype, dtype))
@@ -264,7 +264,7 @@ class Cache:
         return iter((self.cache, self.scale))
 
     def _tensors(self) -> list[tuple[str, Any, str, ScaleShape, int]]:
-        """Name, array, type, shape in elements and address of the tensors that there are, checked anew."""
+        """Name, array, type, shape in elements and address of the tensors that there are, checked again."""
         spec, scale_shape = self.spec, self.spec.scale_shape
         if self.scale is None and scale_shape is not None:
             raise KvCacheError(f"scale is None, expected {spec.scale_dtype} of shape {scale_shape}", "scale_missing")

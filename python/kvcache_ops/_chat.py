@@ -26,7 +26,7 @@ class Chat:
         self._sampling = {"max_new_tokens": engine.context_length} | sampling
 
     def run(self) -> int:
-        """The conversation, until /quit or the end of the input; gives 0."""
+        """The conversation, until /quit or the end of the input; returns 0."""
         try:
             import readline  # which edits input()'s line
 

@@ -14,7 +14,7 @@ from kvcache_ops.conformance._command import add_arguments, run_command
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command of these arguments; gives the exit status: 0, 1 if something does not work, 2 for a refusal."""
+    """Runs the command; returns the exit status: 0, 1 if something does not work, 2 for a refusal."""
     parser = ArgumentParser(prog="python -m kvcache_ops", description="The KV cache operators of PMX graphs.")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor_of = commands.add_parser("doctor", help="versions, what this machine has, and a self-test of a second")

@@ -19,7 +19,7 @@ from kvcache_ops._selftest import Call, results, through_onnxruntime, through_ru
 
 
 def doctor(models: Sequence[str]) -> int:
-    """Prints what it finds, a line for each thing; gives 1 if what is there does not work, else 0."""
+    """Prints what it finds, a line for each thing; returns 1 if what is there does not work, else 0."""
     _say("kvcache_ops", f"{_native.__version__}, {library_path()}")
     system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
     _say("python", f"{platform.python_version()}, numpy {np.__version__}, {system}")
@@ -56,7 +56,7 @@ def _installed(package: str) -> str | None:
 
 
 def _onnxruntime() -> tuple[Any, str]:
-    """ONNX Runtime, if it is there and supported, and what is to be said of it."""
+    """ONNX Runtime, if it is there and supported, and what is to say about it."""
     try:
         runtime = importlib.import_module("onnxruntime")
     except ImportError as error:

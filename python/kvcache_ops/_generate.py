@@ -12,7 +12,7 @@ from kvcache_ops.models import ChatTemplate
 
 
 def generate(engine: Engine, prompts: list[str], chat: bool, context_shift: bool, **sampling: Any) -> int:
-    """Prints the answer of one prompt as it comes, of several in their order; gives 1 where one has failed, else 0."""
+    """Prints the answer of one prompt as it comes, of several in their order; returns 1 if one has failed, else 0."""
     begin = time.perf_counter()
     template = ChatTemplate(engine.model) if chat else None
     keep = (template.beginning([]) if template else len(engine.encode(""))) if context_shift else None

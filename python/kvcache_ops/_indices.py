@@ -79,7 +79,7 @@ def step_indices(
     pages, multiples of page_size unless `aligned` is False. Rows are filled up with -1, which may also be given at
     their ends, to the longest one or to `max_pages`.
 
-    Raises KvCacheError: "indices_type" for what is no int, "indices_length" for lengths that do not agree,
+    Raises KvCacheError: "indices_type" for anything but an int, "indices_length" for lengths that do not agree,
     "indices_range" for negative lengths and pages and too few `max_pages`, "indices_alignment" for slots that are no
     multiple of page_size, "indices_slots" unless exactly one of cachestarts, pages and page_slots is given, and
     page_size with pages. Whether slots are in the cache, and pages are enough, `check` and `run` say.

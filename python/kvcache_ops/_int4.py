@@ -15,7 +15,7 @@ def pack_int4(values: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
     """The bytes of int4 values, -8 to 7: (..., n) becomes (..., n / 2), element 2i in the low nibble of byte i.
 
     Raises KvCacheError: "int4_range" for other values, "int4_shape" for an odd or missing last axis, "type_mismatch"
-    for what is no array of integers.
+    for anything but an array of integers.
     """
     values = np.asarray(values)
     if values.dtype.kind not in "iu":
@@ -30,7 +30,7 @@ def pack_int4(values: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
 def unpack_int4(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
     """The int4 values of packed bytes, one int8 each: (..., n) becomes (..., 2n).
 
-    Raises KvCacheError of kind "type_mismatch" for what is no array of uint8, "int4_shape" for a scalar.
+    Raises KvCacheError of kind "type_mismatch" for anything but an array of uint8, "int4_shape" for a scalar.
     """
     packed = np.asarray(packed)
     if packed.dtype != np.uint8:

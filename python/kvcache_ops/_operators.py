@@ -90,7 +90,7 @@ def run(
 
         key, value = kvcache_ops.run(spec, current_key, current_value, *indices, cache, scale, layer_idx=3)
 
-    attributes: a CacheSpec, which the tensors are then held against, or the node's attributes by name. more: further
+    attributes: a CacheSpec, which the tensors are then checked against, or the node's attributes by name. more: further
     attributes, as num_repeat, and layer_idx, which is 0 if it is not given.
     current_key, current_value: T1, (seqstarts[B], H, Dh). seqstarts, kvstarts: int64 (B + 1). cachestarts: int64 (B),
     or (B, MaxP) in cache_mode 1. start_pos: int64 (B). max_seqlen, max_kvlen: int64, upper bounds of the lengths.
@@ -98,7 +98,7 @@ def run(
     in a byte, the first in the low nibble, and head_dim / 2 in the last axis.
     key, value: where to write the outputs, T1 (kvstarts[B], H * num_repeat, Dh); new numpy arrays if they are None.
 
-    Gives key and value. Raises KvCacheError, with the library's sentence and its `kind`; nothing has then been written.
+    Returns key and value. Raises KvCacheError with the library's sentence and its `kind`; nothing is then written.
     """
     inputs = [current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen]
     outputs: tuple[_Key, _Value] = _call("KeyValueCache", attributes, more, [*inputs, cache, scale], [key, value])
@@ -128,14 +128,14 @@ def multi_head_attention(
     no default. more: further attributes, as is_causal (1 if not given), is_alibi (0), local_window_size (-1: no
     window), scale (0: 1 / sqrt(head_dim)) and softcap (0: none).
     query: T1 (float32 or float16), (seqstarts[B], Hq, Dh). key, value: T1, (kvstarts[B], Hk, Dh). decoding_batches:
-    int64, so many first sequences are not masked by is_causal; 0 is right where each of them has one query.
+    int64, this many first sequences are not masked by is_causal; 0 is right where each of them has one query.
     attn_mask: T1, (seqstarts[B], W) or (Hq, seqstarts[B], W) with W >= kvstarts[B], added to the scores.
     head_sink: T1, (Hq), a score of each query head that has no key and no value.
     attn_output: where to write the output, of query's type and shape.
     attention_mass: where to write, if anywhere, the sum of the probabilities that the queries of its sequence give each
     key in each query head, float32 (Hq, kvstarts[B]). Scores are computed twice for that.
 
-    Gives attn_output. Raises KvCacheError; nothing has then been written.
+    Returns attn_output. Raises KvCacheError; nothing has then been written.
     """
     inputs = [query, key, value, seqstarts, kvstarts, decoding_batches, max_seqlen, max_kvlen, attn_mask, head_sink]
     (output,) = _call("MultiHeadAttention", attributes, more, inputs, [attn_output, attention_mass])
@@ -170,7 +170,7 @@ def multi_head_cache_attention(
     more: further attributes, as num_heads, which has no default, and layer_idx, 0 if not given; num_repeat is none.
     The attribute `scale` has the name of an input: as a keyword it is attention_scale.
 
-    Gives attn_output, T1 (seqstarts[B], Hq, Dh). Raises KvCacheError; nothing has then been written.
+    Returns attn_output, T1 (seqstarts[B], Hq, Dh). Raises KvCacheError; nothing has then been written.
     """
     step = [seqstarts, kvstarts, cachestarts, start_pos, decoding_batches, max_seqlen, max_kvlen]
     inputs = [query, current_key, current_value, *step, cache, scale, attn_mask, head_sink]
@@ -182,7 +182,7 @@ def multi_head_cache_attention(
 def _call(
     op_type: str, attributes: Attributes, more: Mapping[str, float], inputs: list[Any], outputs: list[Any]
 ) -> Any:
-    """The outputs: those given, new arrays for the others. Tensors are held against the CacheSpec, if it is one."""
+    """The outputs: those given, new arrays for the others. Tensors are checked against the CacheSpec, if it is one."""
     tensors = _tensors(op_type, inputs)
     return _native.run(op_type, node_attributes(op_type, attributes, more), tensors, outputs, _operands(attributes))
 

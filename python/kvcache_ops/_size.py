@@ -17,7 +17,7 @@ def table(layers: int, heads: int, head_dim: int, quant_groups: Sequence[int] | 
     """The lines of the table: each format of cache, its bytes per token, and the tokens that a GiB has room for.
 
     `current` are the types of keys and values that can be kept so. Raises KvCacheError, with the library's sentence,
-    for what is no cache.
+    for anything but a cache.
     """
     rows = list(formats(layers, heads, head_dim, quant_groups))
     yield f"{'cache':<12} {'scale':<8} {'group':>5} {'current':<27} {'bytes per token':>15} {'tokens per GiB':>15}"

@@ -75,7 +75,7 @@ class Request:
         self.sequence = -1  # while it runs
         self.lookup = PromptLookup()
         self.guess: list[int] = []  # the tokens that the step checks after the context
-        self.preempted = False  # once or more: its tokens are stored anew
+        self.preempted = False  # once or more: its tokens are stored again
         self.scoring = sampling.prompt_logprobs is not None  # the prompt's logprobs are not complete
         if self.scoring:
             self.found = 0  # what would be found in the cache has no logits
@@ -109,7 +109,7 @@ class Request:
             self.cancel()
 
     def cancel(self) -> None:
-        """Ends the answer where it is, and gives its place to others."""
+        """Ends the answer where it is, and frees its place."""
         self._engine.end(self, "cancelled")
 
     def score(self, stored: int, logits: NDArray[np.float32]) -> None:
@@ -298,7 +298,7 @@ class Engine:
         return requests
 
     def step(self, wanted: Request | None = None) -> bool:
-        """One step of all that run, or none if `wanted` has ended meanwhile. Gives whether anything is left to do."""
+        """One step of all that run, or none if `wanted` has ended meanwhile. Returns whether anything is left to do."""
         with self._lock:
             if wanted is None or wanted.finish is None:
                 self._join()
@@ -340,7 +340,7 @@ class Engine:
     def close(self, timeout: float = 2.0) -> bool:
         """Stores the prefixes that the cache has in the tiers, where later engines find them.
 
-        timeout: seconds to wait for their writes. Gives whether all are written. Does nothing without tiers.
+        timeout: seconds to wait for their writes. Returns whether all are written. Does nothing without tiers.
         """
         if not self._tiers:
             return True
@@ -386,7 +386,7 @@ class Engine:
         request.stored, request.found, request.guess = 0, 0 if request.scoring else None, []
 
     def _free_sequence(self, running: ref[Request]) -> bool:
-        """Frees a sequence, unless a step is open. Gives whether it is free."""
+        """Frees a sequence, unless a step is open. Returns whether it is free."""
         try:
             self.manager.free(self._running[running])
         except ManagerError as error:
@@ -417,7 +417,7 @@ class Engine:
     def _advance(self) -> None:
         """A step: what each request gets is stored, and those that have all of their tokens stored draw the next."""
         self._steps += 1
-        running = self.running  # until the step's end, whoever lets go of one
+        running = self.running  # until the step's end, even if its owner drops one
         for request in [r for r in running if r.stored == len(r.context) - 1 == self.context_length]:
             self._shift(request)
         opened = self._begin()

@@ -32,7 +32,7 @@ def cases() -> Iterator[AttentionCase]:
 
 
 def tails() -> Iterator[AttentionCase]:
-    """Sizes of heads that leave a rest behind every vector and, beyond 128, behind two."""
+    """Sizes of heads that leave a rest after every vector and, beyond 128, after two."""
     rules = "scores weights"
     for head_dim, types, attributes in (
         (13, "f32 f32", {}),

@@ -118,7 +118,7 @@ def masks() -> Iterator[AttentionCase]:
 
 
 def empty_masks() -> Iterator[AttentionCase]:
-    """A tensor without elements is as good as none: real exports always give one."""
+    """A tensor without elements counts as absent: real exports always give one."""
     for shape, element in (((0,), "float16"), ((0, 9), "float32"), ((2, 0, 1), "int64")):
         values = np.zeros(shape, element)
         about = f"A mask of shape {list(values.shape)} and type {values.dtype} is no mask."

@@ -156,7 +156,7 @@ def scores() -> Iterator[AttentionCase]:
 
 
 def head_sinks() -> Iterator[AttentionCase]:
-    """Sinks of any size, of none, and tensors that are as good as none."""
+    """Sinks of any size, of none, and tensors that count as absent."""
     batch, max_t = sequences(LENGTHS)
     for T1, large in (("f32", 1e30), ("f16", 60000), ("bf16", 1e30)):
         about = "Sinks far above all scores, which leave nothing, far below, -inf, 0, NaN, and near the scores."

@@ -49,7 +49,7 @@ class Library:
     """The operators of a library, called as `kvcache_ops.conformance.run` calls an implementation of attention.
 
     Raises KvCacheError: "package_missing" without onnx and onnxruntime, "library" if ONNX Runtime does not take the
-    library, "provider" for one that is not there, or that has no memory for the caches of the cases.
+    library, "provider" for one that is missing, or that has no memory for the caches of the cases.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Library:
         scale: Array,
         outputs: list[str] | None = None,
     ) -> Any:
-        """Makes a call on cache and scale; gives the outputs."""
+        """Makes a call on cache and scale; returns the outputs."""
         of = operator(op_type, inputs)
         given = inputs | {name: array for name, array in (("cache", cache), ("scale", scale)) if array is not None}
         fed = {name: _fed(array) for name, array in given.items()}

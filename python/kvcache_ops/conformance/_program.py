@@ -45,7 +45,7 @@ class Program:
     each with the line `done`, or why it cannot run the case. There is a process for each case that is run at once; in
     place of one that crashes, or takes longer than `limit` seconds, another is started.
 
-    Raises KvCacheError "program" if the command cannot be split, is empty, names a program that is not there, or has
+    Raises KvCacheError "program" if the command cannot be split, is empty, names a program that is missing, or has
     one of the placeholders alone, or any with `serve`.
     """
 

@@ -33,7 +33,7 @@ class Implementation(Protocol):
         scale: NDArray[Any] | None,
         /,
     ) -> Any:
-        """Gives (key, value), having written cache and scale in place, or (key, value, cache, scale)."""
+        """Returns (key, value), having written cache and scale in place, or (key, value, cache, scale)."""
 
 
 class AttentionImplementation(Protocol):
@@ -48,9 +48,9 @@ class AttentionImplementation(Protocol):
         scale: NDArray[Any] | None,
         /,
     ) -> Any:
-        """Gives attn_output, having written cache and scale in place, or (attn_output, cache, scale).
+        """Returns attn_output, having written cache and scale in place, or (attn_output, cache, scale).
 
-        An implementation that takes a keyword `outputs`, a list of names, gives all of these in place of attn_output.
+        An implementation that takes a keyword `outputs`, a list of names, returns all of these in place of attn_output.
         """
 
 
@@ -72,7 +72,7 @@ def run(
     implementation: called for every call of a case, as the package's documentation says. suite: one of SUITES.
     only: values that properties of cases may have, by name: types, attributes, sizes; the other cases are not run.
     filter: only cases whose name contains this. messages: whether those of refusals must mention the inputs and numbers
-    that are wrong. random: so many cases more, made from `seed`; there are none of the attention. int4: the form of a
+    that are wrong. random: that many cases more, made from `seed`; there are none of the attention. int4: the form of a
     cache of int4, uint8 with two elements in a byte ("packed"), or an Int4Array with one ("unpacked"). cases: a folder
     of cases of the suite, instead of those in the package. name: what the report calls the implementation.
 

@@ -80,7 +80,7 @@ def build(
     own file, to which the new folder has a hard link, or which is copied where there can be none. An export that its
     own configuration contradicts is built with a warning.
 
-    Gives the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_",
+    Returns the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_",
     "family_" or "graph_" says what is wrong with `source`; "option_unknown", "context_range", "out_empty",
     "out_is_source" and what CacheSpec raises are about the arguments. What was written until then is removed. Of
     several builds into one folder the last one stays, whole.
@@ -151,7 +151,7 @@ def _write(
     attention: str,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[ModelProto, dict[str, Any]]:
-    """Writes the weights of a checkpoint into a file; gives the graph over them, and what `load` must know."""
+    """Writes the weights of a checkpoint into a file; returns the graph over them, and what `load` must know."""
     shapes = checkpoint.config.tensors()
     read: set[str] = set()
 

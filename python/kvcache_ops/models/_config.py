@@ -130,7 +130,7 @@ class Config:
     def check(self, found: Mapping[str, tuple[int, ...]], spelled: Callable[[str], str], source: object) -> None:
         """Refuses a checkpoint with other tensors than the model's: a missing, a further one, one of another shape.
 
-        `found`: shapes by the names that `tensors` has; `spelled`: gives a name as the `source` has it.
+        `found`: shapes by the names that `tensors` has; `spelled`: returns a name as the `source` has it.
         """
         expected = self.tensors()
         for name, shape in expected.items():

@@ -65,7 +65,7 @@ def parts(path: Path) -> list[Path]:
 def read_gguf(path: Path) -> Checkpoint:
     """The checkpoint in a GGUF file, or in all parts of a split one, whose tensors stay mapped.
 
-    Raises KvCacheError: "source_damaged" for what is no whole GGUF file, "source_missing" for a part that is not there,
+    Raises KvCacheError: "source_damaged" for anything but a whole GGUF file, "source_missing" for a missing part,
     "family_unknown", "tensor_type" and what `Config` raises.
     """
     readers = _readers(path)

@@ -37,7 +37,7 @@ _SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 def read_folder(folder: Path) -> Checkpoint:
     """The checkpoint in a folder, whose tensors stay in their files until they are read.
 
-    Raises KvCacheError: "source_missing" for a file that is not there, "source_damaged", "family_unknown",
+    Raises KvCacheError: "source_missing" for a missing file, "source_damaged", "family_unknown",
     "config_unsupported", "tensor_type" and what `Config` raises.
     """
     given = json_of(folder / "config.json")

@@ -122,7 +122,7 @@ def session_options(threads: int = 0) -> Any:
 def load(path: str | os.PathLike[str]) -> Model:
     """The model in a folder that `build` has written, or whose model.onnx this is.
 
-    Raises KvCacheError: "model_missing" for a file that is not there, "model_damaged", "model_format" for a model that
+    Raises KvCacheError: "model_missing" for a missing file, "model_damaged", "model_format" for a model that
     `build` has not made, or that of another version, and "tokenizer_mismatch" for the tokenizer of a larger vocabulary.
     """
     given = Path(path)

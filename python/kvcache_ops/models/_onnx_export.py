@@ -325,7 +325,7 @@ class Export:
                     )
 
     def link(self, path: Path, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
-        """Puts the data beside the new model: hard links, or copies where those cannot be. Gives what `load` checks."""
+        """Puts the data beside the new model, as hard links or else copies. Returns what `load` checks."""
         places = {location: f"{path}.{i}" if i else str(path) for i, location in enumerate(self._data)}
         for tensor in all_tensors(self.model.graph):
             for entry in tensor.external_data:

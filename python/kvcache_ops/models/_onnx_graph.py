@@ -155,7 +155,7 @@ def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
 
 
 def rename(graph: GraphProto, names: dict[str, str]) -> None:
-    """Gives values other names, in inner graphs, too."""
+    """Gives values other names, also in inner graphs."""
     for value in (*graph.initializer, *graph.input, *graph.output, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for node in all_nodes(graph.node):
@@ -169,7 +169,7 @@ def rename(graph: GraphProto, names: dict[str, str]) -> None:
 class LengthChoice:
     """The `If`s of a graph whose condition is about how long a sequence is, as LongRoPE has them.
 
-    feeds(name, length) gives what an input of the graph is when a sequence has so many tokens; None if it cannot say.
+    feeds(name, length) gives what an input of the graph is when a sequence has that many tokens; None if it cannot say.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ _Dimension = int | str | None
 def inference(operator: Operator) -> Callable[[InferenceContext], None]:
     """The inference function of the operator. It never raises: what cannot be known stays open.
 
-    onnx hands an exception of such a function to whoever infers shapes, also where it is asked not to be strict.
+    onnx hands an exception of such a function to anyone who infers shapes, also where it is asked not to be strict.
     """
 
     def infer(context: InferenceContext) -> None:

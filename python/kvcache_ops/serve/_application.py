@@ -45,7 +45,7 @@ def application(
 
     engine: it belongs to the application while that runs. name: the model's for clients, by default its own, with
     hyphens for what a shell would read otherwise. max_requests: running and waiting ones; more are
-    refused with 503. context_shift: a chat longer than the context goes on without its oldest messages, and an answer
+    refused with 503. context_shift: a chat longer than the context continues without its oldest messages, and an answer
     that outgrows it without half of the tokens after the beginning; else the chat is refused and the answer ends.
     api_key: what requests must bring as `Authorization: Bearer KEY`, but for /health and /metrics; else they get 401.
     allow_origin: the origins of pages whose scripts may ask (CORS), "*" for any.

@@ -184,7 +184,7 @@ def _message(where: str, message: object) -> dict[str, str]:
     taken.pop("name", None)
     thoughts = {}
     if role == "assistant" and isinstance(reasoning := taken.pop("reasoning_content", None), str):
-        thoughts["reasoning_content"] = reasoning  # of an answer that a client gives back
+        thoughts["reasoning_content"] = reasoning  # of an answer that a client sends back
     if taken:
         raise _unsupported(f"{where}.{next(iter(taken))}")
     if not isinstance(content, str):

@@ -82,7 +82,7 @@ class EngineThread:
         self._count += count
 
     def release(self, count: int) -> None:
-        """Gives back places that no prompt was submitted for."""
+        """Returns places that no prompt was submitted for."""
         self._count -= count
 
     def submit(self, job: Job, tokens: list[int], sampling: dict[str, Any]) -> None:
