@@ -14,7 +14,7 @@ from kvcache_ops import KvCacheError, models
 from kvcache_ops.engine import Engine
 from onnx import TensorProto, helper
 
-from tiny_exports import CONTEXT, Graph, write_export
+from tiny_exports import CONTEXT, VOCABULARY, Graph, as_on_the_hub, write_export
 from tiny_models import TEXT, Run, expect_near
 
 FLOAT32 = dict(cache="float32")
@@ -31,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sink": dict(sink=True),
     "smooth softmax": dict(attention=(dict(smooth_softmax=1),) * 2),
     "quantized head, capped": dict(head="capped"),
+    "logits of the last tokens": dict(head="kept"),
     "float16": dict(element=TensorProto.FLOAT16),
 }
 
@@ -78,6 +79,26 @@ def test_rotary_tables_may_depend_on_the_context(tmp_path: Path) -> None:
         assert f"the {kind} rotary factors" in run.model.notes[0]
     with pytest.raises(KvCacheError, match="context is 21, expected 1 to 20, the short rotary factors"):
         models.build(source, tmp_path / "other", rope="short", context=21)
+
+
+def test_an_export_may_lie_in_the_folder_of_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without genai_config.json; among several graphs, the user chooses by a path."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = as_on_the_hub(write_export(tmp_path / "export", graph := Graph()))
+    model = models.open_model(source, cache="float32")
+    assert (model.name, model.stops, model.config.context_length) == ("export", (VOCABULARY - 1,), CONTEXT)
+    expect_near(Run(model.path).logits(TOKENS, 9), graph.logits(TOKENS), 2e-5)
+    write_export(tmp_path / "other", other := Graph(attention=(dict(scale=0.5),) * 2))
+    content = (tmp_path / "other" / "model.onnx").read_bytes().replace(b"model.onnx.data", b"other.onnx.data")
+    (path := source / "onnx" / "model_q4.onnx").write_bytes(content)
+    (tmp_path / "other" / "model.onnx.data").rename(source / "onnx" / "other.onnx.data")
+    with pytest.raises(KvCacheError, match=r"has onnx/model\.onnx, onnx/model_q4\.onnx: expected the path of one"):
+        models.open_model(source)
+    model = models.open_model(path, cache="float32")
+    expect_near(Run(model.path).logits(TOKENS, 9), other.logits(TOKENS), 2e-5)
+    (source / "config.json").write_text("{}")
+    with pytest.raises(KvCacheError, match=r"max_position_embeddings is None in config\.json, expected a whole number"):
+        models.build(path, tmp_path / "model")
 
 
 def test_weights_stay_in_one_file(tmp_path: Path) -> None:
@@ -242,6 +263,6 @@ def test_files_that_are_no_export_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KvCacheError, match="has encoder, expected a decoder of one graph alone"):
         models.build(source, tmp_path / "model")
     about.unlink()
-    with pytest.raises(KvCacheError, match=r"there is no genai_config\.json"):
+    with pytest.raises(KvCacheError, match=r"there is no genai_config\.json and no config\.json"):
         models.build(source, tmp_path / "model")
     assert not (tmp_path / "model").exists()

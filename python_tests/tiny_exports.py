@@ -79,6 +79,8 @@ class Graph:
             kind = "PagedAttention" if paged else "GroupQueryAttention"
             self.nodes.append(helper.make_node(kind, taken, outputs, outputs[0], domain="com.microsoft", **given))
             x = self.node("Add", f"{i}.sum", x, self.product(f"{i}.out", outputs[0], HIDDEN))
+        if head == "kept":
+            inputs["num_logits_to_keep"] = (TensorProto.INT64, [])
         self._head(self.norm("norm", x, HIDDEN), head)
         values = [helper.make_tensor_value_info(name, *value) for name, value in inputs.items()]
         given_back = [helper.make_tensor_value_info(name, element, None) for name in presents]
@@ -144,9 +146,13 @@ class Graph:
         return ["cos", "sin"]
 
     def _head(self, x: str, kind: str) -> None:
-        """The logits: of a matrix of 4 bits, scaled and capped; of the last token; of chosen rows."""
+        """The logits: of a matrix of 4 bits, scaled and capped; of the last token; of last tokens; of chosen rows."""
         if self.paged:
             x = self.node("Gather", "rows", x, "logits_indices", axis=0)
+        if kind == "kept":
+            self.constant("none", [0])
+            first = self.node("Unsqueeze", "kept.first", self.node("Neg", "kept", "num_logits_to_keep"), "none")
+            x = self.node("Slice", "last", x, first, self.constant("end", [2**62]), "one")
         if kind == "last":
             last = self.node("Gather", "last", x, self.constant("minus_one", -1), axis=1)
             x = self.node("Unsqueeze", "last.row", last, "one")
@@ -169,6 +175,7 @@ class Graph:
         session = onnxruntime.InferenceSession(self.model.SerializeToString(), options, ["CPUExecutionProvider"])
         row = np.array([tokens])
         feeds = {"input_ids": row, "attention_mask": np.ones_like(row), "position_ids": np.arange(row.size)[None]}
+        feeds["num_logits_to_keep"] = np.array(0)
         empty = np.zeros((1, KV_HEADS, 0, HEAD_DIM), self.dtype)
         return session.run(["logits"], {i.name: feeds.get(i.name, empty) for i in session.get_inputs()})[0][0]
 
@@ -189,3 +196,16 @@ def write_export(folder: Path, graph: Graph, **decoder: Any) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": TOKENS[-2], "chat_template": "{{ 1 }}"}))
     return folder
+
+
+def as_on_the_hub(export: Path) -> Path:
+    """The export as others publish theirs: its graph in the folder onnx of the checkpoint's configuration."""
+    about = json.loads((genai := export / "genai_config.json").read_text())["model"]
+    genai.unlink()
+    (export / "onnx").mkdir()
+    for path in (*export.glob("model.onnx"), *export.glob("model.onnx.data")):
+        path.rename(export / "onnx" / path.name)
+    facts = {"model_type": "tiny", "hidden_size": HIDDEN, "max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}
+    (export / "config.json").write_text(json.dumps(facts))
+    (export / "generation_config.json").write_text(json.dumps({"eos_token_id": about["eos_token_id"]}))
+    return export

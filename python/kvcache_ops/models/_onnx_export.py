@@ -1,4 +1,4 @@
-"""Exports of onnxruntime-genai's model builder: genai_config.json, a graph, its data, a tokenizer.
+"""ONNX exports: a graph with ONNX Runtime's attention, its data, genai_config.json or config.json, a tokenizer.
 
 The graph gets our attention, and loses its pasts, presents and masks; the weights stay where they are:
 
@@ -44,18 +44,20 @@ from kvcache_ops.models._onnx_graph import (
 )
 
 GENAI = "genai_config.json"
+_CONFIG = "config.json"
 _OURS = ("token_ids", "positions", *INDICES, "logit_rows", "cache", "scale")
 _REMEDY = (
     "export the model with `python -m onnxruntime_genai.models.builder -e cpu`, or build from its checkpoint, a GGUF "
     "file or a folder of safetensors"
 )
+_LAST = "num_logits_to_keep"  # an input that says of how many last tokens the logits are; 0 are all
 # What the head's result may go through: each logit by itself.
 _ELEMENTWISE = ("Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Sub", "Tanh", "Where")
 
 
 @dataclass(frozen=True)
 class GraphConfig:
-    """What a graph and its genai_config.json say about a model; a `Config` says more, which a graph has in its nodes.
+    """What a graph and its configuration say about a model; a `Config` says more, which a graph has in its nodes.
 
     `inv_freq`: as in Config, of as many pairs as are rotated; none where layers differ. `interleaved`: pairs are
     neighbors. `windows`: how many tokens a query of each layer sees, its own included; None for all. `window` is None:
@@ -80,14 +82,15 @@ class Export:
     """An export that can be built: everything about it is checked, and nothing is written."""
 
     def __init__(self, path: Path, rope: str, context: int | None) -> None:
-        self._folder = folder = path if path.is_dir() else path.parent
-        genai = json_of(folder / GENAI) if (folder / GENAI).is_file() else {}
+        about = self._about = described_by(path)
+        self._said, genai = _description(about)
         self._genai = _section(genai, "model")
         self._decoder = _section(self._genai, "decoder")
         for part, of in (("encoder", self._genai), ("pipeline", self._decoder)):
             if of.get(part):
-                raise unsupported(f"{folder / GENAI} has {part}, expected a decoder of one graph alone")
-        self._file = folder / self._decoder.get("filename", path.name if path.is_file() else "model.onnx")
+                raise unsupported(f"{about / GENAI} has {part}, expected a decoder of one graph alone")
+        self._file = _graph_of(path, self._decoder.get("filename"))
+        self._folder = folder = self._file.parent
         self._bytes, self.model = _load(self._file)
         self._data = _data_files(self.model, folder)
         self._names = self._renamed()
@@ -96,12 +99,12 @@ class Export:
         settled = self._settle(genai, rope, context)
         self._attentions = self._find_attention()
         if not genai:
-            raise KvCacheError(f"there is no {GENAI} in {folder}: {_REMEDY}", "source_missing")
+            raise KvCacheError(f"there is no {GENAI} and no {_CONFIG} in {about}: {_REMEDY}", "source_missing")
         self.dtype, self.config = self._type(), self._config(*settled, context)
         self._rope = self.notes[0] if self.notes else ""
-        self.tokenizer, self.name = tokenizer_of(folder, self.config.vocab_size), folder.resolve().name
+        self.tokenizer, self.name = tokenizer_of(about, self.config.vocab_size), about.resolve().name
         eos = self._genai.get("eos_token_id")
-        self.bos, self.stops, self.chat_template = of_chats(folder, eos, self.tokenizer)
+        self.bos, self.stops, self.chat_template = of_chats(about, eos, self.tokenizer)
         check_tokenizer(self.tokenizer, self.stops, self.config.vocab_size)
         for warning in self._contradictions():
             warnings.warn(warning, stacklevel=4)
@@ -114,13 +117,13 @@ class Export:
         names = {name: f"export/{name}" for name in (*_OURS, "attn_mask", "logits", wanted)}
         rename(graph, names)
         inputs = _section(self._decoder, "inputs")
-        kinds = ("input_ids", "attention_mask", "position_ids", "block_table", "logits_indices")
+        kinds = ("input_ids", "attention_mask", "position_ids", "block_table", "logits_indices", _LAST)
         found = {kind: inputs.get(kind, kind) for kind in kinds} | {"logits": wanted}
         return {kind: names.get(name, name) for kind, name in found.items()}
 
     def _settle(self, genai: dict[str, Any], rope: str, context: int | None) -> tuple[int, str]:
         """Puts the branch for the context in the place of `If`s by length; the greatest context, and what says so."""
-        declared = _whole(self._genai, "context_length") if genai else 1
+        declared = _whole(self._genai, "context_length", self._said) if genai else 1
         block = _section(_section(genai, "engine"), "dynamic_batching").get("block_size", 256)
         choice = LengthChoice(self.model, self._values, partial(_fed, self._names, block))
         first, last = choice.at(1), choice.at(declared)
@@ -128,7 +131,7 @@ class Export:
             raise KvCacheError(f"rope is {rope!r}, expected auto: the graph has no choice by length", "option_unknown")
         wanted = choice.at(min(context or declared, declared))
         short = first != last and (rope == "short" or (rope == "auto" and wanted == first))
-        most, why = declared, f"context_length of {GENAI}"
+        most, why = declared, f"the context of {self._said}"
         if first != last:
             limit = choice.last_like_first(declared)
             most = limit if short else declared
@@ -176,7 +179,8 @@ class Export:
 
     def _config(self, most: int, why: str, context: int | None) -> GraphConfig:
         attentions, decoder = self._attentions, self._decoder
-        (heads, kv_heads), head_dim = attentions[0].heads, attentions[0].head_dim() or _whole(decoder, "head_size")
+        (heads, kv_heads), head_dim = attentions[0].heads, attentions[0].head_dim()
+        head_dim = head_dim or _whole(decoder, "head_size", self._said)
         tables = {attention.rotation for attention in attentions}
         names = {rotation.cos for rotation in tables if rotation is not None}
         names |= {node.input[2] for node in self._values.nodes if node.op_type == "RotaryEmbedding"}
@@ -193,11 +197,11 @@ class Export:
         return GraphConfig(
             family=str(self._genai.get("type", "")),
             num_layers=len(attentions),
-            hidden=_whole(decoder, "hidden_size"),
+            hidden=_whole(decoder, "hidden_size", self._said),
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            vocab_size=vocab_size or _whole(self._genai, "vocab_size"),
+            vocab_size=vocab_size or _whole(self._genai, "vocab_size", self._said),
             context_length=context or most,
             inv_freq=angles[0] if len(tables) == 1 else (),
             interleaved=any(rotation is not None and rotation.interleaved for rotation in tables),
@@ -210,14 +214,14 @@ class Export:
         graph = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
         graph |= {"num_hidden_layers": config.num_layers, "head_size": config.head_dim}
         found = [
-            f"{GENAI} says {name} {decoder[name]}, the graph has {number}, which counts"
+            f"{self._said} says {name} {decoder[name]}, the graph has {number}, which counts"
             for name, number in graph.items()
             if decoder.get(name, number) != number
         ]
         sources = [(GENAI, _windows_of_genai(decoder, config.num_layers))]
-        if (self._folder / "config.json").is_file():
-            given = json_of(self._folder / "config.json")
-            sources.append(("config.json", _windows_of_config(given.get("text_config", given), config.num_layers)))
+        if (self._about / _CONFIG).is_file():
+            given = json_of(self._about / _CONFIG)
+            sources.append((_CONFIG, _windows_of_config(given.get("text_config", given), config.num_layers)))
         for source, windows in sources:
             context = config.context_length
             pairs = enumerate(zip(windows, config.windows))
@@ -272,12 +276,15 @@ class Export:
     def _prelude(self, write: Replacement) -> list[NodeProto]:
         """The export's inputs, from the step's: as a batch of one, or in a row, as the export has them."""
         nodes = []
-        for kind, ours in (("input_ids", "token_ids"), ("position_ids", "positions"), ("logits_indices", "logit_rows")):
+        taken_by = {"input_ids": "token_ids", "position_ids": "positions", "logits_indices": "logit_rows", _LAST: ""}
+        for kind, ours in taken_by.items():
             value = self._values.inputs.get(self._names[kind])
             if value is None:
                 continue
             rank, taken = len(value.type.tensor_type.shape.dim), ours
-            if rank == 2:
+            if kind == _LAST:
+                taken = write.constant("every_row", np.zeros([1] * rank, np.int64))
+            elif rank == 2:
                 taken = f"kvcache/{kind}"
                 nodes.append(helper.make_node("Unsqueeze", [ours, write.constant("batch", np.array([0]))], [taken]))
             elif rank != 1:
@@ -376,7 +383,50 @@ def is_export(path: Path) -> bool:
     """Whether this is a folder with an ONNX model of others, or its file."""
     if path.is_file():
         return path.suffix == ".onnx"
-    return (path / GENAI).is_file() or (any(path.glob("*.onnx")) and not any(path.glob("*.safetensors")))
+    return (path / GENAI).is_file() or (bool(graphs(path)) and not any(path.glob("*.safetensors")))
+
+
+def graphs(folder: Path) -> list[Path]:
+    """The ONNX files of a folder, or, as on the Hugging Face Hub, of the folder onnx in it."""
+    return sorted(folder.glob("*.onnx")) or sorted(folder.glob("onnx/*.onnx"))
+
+
+def _graph_of(path: Path, named: str | None) -> Path:
+    """The file of the graph: this one; the one that genai_config.json names; the only one."""
+    if path.is_file():
+        return path
+    if named is not None:
+        return path / named
+    found = graphs(path)
+    if len(found) > 1:
+        names = ", ".join(str(file.relative_to(path)) for file in found)
+        raise KvCacheError(f"{path} has {names}: expected the path of one of them", "source_ambiguous")
+    return found[0] if found else path / "model.onnx"
+
+
+def described_by(path: Path) -> Path:
+    """The folder of the configuration and the tokenizer: that of the graph, or the one around it."""
+    folder = path if path.is_dir() else path.parent
+    here = (folder / GENAI).is_file() or (folder / _CONFIG).is_file()
+    return folder if here or not (folder.parent / _CONFIG).is_file() else folder.parent
+
+
+def _description(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The file that describes a model, and what is in it, in the form of genai_config.json."""
+    if (folder / GENAI).is_file():
+        return GENAI, json_of(folder / GENAI)
+    if not (folder / _CONFIG).is_file():
+        return "", {}
+    given = json_of(folder / _CONFIG)
+    given |= text if isinstance(text := given.get("text_config"), dict) else {}
+    names = {"head_size": "head_dim"} | {
+        name: name for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+    }
+    decoder = {ours: given[name] for ours, name in names.items() if given.get(name) is not None}
+    of_chatglm = "seq_length" in given and "max_position_embeddings" not in given
+    about = {name: given.get(name) for name in ("vocab_size", "eos_token_id")}
+    about["context_length"] = _whole(given, "seq_length" if of_chatglm else "max_position_embeddings", _CONFIG)
+    return _CONFIG, {"model": about | {"type": given.get("model_type", ""), "decoder": decoder}}
 
 
 def _linked(source: Path, place: Path) -> str:
@@ -408,11 +458,11 @@ def _section(given: dict[str, Any], name: str) -> dict[str, Any]:
     return section
 
 
-def _whole(section: dict[str, Any], name: str) -> int:
+def _whole(section: dict[str, Any], name: str, said: str) -> int:
     number = section.get(name)
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         wrong = "config_missing" if number is None else "config_type"
-        raise KvCacheError(f"{name} is {number!r} in {GENAI}, expected a whole number from 1", wrong)
+        raise KvCacheError(f"{name} is {number!r} in {said}, expected a whole number from 1", wrong)
     return number
 
 

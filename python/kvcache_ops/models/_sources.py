@@ -15,6 +15,7 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._build import METADATA, MODEL, build
 from kvcache_ops.models._gguf import parts
 from kvcache_ops.models._model import Model, load
+from kvcache_ops.models._onnx_export import described_by
 
 
 def open_model(
@@ -46,8 +47,6 @@ def open_model(
                 message = f"{given} has {name} {has[name]}, expected {value}: build it again from its source"
                 raise KvCacheError(message, "cache_mismatch")
         return model
-    if file.is_file():  # an export's
-        given = file.parent
     if not given.exists():
         raise KvCacheError(f"there is no file or folder {given}", "source_missing")
     folder = _home() / f"{given.resolve().stem}-{_key(given, asked)}"
@@ -74,7 +73,10 @@ def _home() -> Path:
 
 def _key(source: Path, options: Mapping[str, object]) -> str:
     """What the result depends on: the files by size and time, the options, and what builds."""
-    files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else parts(source)
+    files = parts(source)
+    if source.is_dir() or source.suffix == ".onnx":
+        folders = {source, source / "onnx"} if source.is_dir() else {source.parent, described_by(source)}
+        files = sorted(path for folder in folders for path in folder.glob("*") if path.is_file())
     stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files if path.exists()]
     digest = hashlib.sha256(json.dumps([str(source.resolve()), stats, sorted(options.items())]).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
