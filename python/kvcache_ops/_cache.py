@@ -68,22 +68,21 @@ class CacheSpec:
     """A cache for the keys and values of `num_layers` attention layers: its types, sizes, and the order of its axes.
 
     max_tokens: slots for tokens (MaxT). num_kv_heads, head_dim: cache heads (H), elements of a head (Dh).
-    dtype: the type of keys and values as the model has them (T1): "float32", "float16", "bfloat16", or "int8" without
-    quantization. cache_dtype: the type that they are kept in (T2); as `quant_bit` says if None: "int8" for 8, "int4"
-    for 4, else `dtype`; "float8e4m3fn", floats of 8 bits, has `quant_bit` 8. scale_dtype: the type of the scales (T3),
-    "float32" or "float16"; if None, that of `dtype` in a quantized cache ("float32" for "bfloat16"), else there are no
-    scales.
+    dtype: the type of the model's keys and values (T1): "float32", "float16", "bfloat16", or "int8" without
+    quantization. cache_dtype: the type of the cache's elements (T2); None follows `quant_bit`: "int8" for 8, "int4" for
+    4, else `dtype`; "float8e4m3fn", floats of 8 bits, has `quant_bit` 8. scale_dtype: the type of the scales (T3),
+    "float32" or "float16"; None is `dtype` in a quantized cache ("float32" for "bfloat16"), else no scales.
     quant_bit: 0 (none), 8 or 4. quant_group: neighbors along head_dim that share a scale.
-    static_scale: of a cache of "float8e4m3fn", scales (L, 2, H) that calls are given and do not write; they are no part
-    of a slot, and `quant_group` has no effect.
-    quant_rotation: 1 multiplies keys by a Hadamard matrix before they are quantized, with which int4 loses less than
-    half as much quality; 0 does not.
+    static_scale: for "float8e4m3fn", scales (L, 2, H) that calls read and do not write; slots have none, and
+    `quant_group` has no effect.
+    quant_rotation: 1 multiplies keys by a Hadamard matrix before they are quantized, which about halves the quality
+    that int4 loses; 0 does not.
     cache_layout: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh), 3 (L, 2, H, MaxT, Dh).
     cache_mode: 0 (a sequence has neighboring slots) or 1 (pages of `page_size` slots).
 
     The operators, the manager and `Cache` take it. It can be compared, hashed, pickled and printed as an expression.
 
-    Raises KvCacheError with the library's sentence for what the operator does not take, as "illegal_types" or
+    Raises KvCacheError with the library's sentence for what the operator refuses, such as "illegal_types" or
     "head_dim_not_divisible", and "spec_range" for sizes below 1.
     """
 
@@ -221,7 +220,7 @@ def _zeros(name: str, nbytes: int, dtype: str, shape: ScaleShape) -> NDArray[Any
 
 
 def numpy_type(dtype: str) -> Any:
-    """numpy's type of this name; those that numpy lacks are of the package ml_dtypes."""
+    """numpy's type of this name, or ml_dtypes' where numpy has none."""
     if dtype in OF_ML_DTYPES:
         return getattr(load("ml_dtypes", f"a cache of {dtype}"), OF_ML_DTYPES[dtype])
     return np.dtype(_PACKED.get(dtype, dtype))

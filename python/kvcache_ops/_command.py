@@ -17,8 +17,8 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns the exit status: 0, 1 if something does not work, 2 for a refusal."""
     parser = ArgumentParser(prog="python -m kvcache_ops", description="The KV cache operators of PMX graphs.")
     commands = parser.add_subparsers(dest="command", required=True)
-    doctor_of = commands.add_parser("doctor", help="versions, what this machine has, and a self-test of a second")
-    doctor_of.add_argument("model", nargs="*", help="an ONNX model whose attributes the library must know")
+    doctor_of = commands.add_parser("doctor", help="versions, what this machine has, and a short self-test")
+    doctor_of.add_argument("model", nargs="*", help="an ONNX model whose attributes to check")
     size = commands.add_parser("size", help="bytes per token and tokens per GiB of every format of cache")
     size.add_argument("--layers", type=int, default=32, help="attention layers (32)")
     size.add_argument("--heads", type=int, default=8, help="key and value heads of a layer, cache heads (8)")
@@ -27,9 +27,9 @@ def main(arguments: Sequence[str]) -> int:
         "--quant-group",
         type=int,
         action="append",
-        help=f"neighbors that share a scale; may be given several times; those of {GROUPS} that divide a head if not",
+        help=f"neighbors that share a scale; may be given several times ({GROUPS}, where they divide a head)",
     )
-    add_arguments(commands.add_parser("conformance", help="the conformance suites on an implementation"))
+    add_arguments(commands.add_parser("conformance", help="run the conformance suites on an implementation"))
     add_parsers(commands)
     given = parser.parse_args(arguments)
     if given.command == "doctor":

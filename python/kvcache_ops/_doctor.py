@@ -19,7 +19,7 @@ from kvcache_ops._selftest import Call, results, through_onnxruntime, through_ru
 
 
 def doctor(models: Sequence[str]) -> int:
-    """Prints what it finds, a line for each thing; returns 1 if what is there does not work, else 0."""
+    """Prints a line for each thing found; returns 1 if one of them does not work, else 0."""
     _say("kvcache_ops", f"{_native.__version__}, {library_path()}")
     system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
     _say("python", f"{platform.python_version()}, numpy {np.__version__}, {system}")

@@ -48,7 +48,7 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     build.add_argument("--activations", help="int8 or float32: the inputs of quantized matrices (int8)")
     _add_cache(build)
     build.add_argument("--cache-layout", type=int, help="0 to 3 (3)")
-    build.add_argument("--cache-mode", type=int, help="0: a run of slots for a sequence, 1: pages (1)")
+    build.add_argument("--cache-mode", type=int, help="0: neighboring slots for a sequence, 1: pages (1)")
     build.add_argument("--page-size", type=int, help="slots of a page (32)")
     build.add_argument("--attention", help="fused or packed (fused)")
     build.add_argument("--context", type=int, help="the most tokens of a sequence (the model's)")
@@ -56,7 +56,7 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     build.set_defaults(run=_build)
 
     chat = _add_model(commands, "chat", "a conversation in the terminal")
-    chat.add_argument("--system", help="what the conversation begins with, for the model")
+    chat.add_argument("--system", help="the system message")
     _add_engine(chat)
     _add_sampling(chat, "what the context has room for")
     chat.set_defaults(run=_chat, temperature=0.7, top_p=0.95)
@@ -69,20 +69,20 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     _add_sampling(generate, "128")
     generate.set_defaults(run=_generate)
 
-    perplexity = _add_model(commands, "perplexity", "how well the model with its cache predicts a text")
+    perplexity = _add_model(commands, "perplexity", "perplexity of a text, with the cache in use")
     perplexity.add_argument("file", metavar="FILE", help="a text in UTF-8")
     perplexity.add_argument("--context", type=int, default=512, help="tokens of a window (512)")
     perplexity.add_argument("--threads", type=int, default=0, help="of ONNX Runtime, 0 for all processors (0)")
     perplexity.set_defaults(run=_perplexity)
 
-    serve = _add_model(commands, "serve", "the OpenAI HTTP interface")
+    serve = _add_model(commands, "serve", "OpenAI's HTTP interface")
     serve.add_argument("--host", default="127.0.0.1", help="the address to listen at (127.0.0.1)")
     serve.add_argument("--port", type=int, default=8000, help="0 for any free one (8000)")
-    serve.add_argument("--name", help="the model's name for clients, if not its own")
-    serve.add_argument("--max-requests", type=int, default=256, help="running and waiting ones; others get 503 (256)")
+    serve.add_argument("--name", help="the model's name for clients (its own)")
+    serve.add_argument("--max-requests", type=int, default=256, help="requests that run and wait; others get 503 (256)")
     serve.add_argument("--grace", type=float, default=5, help="seconds that requests get at shutdown (5)")
     key = os.environ.get("KVCACHE_API_KEY") or None
-    serve.add_argument("--api-key", default=key, help="what clients must bring ($KVCACHE_API_KEY)")
+    serve.add_argument("--api-key", default=key, help="the key that clients must send ($KVCACHE_API_KEY)")
     serve.add_argument(
         "--allow-origin", action="append", default=[], help="a page's origin, or *; several times (CORS)"
     )
@@ -93,7 +93,7 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
 
 def _add_model(commands: _SubParsersAction[ArgumentParser], name: str, help: str) -> ArgumentParser:
     parser = commands.add_parser(name, help=help)
-    parser.add_argument("model", metavar="MODEL", help="what build has written, or a source, which is built once")
+    parser.add_argument("model", metavar="MODEL", help="a folder written by build, or a source, which is built once")
     _add_cache(parser)
     return parser
 
@@ -101,24 +101,24 @@ def _add_model(commands: _SubParsersAction[ArgumentParser], name: str, help: str
 def _add_cache(parser: ArgumentParser) -> None:
     parser.add_argument("--cache", help="float32, float16, int8 or int4 (int8)")
     parser.add_argument("--quant-group", type=int, help="elements that share a scale (32)")
-    rotation = "whether keys are rotated before they are quantized (those of int4 are)"
+    rotation = "rotate keys before they are quantized (on for int4)"
     parser.add_argument("--rotation", action=BooleanOptionalAction, help=rotation)
 
 
 def _add_context_shift(parser: ArgumentParser) -> None:
-    shift = "what outgrows the context goes on without half of it: oldest messages, and tokens after the beginning"
+    shift = "beyond the context, drop half of it: oldest messages, and tokens after the beginning"
     parser.add_argument("--context-shift", action="store_true", help=shift)
 
 
 def _add_engine(parser: ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, help="slots of the cache (the model's context, at most 16384)")
-    parser.add_argument("--max-batch", type=int, help="answers that are computed at once (16)")
+    parser.add_argument("--max-batch", type=int, help="answers computed at once (16)")
     parser.add_argument("--token-budget", type=int, help="tokens of a step (512)")
-    lookup = "how many guesses of next tokens a step checks, from where the last ones were before (0)"
+    lookup = "how many guessed tokens a step checks, taken from earlier text (0)"
     parser.add_argument("--prompt-lookup", type=int, help=lookup)
     parser.add_argument("--threads", type=int, help="of ONNX Runtime, 0 for all processors (0)")
     tiers = (
-        "where keys and values of prefixes go on: host:4G, file:FOLDER,20G, redis://..., s3://...; the nearest first"
+        "where prefixes are kept beyond the cache: host:4G, file:FOLDER,20G, redis://..., s3://...; the nearest first"
     )
     parser.add_argument("--tier", action="append", default=[], help=tiers)
 
@@ -127,9 +127,9 @@ def _add_sampling(parser: ArgumentParser, max_new_tokens: str) -> None:
     parser.add_argument("--max-new-tokens", type=int, help=f"at most this many tokens ({max_new_tokens})")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token")
     parser.add_argument("--top-k", type=int, help="only the k likeliest tokens, 0 for all")
-    parser.add_argument("--top-p", type=float, help="only the likeliest tokens of this probability together")
-    parser.add_argument("--min-p", type=float, help="only tokens of this part of the likeliest one's probability")
-    parser.add_argument("--seed", type=int, help="equal ones draw equally")
+    parser.add_argument("--top-p", type=float, help="only the likeliest tokens that together have this probability")
+    parser.add_argument("--min-p", type=float, help="only tokens of at least this share of the highest probability")
+    parser.add_argument("--seed", type=int, help="equal seeds give equal answers")
     parser.add_argument("--stop", action="append", help="a text that ends the answer; may be given several times")
 
 

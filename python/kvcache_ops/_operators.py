@@ -86,15 +86,15 @@ def run(
     value: _Value | None = None,
     **more: int,
 ) -> tuple[_Key, _Value]:
-    """KeyValueCache: stores the current tokens into `cache`, gives keys and values of all tokens of every sequence.
+    """KeyValueCache: stores the current tokens into `cache`, returns keys and values of all tokens.
 
         key, value = kvcache_ops.run(spec, current_key, current_value, *indices, cache, scale, layer_idx=3)
 
     attributes: a CacheSpec, which the tensors are then checked against, or the node's attributes by name. more: further
-    attributes, as num_repeat, and layer_idx, which is 0 if it is not given.
+    attributes, such as num_repeat, and layer_idx (0 if not given).
     current_key, current_value: T1, (seqstarts[B], H, Dh). seqstarts, kvstarts: int64 (B + 1). cachestarts: int64 (B),
     or (B, MaxP) in cache_mode 1. start_pos: int64 (B). max_seqlen, max_kvlen: int64, upper bounds of the lengths.
-    cache, scale: as `CacheSpec` says, written in place (static scales are read alone); int4 is uint8 with two elements
+    cache, scale: as `CacheSpec` says, written in place (static scales are only read); int4 is uint8 with two elements
     in a byte, the first in the low nibble, and head_dim / 2 in the last axis.
     key, value: where to write the outputs, T1 (kvstarts[B], H * num_repeat, Dh); new numpy arrays if they are None.
 

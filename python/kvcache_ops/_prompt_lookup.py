@@ -6,14 +6,14 @@ _LONGEST, _SHORTEST = 3, 2  # tokens that a guess is looked up by
 
 
 class PromptLookup:
-    """Guesses that the last tokens continue as they did where they were before, in the prompt or in the answer."""
+    """Guesses that the last tokens continue as at an earlier place, in the prompt or in the answer."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}  # the place after the latest of these tokens
         self._known = 0
 
     def guess(self, context: list[int], most: int) -> list[int]:
-        """At most that many tokens. The context is that of the guess before, with more tokens at its end."""
+        """Guesses at most this many tokens. The context is that of the last guess, with more tokens at its end."""
         for end in range(max(self._known, _SHORTEST), len(context)):
             for length in range(_SHORTEST, min(_LONGEST, end) + 1):
                 self._after[tuple(context[end - length : end])] = end

@@ -42,7 +42,7 @@ def check_version(version: str) -> None:
 def register(session_options: _SessionOptions) -> None:
     """Makes the operators known to the sessions made with these options (`onnxruntime.SessionOptions`).
 
-    Options that this function has been given before have them already. Raises KvCacheError of kind
+    Registering twice has no further effect. Raises KvCacheError of kind
     "onnxruntime_version" for an ONNX Runtime that is too old, and "registration" with ONNX Runtime's own words for what
     else it refuses.
     """

@@ -24,7 +24,7 @@ class Sampling:
 
     max_new_tokens: at most this many tokens. temperature: 0 always takes the likeliest token, and the next three do not
     matter. top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest ones, of this probability together.
-    min_p: only tokens of at least this part of the likeliest one's probability. seed: equal ones draw equally; None is
+    min_p: only tokens of at least this share of the likeliest one's probability. seed: equal ones draw equally; None is
     a new one each time. stop: texts that end the answer and are not in it. logprobs: how many of the likeliest tokens
     `Request.logprobs` has beside each one that was drawn; None for no logprobs. prompt_logprobs: the same of the
     prompt's own tokens, for `Request.prompt_logprobs`; only with it may max_new_tokens be 0, and nothing of the prompt

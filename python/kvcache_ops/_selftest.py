@@ -1,4 +1,4 @@
-"""Some of the conformance kit's golden cases: whether the operators compute here what they must, to the bit."""
+"""Some golden cases of the conformance kit: do the operators compute the right results here?"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from kvcache_ops.conformance._run import SUITES, check_numbers, run, run_suites
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.description = "Runs every case on an implementation; kvcache_ops.conformance says how it is called."
+    parser.description = "Runs every case on an implementation; help(kvcache_ops.conformance) says how."
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("implementation", metavar="MODULE:CALLABLE", nargs="?", help="as Python imports it from here")
     what.add_argument("--program", metavar="COMMAND", help="a program instead, as 'COMMAND {case} {output}'")
@@ -32,32 +32,32 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--suite",
         choices=SUITES,
         action="append",
-        help=f"{SUITES[0]} of a callable if not given, else all; can be given several times, but for a callable",
+        help=f"by default all, for a callable {SUITES[0]}; may be given several times, except for a callable",
     )
     parser.add_argument(
         "--only",
         metavar="NAME=VALUE,...",
         action="append",
         default=[],
-        help="only cases whose type, attribute or size has one of these values; can be given several times",
+        help="only cases whose type, attribute or size has one of these values; may be given several times",
     )
     parser.add_argument("--filter", metavar="TEXT", default="", help="only cases whose name contains this")
     parser.add_argument("--random", metavar="N", type=int, default=0, help="add N random cases")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="which ones")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the random cases (0)")
     parser.add_argument("--messages", action="store_true", help="error messages must mention what is wrong")
-    parser.add_argument("--int4", choices=["packed", "unpacked"], default="packed", help="the form of a cache of int4")
+    parser.add_argument("--int4", choices=["packed", "unpacked"], default="packed", help="the form of an int4 cache")
     parser.add_argument("--cases", metavar="DIR", help="a folder of cases, instead of those in the package")
     parser.add_argument("--report", choices=["text", "json", "junit"], default="text", help="the form of the report")
-    parser.add_argument("--output", metavar="FILE", help="where to write the report; then its last line is shown")
-    limit = "how long a program may take for a case, or a library for a call; %(default)g if not given"
+    parser.add_argument("--output", metavar="FILE", help="write the report there, and print its last line")
+    limit = "the most seconds of a program for a case, or of a library for a call (%(default)g)"
     parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=60.0, help=limit)
     program = parser.add_argument_group("of a program")
-    program.add_argument("--serve", action="store_true", help="it reads lines of both paths, and answers each: done")
-    program.add_argument("--jobs", metavar="N", type=_jobs, help="how many cases at once; as many as CPUs if not given")
+    program.add_argument("--serve", action="store_true", help="started once: reads lines of both paths, answers each: done")
+    program.add_argument("--jobs", metavar="N", type=_jobs, help="cases at once (the number of CPUs)")
     library = parser.add_argument_group("of a library")
-    library.add_argument("--domain", default="opmx.dynamic_batching", help="of its operators; %(default)s if not given")
-    library.add_argument("--static-domain", default="opmx", help="of that of static batching; %(default)s")
-    library.add_argument("--provider", choices=list(PROVIDERS), default="cpu", help="which runs its nodes")
+    library.add_argument("--domain", default="opmx.dynamic_batching", help="of its operators (%(default)s)")
+    library.add_argument("--static-domain", default="opmx", help="of the operator of static batching (%(default)s)")
+    library.add_argument("--provider", choices=list(PROVIDERS), default="cpu", help="what runs its nodes (%(default)s)")
 
 
 def run_command(given: Namespace) -> int:

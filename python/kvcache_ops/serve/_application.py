@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and a request's way from its body to its reply."""
+"""The ASGI application: routes, and the path of a request from its body to its reply."""
 
 from __future__ import annotations
 

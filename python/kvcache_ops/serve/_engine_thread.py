@@ -1,4 +1,4 @@
-"""The one thread that an engine belongs to, and the way of requests to it and of their answers back to asyncio."""
+"""The one thread that owns an engine, and the path of requests to it and of answers back to asyncio."""
 
 from __future__ import annotations
 

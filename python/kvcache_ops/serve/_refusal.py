@@ -23,7 +23,7 @@ class Refusal(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """The whole response; what has no room now may be tried again."""
+        """The whole response; a client may retry what has no room now."""
         headers = {"Retry-After": "1"} if self.status == 503 else None
         return JSONResponse(self.content(), self.status, headers)
 

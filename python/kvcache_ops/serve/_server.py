@@ -52,7 +52,7 @@ def serve(
 
     grace: seconds that running requests get at the end, fewer than supervisors give. The others are `application`'s.
 
-    Raises KvCacheError "serve_range" for a port that there is not, a negative `grace` and what `application` refuses.
+    Raises KvCacheError "serve_range" for an impossible port, a negative `grace` and what `application` refuses.
     """
     for what, got, most in (("port", port, 65535), ("grace", grace, float("inf"))):
         if not 0 <= got <= most:
