@@ -1,124 +1,56 @@
-"""InfLlm over the operator: against attention by the authors' formulas in numpy over the rows that it selects."""
+"""InfLlm from Python: arguments reach it, steps end as those of a manager, and refusals come out of it.
+
+What it selects, and what attention sees then, is compared with models in Rust.
+"""
 
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
-import kvcache_ops
 import numpy as np
 import pytest
 from kvcache_ops import CacheSpec
-from kvcache_ops.manager import (
-    CapacityError,
-    HostMemory,
-    InfLlm,
-    InfLlmStep,
-    ManagerError,
-    infllm_partition,
-    slot_stable,
-)
+from kvcache_ops.manager import CapacityError, HostMemory, InfLlm, ManagerError, slot_stable
 
 from compare import refused
 
-LAYERS, HEADS, REPEAT, DIM = 2, 2, 2, 8
-SIZES = {"init": 4, "local": 8, "block": 4}
-CONFIG = SIZES | {"num_repeat": REPEAT}
-
-
-def rotated(x: np.ndarray, positions: Any) -> np.ndarray:
-    """(tokens, heads, Dh) at positions, by frequencies of base 100; elements d and d + Dh / 2 are a pair."""
-    half = x.shape[-1] // 2
-    angles = np.asarray(positions, np.float64).reshape(-1, 1, 1) * 100.0 ** (-np.arange(half) / half)
-    a, b = x[..., :half], x[..., half:]
-    turned = (a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles))
-    return np.concatenate(turned, axis=-1).astype(np.float32)
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    """Along the last axis."""
-    x = np.exp(x - x.max(-1, keepdims=True))
-    return x / x.sum(-1, keepdims=True)
-
-
-class Model:
-    """Layers of attention whose queries, keys and values are random; the rows of each are kept."""
-
-    def __init__(self, spec: CacheSpec, seed: int = 0):
-        self.spec, self.rng = spec, np.random.default_rng(seed)
-        self.memory = HostMemory(spec, *spec.allocate())
-        # By layer: queries, keys, values of all tokens.
-        empty = [np.zeros((0, heads, DIM), np.float32) for heads in (HEADS * REPEAT, HEADS, HEADS)]
-        self.rows = [list(empty) for _ in range(LAYERS)]
-
-    def run(self, step: InfLlmStep) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """By layer: new queries, and the keys and values that attention sees, as the operator gives them."""
-        n, outputs = int(step.max_seqlen), []
-        assert step.positions.shape == (n,)
-        for layer, rows in enumerate(self.rows):
-            new = [self.rng.standard_normal((n, *x.shape[1:])).astype(np.float32) for x in rows]
-            self.rows[layer] = [np.concatenate(pair) for pair in zip(rows, new, strict=True)]
-            query, key, value = new
-            index = [step.seqstarts, step.kvstarts, step.cachestarts(layer), step.start_pos]
-            sizes = [step.max_seqlen, step.max_kvlen]
-            arrays = [self.memory.cache, self.memory.scale]
-            keys, values = kvcache_ops.run(self.spec, key, value, *index, *sizes, *arrays, layer_idx=layer)
-            outputs.append((query, keys, values))
-        return outputs
-
-
-def scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """The products of queries and keys, (heads, queries, keys)."""
-    return np.einsum("qhd,khd->hqk", query, np.repeat(key, REPEAT, axis=1)) / np.sqrt(DIM)
+HEADS, REPEAT, DIM = 2, 2, 8
+CONFIG = {"init": 4, "local": 8, "block": 4, "num_repeat": REPEAT}
 
 
 def paged(**more: Any) -> CacheSpec:
     """A cache of pages of four rows."""
-    sizes = {"max_tokens": 512, "num_kv_heads": HEADS, "head_dim": DIM, "num_layers": LAYERS}
+    sizes = {"max_tokens": 512, "num_kv_heads": HEADS, "head_dim": DIM, "num_layers": 2}
     return CacheSpec(**sizes | {"dtype": "float32", "cache_mode": 1, "page_size": 4} | more)
 
 
-@pytest.mark.parametrize(("eviction", "max_cached"), [("lru", 3), ("decayed", 5)])
-def test_far_constant_is_the_authors(eviction: str, max_cached: int) -> None:
-    """One softmax over local keys and keys at the distance of the oldest one, over the blocks that each layer selects.
-
-    Which blocks these are is compared with a model in Rust.
-    """
-    sizes = {"topk": 3, "repr_topk": 2, "max_cached": max_cached, "alpha": 0.5}
-    more = {"positions": "far_constant", "key_form": "raw", "per_layer": True, "eviction": eviction}
+def test_arguments_reach_the_planner(tmp_path: Path) -> None:
+    """Each layer selects for itself, by the tokens that got attention; sessions have blocks and what is selected."""
+    sizes = {"topk": 1, "repr_topk": 1, "max_cached": 2, "alpha": 0.5}
+    more = {"positions": "far_constant", "key_form": "raw", "eviction": "decayed", "per_layer": True}
     infllm = InfLlm(paged(), **CONFIG, **sizes, **more)
-    model = Model(infllm.spec, 1)
-    s, chosen = infllm.create(), [[] for _ in range(LAYERS)]
-    resident: list[set[int]] = [set() for _ in range(LAYERS)]
-    for token in range(70):
-        init, blocks, _ = infllm_partition(token, *SIZES.values())
-        wanted = [picked if blocks > 3 else [*range(blocks)] for picked in chosen]
-        with infllm.begin_step({s: 1}, model.memory) as step:
-            missing = sum(len({*a} - b) for a, b in zip(wanted, resident, strict=True))
-            assert infllm.loads == step.loads <= missing
-            assert max_cached > 3 or step.loads == missing
-            queries = []
-            for layer, (query, key, value) in enumerate(model.run(step)):
-                rest = [*range(init + blocks * 4, token + 1)]
-                tokens = [*range(init), *(4 + 4 * b + i for b in wanted[layer] for i in range(4)), *rest]
-                _, all_keys, all_values = model.rows[layer]
-                np.testing.assert_array_equal(key, all_keys[tokens])
-                np.testing.assert_array_equal(value, all_values[tokens])
-                # The authors: local keys at their distance; the query is rotated by n_local - 1 for keys as they are.
-                near = np.array([token - i < SIZES["local"] for i in tokens])
-                local = rotated(query, [token]), rotated(all_keys[tokens], tokens)
-                far = rotated(query, [SIZES["local"] - 1]), all_keys[tokens]
-                expected = softmax(np.where(near, scores(*local), scores(*far)))
-                keys = rotated(key, step.key_positions(layer))
-                probabilities = softmax(scores(rotated(query, step.positions), keys))
-                np.testing.assert_allclose(probabilities, expected, atol=1e-5)
-                infllm.observe(layer, probabilities.sum(1).astype(np.float32))
-                queries.append(query)
-        for layer, query in enumerate(queries):
-            infllm.select(layer, query)
-            if infllm_partition(token + 1, *SIZES.values())[1] > 3:
-                chosen[layer] = infllm.blocks(s, layer).tolist()
-        resident = [{*picked} for picked in wanted]  # in slots beside these there are others
+    memory = HostMemory(infllm.spec, *infllm.spec.allocate())
+    s, wanted = infllm.create(), [0, 1]
+    with infllm.begin_step({s: 20}, memory) as step:
+        for layer, block in enumerate(wanted):
+            memory.cache[step.cachestarts(layer)[0, 1 + block], layer] = 1
+            mass = np.zeros((HEADS * REPEAT, 20), np.float32)
+            mass[:, 4 + 4 * block] = 1
+            infllm.observe(layer, mass)
+    for layer in range(2):
+        infllm.select(layer, np.ones((20, HEADS * REPEAT, DIM), np.float32))
+    assert infllm.partition(s) == (4, 2, 8)
+    infllm.save_seq(tmp_path / "session", memory, s)
+    for of in (s, infllm.load_seq(tmp_path / "session", memory)):
+        assert [infllm.blocks(of, layer).tolist() for layer in range(2)] == [[block] for block in wanted]
+        with infllm.begin_step({of: 1}, memory) as step:
+            for layer in range(2):
+                assert memory.cache[step.cachestarts(layer)[0, 1], layer, 0].all()
+                # All but the last local - 1 tokens before the new one are at the distance of the oldest of these.
+                assert step.key_positions(layer).tolist() == [13] * 9 + [*range(13, 21)]
+                infllm.observe(layer, np.ones((HEADS * REPEAT, 17), np.float32))
 
 
 def test_steps_end_as_those_of_a_manager() -> None:

@@ -225,14 +225,6 @@ def refuses(kind: str, words: str, source: Path, **options: object) -> None:
     assert not out.exists() or not list(out.iterdir())
 
 
-@pytest.mark.parametrize("cut", [0, 3, 20, 300, 3000, 20_000, -100, -1])
-def test_a_truncated_file(tmp_path: Path, cut: int) -> None:
-    """Wherever it ends: in the header, the tokens, the tensors."""
-    path = write_gguf(tmp_path / "model.gguf", "Q8_0")
-    path.write_bytes(path.read_bytes()[:cut])
-    refuses("source_damaged", "model.gguf is no whole GGUF file", path)
-
-
 def without(name: str) -> dict[str, np.ndarray]:
     """All tensors but one."""
     return {key: values for key, values in random_tensors().items() if key != name}

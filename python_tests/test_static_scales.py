@@ -1,19 +1,15 @@
-"""Caches of float8 with static scales: from Python, through ONNX Runtime, and under a manager."""
+"""Caches of float8 with static scales: from Python, and through ONNX Runtime."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import kvcache_ops
 import numpy as np
 from kvcache_ops import Cache, CacheSpec, step_indices
-from kvcache_ops.manager import Append, HostMemory
 from kvcache_ops.onnx import reference_ops
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from compare import assert_same_bits, assert_same_outputs, refused
-from managed import make_manager
 from one_node import node_model, node_types, session_of
 
 SPEC = CacheSpec(
@@ -74,23 +70,3 @@ def test_an_initializer_of_a_model_is_read() -> None:
         for outputs, written in results:
             assert_same_outputs([outputs], [expected])
             assert_same_bits("cache", written, cache)
-
-
-def test_under_a_manager(tmp_path: Path) -> None:
-    """Its memory needs no scales; forks and sessions have the rows; what would quantize keys anew is refused."""
-    manager, (cache, scale) = make_manager(SPEC), SPEC.allocate()
-    memory = HostMemory(SPEC, cache)
-    s, keys = manager.create(), []
-    for n in (6, 1, 1):
-        with manager.begin_step([Append(s, n=n)], memory) as step:
-            names = ("seqstarts", "kvstarts", "cachestarts", "start_pos", "max_seqlen", "max_kvlen")
-            indices = {name: getattr(step, name) for name in names}
-            keys.append(kvcache_ops.run(SPEC, **current(n), **indices, cache=cache, scale=scale)[0])
-        manager.save_seq(tmp_path / "session", memory, s)
-        s = manager.fork(s) if n == 6 else manager.load_seq(tmp_path / "session", memory)
-    for key in keys[1:]:
-        assert_same_bits("prefix", key[:6], keys[0])
-    with refused("not_shiftable"):
-        manager.seq_add(s, 2, -1, 1)
-    with refused("scale_unexpected"):
-        HostMemory(SPEC, cache, scale)
