@@ -165,9 +165,9 @@ def test_the_program_in_cpp_reads_cases(tmp_path: Path) -> None:
     """It refuses negative positions, as some cases want, and does no other call."""
     compiling, running = block("text", "conformance.cpp").splitlines()
     subprocess.run(shlex.split(compiling.replace("-o mine", f"-o {tmp_path}/mine")), cwd=pages.ROOT, check=True)
-    command = [sys.executable, *shlex.split(running)[1:], "--only", "T1=float32", "--only", "cache_mode=0"]
-    command += ["--report", "json", "--output", "report.json"]
+    command = [sys.executable, *shlex.split(running)[1:], "--only", "T1=float32", "--only", "quant_bit=0"]
+    command += ["--only", "cache_mode=0", "--report", "json", "--output", "report.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "report.json").read_text())["summary"]
-    assert summary["passed"] >= 3 and summary["unsupported"] > 500 and not summary["failed"]
+    assert summary["passed"] >= 3 and summary["unsupported"] > 300 and not summary["failed"]

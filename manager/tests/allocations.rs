@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode};
-use kvcache_testing::manager::memory::Memory;
+use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Geometry, Mode};
+use kvcache_testing::manager::managed::Managed;
 
 thread_local! {
     /// Allocations that this thread has made, and their bytes.
@@ -33,12 +33,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+fn paged(page_size: usize, max_t: usize) -> CacheSpecBuilder {
+    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t };
+    CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size })
+}
+
 /// Decodes with 64 sequences; gives the allocations of each step.
 fn decode(steps: u32) -> Vec<usize> {
-    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 64 * 512 };
-    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 16 });
-    let mut manager = Manager::new(builder.max_pages(64).build().unwrap()).unwrap();
-    let mut memory = Memory::new(manager.spec());
+    let Managed { mut manager, mut memory } = Managed::new(paged(16, 64 * 512).max_pages(64));
     let seqs: Vec<_> = (0..64).map(|_| manager.create()).collect();
     // Rows of different lengths, so that their pages end in different steps.
     let prompts: Vec<Vec<u32>> = (0..64).map(|i| (i..250 + 2 * i).collect()).collect();
@@ -67,10 +69,7 @@ fn a_step_in_steady_state_allocates_nothing() {
 
 #[test]
 fn a_hopeless_append_evicts_nothing() {
-    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 10_000 };
-    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 1 });
-    let mut manager = Manager::new(builder.build().unwrap()).unwrap();
-    let mut memory = Memory::new(manager.spec());
+    let Managed { mut manager, mut memory } = Managed::new(paged(1, 10_000));
     let (a, b) = (manager.create(), manager.create());
     let prompt: Vec<u32> = (0..5_000).collect();
     manager.begin_step(&[Append::tokens(a, &prompt)]).unwrap().apply(&mut memory).unwrap().commit();

@@ -1,23 +1,22 @@
 //! What edits and windows cost: the rows that they move, and the pages that they take. That they are right is the state
 //! machine's matter.
 
-use kvcache_manager::{Append, Error, Manager, Mode, Rope, Rotation, SeqId};
-use kvcache_testing::manager::memory::Memory;
+use kvcache_manager::{Create, Error, Mode, Rope, Rotation, SeqId};
+use kvcache_testing::manager::managed::Managed;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::golden::{self, rows_copied, sequence, slots};
+use crate::golden::builder;
 
-fn made(mode: Mode, max_t: usize) -> (Manager, Memory) {
-    golden::made(golden::builder(1, 1, 2, max_t).mode(mode).rope(Rope::neox(2, 1e4)))
+fn made(mode: Mode, max_t: usize) -> Managed {
+    Managed::new(builder(1, 1, 2, max_t).mode(mode).rope(Rope::neox(2, 1e4)))
 }
 
 /// Does what is queued; gives how many rows were copied.
-fn moved(manager: &mut Manager, memory: &mut Memory) -> usize {
-    let before = rows_copied(memory);
-    manager.update(memory).unwrap();
-    manager.check().unwrap();
-    rows_copied(memory) - before
+fn moved(cache: &mut Managed) -> usize {
+    let before = cache.copied();
+    cache.update();
+    cache.copied() - before
 }
 
 proptest! {
@@ -36,13 +35,13 @@ proptest! {
     ) {
         let a = a % len;
         let b = a + 1 + more % (len - a);
-        let (mut manager, mut memory) = made(mode, 256);
-        let seq = sequence(&mut manager, &mut memory, len);
+        let mut cache = made(mode, 256);
+        let seq = cache.sequence(len);
         if shared && mode != Mode::Runs {
-            manager.fork(seq).unwrap();
+            cache.manager.fork(seq).unwrap();
         }
-        prop_assert_eq!(manager.seq_rm(seq, a as i64..b as i64).unwrap(), b - a);
-        let moved = moved(&mut manager, &mut memory);
+        prop_assert_eq!(cache.manager.seq_rm(seq, a as i64..b as i64).unwrap(), b - a);
+        let moved = moved(&mut cache);
         let (h, behind) = (b - a, len - b);
         match mode {
             Mode::Cells => prop_assert_eq!(moved, 0),
@@ -69,21 +68,20 @@ proptest! {
         (a, b) in (0_usize..60, 0_usize..60),
     ) {
         let (a, b) = (a.min(b).min(len), a.max(b).min(len));
-        let (mut manager, mut memory) = made(mode, 256);
-        let seq = sequence(&mut manager, &mut memory, len);
-        let copy = manager.create();
-        let used = manager.stats().used;
-        prop_assert_eq!(manager.seq_cp(seq, copy, a as i64..b as i64).unwrap(), b - a);
-        let rows = moved(&mut manager, &mut memory);
+        let mut cache = made(mode, 256);
+        let (seq, copy) = (cache.sequence(len), cache.manager.create());
+        let used = cache.manager.stats().used;
+        prop_assert_eq!(cache.manager.seq_cp(seq, copy, a as i64..b as i64).unwrap(), b - a);
+        let rows = moved(&mut cache);
         match mode {
-            Mode::Cells => prop_assert_eq!((rows, manager.stats().used), (0, used)),
-            Mode::Paged { .. } if a == 0 => prop_assert_eq!((rows, manager.stats().used), (0, used)),
+            Mode::Cells => prop_assert_eq!((rows, cache.manager.stats().used), (0, used)),
+            Mode::Paged { .. } if a == 0 => prop_assert_eq!((rows, cache.manager.stats().used), (0, used)),
             // A page that begins with the rows' first one may be shared, too.
             Mode::Paged { .. } => prop_assert!(rows <= b - a),
             _ => prop_assert_eq!(rows, b - a),
         }
-        manager.fork(seq).unwrap();
-        let rows = moved(&mut manager, &mut memory);
+        cache.manager.fork(seq).unwrap();
+        let rows = moved(&mut cache);
         prop_assert_eq!(rows, if mode == Mode::Runs { len } else { 0 });
     }
 
@@ -95,47 +93,44 @@ proptest! {
     ) {
         let c = chunks.iter().copied().max().unwrap();
         let pages = (width + slack + c - 1 + page_size - 1).div_ceil(page_size) + sink.div_ceil(page_size);
-        let builder = golden::builder(1, 1, 2, pages * page_size).mode(Mode::Paged { page_size });
-        let (mut manager, mut memory) = golden::made(builder.window(width).sink(sink).slack(slack));
-        let seq = manager.create();
+        let builder = builder(1, 1, 2, pages * page_size).mode(Mode::Paged { page_size });
+        let mut cache = Managed::new(builder.window(width).sink(sink).slack(slack));
+        let seq = cache.manager.create();
         for n in chunks {
             // With exactly so many pages no step is refused.
-            golden::append(&mut manager, &mut memory, &[seq], n);
+            cache.grow(&[seq], n);
         }
     }
 }
 
 #[test]
 fn a_run_grows_in_place_or_moves_to_twice_its_reserve() {
-    let (mut manager, mut memory) = made(Mode::Runs, 64);
-    let a = manager.create_with(&kvcache_manager::Create { reserve: 4, salt: &[] });
-    let grow = |manager: &mut Manager, memory: &mut Memory, seq: SeqId, n: usize| {
-        manager.begin_step(&[Append::count(seq, n)]).unwrap().apply(memory).unwrap().commit();
-        (manager.slots(seq).unwrap().next(), manager.stats().used, rows_copied(memory))
+    let mut cache = made(Mode::Runs, 64);
+    let a = cache.manager.create_with(&Create { reserve: 4, salt: &[] });
+    let b = cache.manager.create();
+    let mut grow = |seq: SeqId, n: usize| {
+        cache.grow(&[seq], n);
+        (cache.slots(seq)[0], cache.manager.stats().used, cache.copied())
     };
-    assert_eq!(grow(&mut manager, &mut memory, a, 2), (Some(0), 4, 0));
-    assert_eq!(grow(&mut manager, &mut memory, a, 2), (Some(0), 4, 0));
-    let b = manager.create();
-    assert_eq!(grow(&mut manager, &mut memory, b, 4), (Some(4), 8, 0));
+    assert_eq!(grow(a, 2), (0, 4, 0));
+    assert_eq!(grow(a, 2), (0, 4, 0));
+    assert_eq!(grow(b, 4), (4, 8, 0));
     // The cells behind it are another's.
-    assert_eq!(grow(&mut manager, &mut memory, a, 1), (Some(8), 12, 4));
-    manager.check().unwrap();
+    assert_eq!(grow(a, 1), (8, 12, 4));
 }
 
 #[test]
 fn a_lost_owner_of_a_page_does_not_keep_its_rows_from_being_turned() {
-    let (mut manager, mut memory) = made(Mode::Paged { page_size: 4 }, 64);
-    let a = sequence(&mut manager, &mut memory, 6);
-    manager.seq_add(a, .., 1).unwrap();
-    let b = manager.fork(a).unwrap();
+    let mut cache = made(Mode::Paged { page_size: 4 }, 64);
+    let a = cache.sequence(6);
+    cache.manager.seq_add(a, .., 1).unwrap();
+    let b = cache.manager.fork(a).unwrap();
     // The rows behind the first of b's first page move, in a page of its own.
-    manager.seq_rm(b, 1..2).unwrap();
-    memory.faults.fails_at = Some(memory.calls.get());
-    assert_eq!(manager.update(&mut memory).unwrap_err().kind(), "memory");
-    memory.faults.fails_at = None;
-    assert!(matches!(manager.seq_rm(b, ..), Err(Error::Lost { .. })));
-    manager.seq_rm(a, 4..).unwrap();
-    manager.update(&mut memory).unwrap();
-    assert_eq!(memory.log.rotations, [Rotation { slot: slots(&manager, a)[0], len: 3, delta: 1 }]);
-    manager.check().unwrap();
+    cache.manager.seq_rm(b, 1..2).unwrap();
+    cache.fail();
+    assert_eq!(cache.manager.update(&mut cache.memory).unwrap_err().kind(), "memory");
+    assert!(matches!(cache.manager.seq_rm(b, ..), Err(Error::Lost { .. })));
+    cache.manager.seq_rm(a, 4..).unwrap();
+    cache.update();
+    assert_eq!(cache.memory.log.rotations, [Rotation { slot: cache.slots(a)[0], len: 3, delta: 1 }]);
 }

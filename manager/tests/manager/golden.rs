@@ -2,53 +2,16 @@
 //! computes.
 
 use kvcache_manager::schema::CacheLayout;
-use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Geometry, Manager, Mode, Rope, SeqId, find_slot};
-use kvcache_testing::manager::memory::Memory;
+use kvcache_manager::{CacheSpec, CacheSpecBuilder, Geometry, Mode, Rope, find_slot};
+use kvcache_testing::manager::managed::Managed;
 
 pub fn builder(num_layer: usize, num_heads: usize, head_dim: usize, max_t: usize) -> CacheSpecBuilder {
     CacheSpec::builder(Geometry { num_layer, num_heads, head_dim, max_t })
 }
 
 /// A small cache that can be shifted.
-pub fn small(mode: Mode, max_t: usize) -> CacheSpecBuilder {
+fn small(mode: Mode, max_t: usize) -> CacheSpecBuilder {
     builder(1, 1, 8, max_t).mode(mode).rope(Rope::neox(8, 1e4))
-}
-
-pub fn made(builder: CacheSpecBuilder) -> (Manager, Memory) {
-    let spec = builder.build().unwrap();
-    let memory = Memory::new(&spec);
-    (Manager::new(spec).unwrap(), memory)
-}
-
-pub fn paged(page_size: usize, max_t: usize) -> (Manager, Memory) {
-    made(small(Mode::Paged { page_size }, max_t))
-}
-
-pub fn live_pages(manager: &Manager) -> usize {
-    manager.stats().used / manager.spec().page_size()
-}
-
-pub fn rows_copied(memory: &Memory) -> usize {
-    memory.log.copies.iter().map(|copy| copy.len).sum()
-}
-
-/// Appends `n` tokens to each sequence; gives the rows that were copied.
-pub fn append(manager: &mut Manager, memory: &mut Memory, seqs: &[SeqId], n: usize) -> usize {
-    let before = rows_copied(memory);
-    let appends: Vec<_> = seqs.iter().map(|&seq| Append::count(seq, n)).collect();
-    manager.begin_step(&appends).unwrap().apply(memory).unwrap().commit();
-    manager.check().unwrap();
-    rows_copied(memory) - before
-}
-
-pub fn sequence(manager: &mut Manager, memory: &mut Memory, n: usize) -> SeqId {
-    let seq = manager.create();
-    append(manager, memory, &[seq], n);
-    seq
-}
-
-pub fn slots(manager: &Manager, seq: SeqId) -> Vec<usize> {
-    manager.slots(seq).unwrap().collect()
 }
 
 #[test]
@@ -69,27 +32,26 @@ fn g6_byte_offsets_of_slots() {
 
 #[test]
 fn g14_windows() {
-    let (mut manager, mut memory) = made(small(Mode::Paged { page_size: 1 }, 4).window(4));
-    let seq = manager.create();
+    let mut cache = Managed::new(small(Mode::Paged { page_size: 1 }, 4).window(4));
+    let seq = cache.manager.create();
     let mut written = Vec::new();
     for _ in 0..8 {
-        append(&mut manager, &mut memory, &[seq], 1);
-        written.push(*slots(&manager, seq).last().unwrap());
+        cache.grow(&[seq], 1);
+        written.push(*cache.slots(seq).last().unwrap());
     }
     assert_eq!(written, [0, 1, 2, 3, 0, 1, 2, 3]);
 }
 
 #[test]
 fn g16_forks_of_a_prompt() {
-    let (mut manager, mut memory) = paged(16, 16 * 600);
-    let mut seqs = vec![sequence(&mut manager, &mut memory, 1000)];
+    let mut cache = Managed::new(small(Mode::Paged { page_size: 16 }, 16 * 600));
+    let mut seqs = vec![cache.sequence(1000)];
     for _ in 0..7 {
-        seqs.push(manager.fork(seqs[0]).unwrap());
+        seqs.push(cache.manager.fork(seqs[0]).unwrap());
     }
-    let copied: usize = (0..100).map(|_| append(&mut manager, &mut memory, &seqs, 1)).sum();
-    assert_eq!(live_pages(&manager), 118);
-    assert_eq!(copied, 56);
-    let unshared: usize = seqs.iter().map(|&seq| manager.seq_len(seq).unwrap().div_ceil(16)).sum();
+    (0..100).for_each(|_| cache.grow(&seqs, 1));
+    assert_eq!((cache.manager.stats().used / 16, cache.copied()), (118, 56));
+    let unshared: usize = seqs.iter().map(|&seq| cache.manager.seq_len(seq).unwrap().div_ceil(16)).sum();
     assert_eq!(unshared, 552);
 }
 

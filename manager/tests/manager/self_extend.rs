@@ -1,15 +1,14 @@
 //! Self-extend, against the edits that it stands for.
 
 use kvcache_manager::{Append, Error, Manager, Mode, Rope, SeqId, self_extend_positions};
-use kvcache_testing::manager::memory::Memory;
+use kvcache_testing::manager::managed::Managed;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::golden::{self, sequence};
-use crate::sessions::Cache;
+use crate::golden::builder;
 
-fn made(mode: Mode) -> (Manager, Memory) {
-    golden::made(golden::builder(1, 1, 4, 128).mode(mode).rope(Rope::neox(4, 1e4)))
+fn made(mode: Mode) -> Managed {
+    Managed::new(builder(1, 1, 4, 128).mode(mode).rope(Rope::neox(4, 1e4)))
 }
 
 fn by_edits(manager: &mut Manager, seq: SeqId, ga_i: &mut i64, ga_n: i64, ga_w: i64) {
@@ -35,35 +34,33 @@ proptest! {
         chunks in prop::collection::vec(1_usize..20, 1..6),
     ) {
         let ga_w = ga_n * groups;
-        let ((mut manager, mut memory), (mut other, mut others)) = (made(mode), made(mode));
-        let (seq, by_hand) = (manager.create(), other.create());
+        let (mut cache, mut other) = (made(mode), made(mode));
+        let (seq, by_hand) = (cache.manager.create(), other.manager.create());
         let mut ga_i = 0;
         for n in chunks {
-            let next = manager.self_extend(seq, ga_n, ga_w)?;
-            by_edits(&mut other, by_hand, &mut ga_i, ga_n, ga_w);
-            let step = manager.begin_step(&[Append::count(seq, n)])?.apply(&mut memory)?;
+            let next = cache.manager.self_extend(seq, ga_n, ga_w)?;
+            by_edits(&mut other.manager, by_hand, &mut ga_i, ga_n, ga_w);
+            let step = cache.manager.begin_step(&[Append::count(seq, n)])?.apply(&mut cache.memory)?;
             prop_assert_eq!(step.positions()[0], next);
             step.commit();
-            other.begin_step(&[Append::count(by_hand, n)])?.apply(&mut others)?.commit();
-            manager.check()?;
-            prop_assert!(manager.positions(seq)?.eq(other.positions(by_hand)?));
+            other.grow(&[by_hand], n);
+            cache.manager.check()?;
+            prop_assert_eq!(cache.contents(seq), other.contents(by_hand));
         }
-        let slots: Vec<_> = manager.slots(seq)?.collect();
-        prop_assert_eq!(memory.read(&slots), others.read(&other.slots(by_hand)?.collect::<Vec<_>>()));
     }
 
     #[test]
     fn its_positions_are_those_of_one_token_after_another((ga_n, groups) in (1_i64..5, 1_i64..4), n in 0_usize..60) {
         let ga_w = ga_n * groups;
-        let (mut manager, mut memory) = made(Mode::Paged { page_size: 4 });
-        let seq = manager.create();
+        let mut cache = made(Mode::Paged { page_size: 4 });
+        let seq = cache.manager.create();
         for _ in 0..n {
-            manager.self_extend(seq, ga_n, ga_w)?;
-            manager.begin_step(&[Append::count(seq, 1)])?.apply(&mut memory)?.commit();
+            cache.manager.self_extend(seq, ga_n, ga_w)?;
+            cache.grow(&[seq], 1);
         }
-        let n_past = manager.self_extend(seq, ga_n, ga_w)?;
+        let n_past = cache.manager.self_extend(seq, ga_n, ga_w)?;
         let (positions, expected, _) = self_extend_positions(n, ga_n, ga_w)?;
-        prop_assert!(manager.positions(seq)?.eq(positions));
+        prop_assert!(cache.manager.positions(seq)?.eq(positions));
         prop_assert_eq!(n_past, expected);
     }
 }
@@ -79,31 +76,34 @@ fn golden_g20() -> Result<(), Error> {
 
 #[test]
 fn refusals_change_nothing() -> Result<(), Error> {
-    let (mut manager, mut memory) = made(Mode::Paged { page_size: 4 });
-    let seq = sequence(&mut manager, &mut memory, 20);
+    let mut cache = made(Mode::Paged { page_size: 4 });
+    let seq = cache.sequence(20);
+    let Managed { manager, memory } = &mut cache;
     let before = manager.clone();
     for (ga_n, ga_w, kind) in [(4, 6, "group_width"), (0, 8, "range"), (4, -8, "range"), (2, i64::MAX, "range")] {
         assert_eq!(manager.self_extend(seq, ga_n, ga_w).unwrap_err().kind(), kind);
     }
     assert_eq!(manager.self_extend(SeqId::default(), 2, 4).unwrap_err().kind(), "unknown_seq");
-    manager.begin_step(&[])?.apply(&mut memory)?.detach();
+    manager.begin_step(&[])?.apply(memory)?.detach();
     assert_eq!(manager.self_extend(seq, 2, 4).unwrap_err().kind(), "step_open");
     manager.rollback_open_step();
-    assert_eq!(manager, before);
+    assert_eq!(*manager, before);
     Ok(())
 }
 
 /// How far the groups go is a part of a sequence: a fork and a saved session have it, too.
 #[test]
 fn forks_and_sessions_go_on() -> Result<(), Error> {
-    let (mut cache, mut loaded) = (Cache::paged(4, 128), Cache::paged(4, 128));
-    let seq = sequence(&mut cache.manager, &mut cache.memory, 11);
+    let [mut cache, mut loaded] = [(); 2].map(|()| made(Mode::Paged { page_size: 4 }));
+    let seq = cache.sequence(11);
     cache.manager.self_extend(seq, 2, 4)?;
     let fork = cache.manager.fork(seq)?;
-    cache.manager.update(&mut cache.memory)?;
-    let saved = loaded.load(&cache.save())[0];
-    let grown = |cache: &mut Cache, seq| {
-        cache.manager.begin_step(&[Append::count(seq, 9)])?.apply(&mut cache.memory)?.commit();
+    cache.update();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    cache.manager.save_seq(file.path(), &cache.memory, seq)?;
+    let saved = loaded.manager.load_seq(file.path(), &mut loaded.memory, 0)?;
+    let grown = |cache: &mut Managed, seq| {
+        cache.grow(&[seq], 9);
         cache.manager.self_extend(seq, 2, 4)?;
         assert!(cache.manager.positions(seq)?.eq(self_extend_positions(20, 2, 4)?.0));
         Ok(())

@@ -2,15 +2,15 @@
 //! why. (That rows come back in any mode and layout, and that a memory that fails changes nothing, is among the
 //! scripts; what a file may say is the unit tests' matter.)
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
 use kvcache_manager::{
-    Append, CacheSpec, CacheSpecBuilder, Create, Error, Geometry, KeyForm, Manager, Mode, Rope, RopeStyle, SeqId,
-    SessionError,
+    Append, CacheSpec, CacheSpecBuilder, Create, Error, Geometry, KeyForm, Mode, Rope, RopeStyle, SeqId, SessionError,
 };
-use kvcache_testing::manager::memory::Memory;
+use kvcache_testing::manager::managed::Managed;
 use kvcache_testing::manager::rows::with_types;
+use tempfile::{NamedTempFile, TempPath};
 
 const GEOMETRY: Geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: 64 };
 
@@ -19,107 +19,75 @@ fn builder(mode: Mode, max_t: usize, types: usize) -> CacheSpecBuilder {
     builder.rope(Rope::neox(4, 1e4)).shift_limit(None).fingerprint("model")
 }
 
-pub struct Cache {
-    pub manager: Manager,
-    pub memory: Memory,
-    /// Bytes for rows of unknown tokens.
-    seed: u64,
-    folder: tempfile::TempDir,
+fn paged(page_size: usize, max_t: usize) -> Managed {
+    Managed::new(builder(Mode::Paged { page_size }, max_t, 1))
 }
 
-impl Cache {
-    pub fn new(spec: CacheSpecBuilder) -> Self {
-        let spec = spec.build().unwrap();
-        let memory = Memory::new(&spec);
-        Self { manager: Manager::new(spec).unwrap(), memory, seed: 0, folder: tempfile::tempdir().unwrap() }
+/// Appends tokens and writes rows that follow from them; gives how many tokens were found in the prefix index.
+fn append(cache: &mut Managed, seq: SeqId, tokens: &[u32]) -> usize {
+    let found = cache.append(&[Append::tokens(seq, tokens)])[0];
+    // A window may have removed the first of them.
+    for (slot, &token) in cache.slots(seq).into_iter().rev().zip(tokens.iter().rev()) {
+        // Bytes that are finite numbers in every type.
+        let len = cache.memory.spec.bytes_per_token();
+        let row: Vec<u8> = (0..len).map(|i| ((token >> (i % 3 * 8)) as u8 ^ i as u8) & 0x3b).collect();
+        cache.memory.write(&[slot], &row);
     }
+    found
+}
 
-    pub fn paged(page_size: usize, max_t: usize) -> Self {
-        Self::new(builder(Mode::Paged { page_size }, max_t, 1))
-    }
+fn create(cache: &mut Managed, tokens: &[u32]) -> SeqId {
+    let seq = cache.manager.create();
+    append(cache, seq, tokens);
+    seq
+}
 
-    fn slots(&self, seq: SeqId) -> Vec<usize> {
-        self.manager.slots(seq).unwrap().collect()
-    }
+/// A file with all sequences, which is removed when it is dropped.
+fn save(cache: &mut Managed) -> TempPath {
+    let path = NamedTempFile::new().unwrap().into_temp_path();
+    cache.manager.save(&path, &cache.memory).unwrap();
+    path
+}
 
-    /// The positions and rows of a sequence.
-    fn contents(&self, seq: SeqId) -> (Vec<i64>, Vec<u8>) {
-        (self.manager.positions(seq).unwrap().collect(), self.memory.read(&self.slots(seq)))
-    }
+fn load(cache: &mut Managed, path: &Path) -> Vec<SeqId> {
+    let loaded = cache.manager.load(path, &mut cache.memory).unwrap();
+    cache.manager.check().unwrap();
+    loaded
+}
 
-    /// Appends rows, of known tokens or not, and writes them; gives how many were found in the prefix index.
-    fn append(&mut self, append: Append<'_>, seq: SeqId) -> usize {
-        let step = self.manager.begin_step(&[append]).unwrap().apply(&mut self.memory).unwrap();
-        let (tokens, cached) = (step.token_ids().to_vec(), step.cached().iter().sum::<i64>() as usize);
-        step.commit();
-        let slots = self.slots(seq);
-        // A window may have removed the first of them.
-        for (&slot, &token) in slots.iter().rev().zip(tokens.iter().rev()) {
-            self.seed += 1;
-            let seed = if token < 0 { self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) } else { token as u64 };
-            // Bytes that are finite numbers in every type.
-            let row: Vec<u8> = (0..self.memory.spec.bytes_per_token())
-                .map(|i| ((seed >> (i % 7 * 8)) as u8 ^ i as u8) & 0x3b)
-                .collect();
-            self.memory.write(&[slot], &row);
-        }
-        self.manager.check().unwrap();
-        cached
-    }
-
-    fn create(&mut self, tokens: &[u32]) -> SeqId {
-        let seq = self.manager.create();
-        self.append(Append::tokens(seq, tokens), seq);
-        seq
-    }
-
-    /// Saves all sequences; gives the file.
-    pub fn save(&mut self) -> PathBuf {
-        let path = self.folder.path().join("session.safetensors");
-        self.manager.save(&path, &self.memory).unwrap();
-        path
-    }
-
-    pub fn load(&mut self, path: &Path) -> Vec<SeqId> {
-        let loaded = self.manager.load(path, &mut self.memory).unwrap();
-        self.manager.check().unwrap();
-        loaded
-    }
-
-    /// Loads one sequence, which is refused: nothing changes.
-    fn refuses(&mut self, path: &Path, index: usize) -> Error {
-        let (manager, memory) = (self.manager.clone(), self.memory.clone());
-        let error = self.manager.load_seq(path, &mut self.memory, index).unwrap_err();
-        self.manager.check().unwrap();
-        assert!(self.manager == manager && self.memory == memory, "{error} has changed something");
-        error
-    }
+/// Loads one sequence, which is refused: nothing changes.
+fn refuses(cache: &mut Managed, path: &Path, index: usize) -> Error {
+    let before = cache.clone();
+    let error = cache.manager.load_seq(path, &mut cache.memory, index).unwrap_err();
+    cache.manager.check().unwrap();
+    assert!(*cache == before, "{error} has changed something");
+    error
 }
 
 #[test]
 fn pages_are_shared_full_and_found_again() {
     let prompt: Vec<u32> = (0..12).collect();
-    let mut cache = Cache::paged(4, 64);
-    let a = cache.create(&prompt);
+    let mut cache = paged(4, 64);
+    let a = create(&mut cache, &prompt);
     let b = cache.manager.fork(a).unwrap();
     cache.manager.seq_rm(b, 6..).unwrap();
     let c = cache.manager.fork(a).unwrap();
-    cache.append(Append::tokens(c, &[50, 51]), c);
+    append(&mut cache, c, &[50, 51]);
     assert_eq!(cache.manager.stats().used, 16);
-    let path = cache.save();
+    let path = save(&mut cache);
 
-    let mut other = Cache::paged(4, 16);
-    let loaded = other.load(&path);
+    let mut other = paged(4, 16);
+    let loaded = load(&mut other, &path);
     let (stats, slots) = (other.manager.stats(), other.slots(loaded[0]));
     assert_eq!((stats.used, stats.shared, stats.free), (16, 12, 0));
     assert_eq!(other.slots(loaded[1]), slots[..6]);
     assert_eq!(other.slots(loaded[2])[..12], slots);
 
     // Full pages are in the index: a prompt finds all that it can have of them, which is not its last token.
-    let mut other = Cache::paged(4, 32);
-    let loaded = other.load(&path);
+    let mut other = paged(4, 32);
+    let loaded = load(&mut other, &path);
     let d = other.manager.create();
-    assert_eq!(other.append(Append::tokens(d, &prompt), d), 8);
+    assert_eq!(append(&mut other, d, &prompt), 8);
     assert_eq!(other.slots(d)[..8], other.slots(loaded[0])[..8]);
     // Those of a freed sequence stay cached.
     loaded.iter().for_each(|&seq| other.manager.free(seq).unwrap());
@@ -127,20 +95,20 @@ fn pages_are_shared_full_and_found_again() {
     assert_eq!(other.manager.stats().cached, 12);
     // Not with another salt.
     let e = other.manager.create_with(&Create { salt: b"salt", ..Create::default() });
-    assert_eq!(other.append(Append::tokens(e, &prompt), e), 0);
+    assert_eq!(append(&mut other, e, &prompt), 0);
 }
 
 #[test]
 fn a_loaded_prompt_begins_with_pages_that_are_there() {
     let prompt: Vec<u32> = (0..12).collect();
-    let mut cache = Cache::paged(4, 64);
-    let a = cache.create(&prompt);
-    cache.append(Append::tokens(a, &[70]), a);
-    let path = cache.save();
+    let mut cache = paged(4, 64);
+    let a = create(&mut cache, &prompt);
+    append(&mut cache, a, &[70]);
+    let path = save(&mut cache);
     // Live pages, then cached ones.
     for freed in [false, true] {
-        let mut other = Cache::paged(4, 24);
-        let live = other.create(&[&prompt[..8], &[80]].concat());
+        let mut other = paged(4, 24);
+        let live = create(&mut other, &[&prompt[..8], &[80]].concat());
         let slots = other.slots(live);
         if freed {
             other.manager.free(live).unwrap();
@@ -155,9 +123,9 @@ fn a_loaded_prompt_begins_with_pages_that_are_there() {
         assert_eq!(other.manager.stats().used, if freed { 16 } else { 20 });
     }
     // The last page of a prompt of whole pages is its own: it has the last token.
-    let mut cache = Cache::paged(4, 64);
-    let a = cache.create(&prompt);
-    let path = cache.save();
+    let mut cache = paged(4, 64);
+    let a = create(&mut cache, &prompt);
+    let path = save(&mut cache);
     let b = cache.manager.load_seq(path, &mut cache.memory, 0).unwrap();
     assert_eq!(cache.slots(b)[..8], cache.slots(a)[..8]);
     assert_ne!(cache.slots(b)[8..], cache.slots(a)[8..]);
@@ -168,47 +136,48 @@ fn a_loaded_prompt_begins_with_pages_that_are_there() {
 #[test]
 fn windows_and_shifts_go_on() {
     let spec = || builder(Mode::Cells, 64, 5).window(4).shift_limit(Some(1));
-    let mut cache = Cache::new(spec());
-    let a = cache.create(&(0..12).collect::<Vec<_>>());
-    let path = cache.save();
-    let mut other = Cache::new(spec());
-    let b = other.load(&path)[0];
+    let mut cache = Managed::new(spec());
+    let a = create(&mut cache, &(0..12).collect::<Vec<_>>());
+    let path = save(&mut cache);
+    let mut other = Managed::new(spec());
+    let b = load(&mut other, &path)[0];
     assert_eq!(other.contents(b), cache.contents(a));
     for (cache, seq) in [(&mut cache, a), (&mut other, b)] {
         assert!(matches!(cache.manager.seq_rm(seq, 10..), Err(Error::WindowLost { gone: 8, .. })));
         cache.manager.seq_add(seq, 0.., 1).unwrap();
-        cache.manager.update(&mut cache.memory).unwrap();
+        cache.update();
     }
-    let path = cache.save();
-    let mut other = Cache::new(spec());
-    let b = other.load(&path)[0];
+    let path = save(&mut cache);
+    let mut other = Managed::new(spec());
+    let b = load(&mut other, &path)[0];
     assert!(matches!(other.manager.seq_add(b, 0.., 1), Err(Error::ShiftLimit { shifts: 1, limit: 1 })));
 }
 
 #[test]
 fn a_row_that_a_window_removed_and_a_shift_moved_below_0_is_no_part_of_a_session() {
     for mode in [Mode::Paged { page_size: 1 }, Mode::Runs, Mode::Cells] {
-        let mut cache = Cache::new(builder(mode, 64, 1).window(4));
+        let mut cache = Managed::new(builder(mode, 64, 1).window(4));
         let seq = cache.manager.create();
-        cache.append(Append::count(seq, 8), seq);
+        cache.grow(&[seq], 8);
         cache.manager.seq_add(seq, .., -5).unwrap();
-        cache.manager.update(&mut cache.memory).unwrap();
-        let path = cache.save();
-        let mut other = Cache::new(builder(mode, 64, 1).window(4));
-        let loaded = other.load(&path)[0];
+        cache.update();
+        let path = save(&mut cache);
+        let mut other = Managed::new(builder(mode, 64, 1).window(4));
+        let loaded = load(&mut other, &path)[0];
         assert_eq!(other.contents(loaded).0, [0, 1, 2], "{mode:?}");
     }
 }
 
 #[test]
 fn saving_is_refused() {
-    let mut cache = Cache::paged(4, 64);
-    let (a, b) = (cache.create(&[1, 2, 3, 4, 5, 6]), cache.create(&[7]));
-    let path = cache.folder.path().join("session");
+    let mut cache = paged(4, 64);
+    let (a, b) = (create(&mut cache, &[1, 2, 3, 4, 5, 6]), create(&mut cache, &[7]));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
     cache.manager.seq_add(a, 3.., 2).unwrap();
     let error = cache.manager.save(&path, &cache.memory).unwrap_err();
     assert!(matches!(error, Error::UpdatePending { copies: 0, sequences: 1 }), "{error:?}");
-    cache.memory.faults.fails_at = Some(cache.memory.calls.get());
+    cache.fail();
     cache.manager.update(&mut cache.memory).unwrap_err();
     assert!(matches!(cache.manager.save(&path, &cache.memory), Err(Error::Lost { seq }) if seq == a));
     assert!(matches!(cache.manager.save_seq(&path, &cache.memory, a), Err(Error::Lost { .. })));
@@ -217,46 +186,47 @@ fn saving_is_refused() {
     cache.manager.free(a).unwrap();
 
     // A memory that cannot be read: the file is as it was.
-    cache.memory.faults.fails_at = Some(cache.memory.calls.get());
+    cache.fail();
     assert!(matches!(cache.manager.save(&path, &cache.memory), Err(Error::Memory { .. })));
     assert_eq!(std::fs::read(&path).unwrap(), saved);
-    let missing = cache.folder.path().join("missing").join("file");
+    let missing = folder.path().join("missing").join("file");
     assert_eq!(cache.manager.save(&missing, &cache.memory).unwrap_err().kind(), "io");
     assert_eq!(cache.manager.load_seq(&missing, &mut cache.memory, 0).unwrap_err().kind(), "io");
 }
 
 #[test]
 fn loading_is_refused() {
-    let mut cache = Cache::paged(4, 64);
-    cache.create(&(0..10).collect::<Vec<_>>());
-    cache.create(&(20..40).collect::<Vec<_>>());
-    let path = cache.save();
+    let mut cache = paged(4, 64);
+    create(&mut cache, &(0..10).collect::<Vec<_>>());
+    create(&mut cache, &(20..40).collect::<Vec<_>>());
+    let path = save(&mut cache);
     let error = cache.manager.load(&path, &mut cache.memory).unwrap_err();
     assert!(matches!(error, Error::Session(SessionError::NotEmpty { sequences: 2 })), "{error:?}");
-    let error = cache.refuses(&path, 2);
+    let error = refuses(&mut cache, &path, 2);
     assert!(matches!(error, Error::Session(SessionError::NoSequence { index: 2, sequences: 2 })), "{error:?}");
 
     // Too little room; 20 rows are 5 pages.
     for (mode, expected) in [(Mode::Paged { page_size: 4 }, 16), (Mode::Runs, 19), (Mode::Cells, 19)] {
-        let error = Cache::new(builder(mode, 19, 1)).refuses(&path, 1);
+        let error = refuses(&mut Managed::new(builder(mode, 19, 1)), &path, 1);
         let Error::Session(SessionError::NoRoom { need: 20, free }) = error else { panic!("{error:?}") };
         assert_eq!(free, expected);
     }
     // Room enough, but not together: cells do not mind.
     for (mode, fits) in [(Mode::Runs, false), (Mode::Cells, true)] {
-        let mut holes = Cache::new(builder(mode, 24, 1));
-        let seqs = [holes.create(&[1; 8]), holes.create(&[2; 8]), holes.create(&[3; 4])];
+        let mut holes = Managed::new(builder(mode, 24, 1));
+        let seqs = [create(&mut holes, &[1; 8]), create(&mut holes, &[2; 8]), create(&mut holes, &[3; 4])];
         holes.manager.free(seqs[0]).unwrap();
         if fits {
             let loaded = holes.manager.load_seq(&path, &mut holes.memory, 0).unwrap();
             assert_eq!(holes.contents(loaded).1, cache.memory.read(&(0..10).collect::<Vec<_>>()));
             holes.manager.check().unwrap();
         } else {
-            let error = holes.refuses(&path, 0);
+            let error = refuses(&mut holes, &path, 0);
             assert!(matches!(error, Error::NoSlot { need: 10, largest: 8, free: 12 }), "{error:?}");
         }
     }
-    let error = Cache::new(builder(Mode::Paged { page_size: 4 }, 64, 1).max_pages(4)).refuses(&path, 1);
+    let narrow = builder(Mode::Paged { page_size: 4 }, 64, 1).max_pages(4);
+    let error = refuses(&mut Managed::new(narrow), &path, 1);
     let Error::Session(SessionError::TooManyPages { rows: 20, page_size: 4, need: 5, max_pages: 4, .. }) = error else {
         panic!("{error:?}");
     };
@@ -264,11 +234,11 @@ fn loading_is_refused() {
 
 #[test]
 fn rows_of_another_cache_are_refused() {
-    let mut cache = Cache::paged(4, 64);
-    cache.create(&(0..10).collect::<Vec<_>>());
-    let path = cache.save();
+    let mut cache = paged(4, 64);
+    create(&mut cache, &(0..10).collect::<Vec<_>>());
+    let path = save(&mut cache);
     let refused = |path: &Path, builder: CacheSpecBuilder, kind: &str, what: &str| {
-        let error = Cache::new(builder).refuses(path, 0);
+        let error = refuses(&mut Managed::new(builder), path, 0);
         assert!(error.kind() == kind && error.to_string().contains(what), "expected {kind} of {what}: {error}");
     };
     let like = |types| builder(Mode::Runs, 64, types);
@@ -291,11 +261,11 @@ fn rows_of_another_cache_are_refused() {
     }
     // A list of frequencies is as good as a base with the same ones.
     let list = Rope::with_frequencies(RopeStyle::Neox, Rope::neox(4, 1e4).frequencies().collect());
-    Cache::new(like(1).rope(list)).load(&path);
+    load(&mut Managed::new(like(1).rope(list)), &path);
 
-    let mut quantized = Cache::new(builder(Mode::Cells, 64, 3).layout(CacheLayout::HeadMajor));
-    quantized.create(&[1, 2]);
-    let path = quantized.save();
+    let mut quantized = Managed::new(builder(Mode::Cells, 64, 3).layout(CacheLayout::HeadMajor));
+    create(&mut quantized, &[1, 2]);
+    let path = save(&mut quantized);
     for (builder, kind, what) in [
         (like(2), "quantization", "quant_bit"),
         (like(4), "quantization", "quant_group"),
@@ -309,23 +279,23 @@ fn rows_of_another_cache_are_refused() {
 /// Every byte flipped, every length: nothing changes, in the bytes of free slots either.
 #[test]
 fn damaged_files_change_nothing() {
-    let mut cache = Cache::paged(2, 12);
-    let a = cache.create(&[1, 2, 3]);
+    let mut cache = paged(2, 12);
+    let a = create(&mut cache, &[1, 2, 3]);
     cache.manager.fork(a).unwrap();
-    let path = cache.save();
+    let path = save(&mut cache);
     let file = std::fs::read(&path).unwrap();
-    let mut target = Cache::paged(2, 12);
-    target.create(&[4, 5, 6]);
+    let mut target = paged(2, 12);
+    create(&mut target, &[4, 5, 6]);
     for i in 0..file.len() {
         for flip in [0x01, 0x20, 0x80, 0xff] {
             let mut damaged = file.clone();
             damaged[i] ^= flip;
             std::fs::write(&path, damaged).unwrap();
-            target.refuses(&path, 0);
+            refuses(&mut target, &path, 0);
         }
         std::fs::write(&path, &file[..i]).unwrap();
-        assert_eq!(target.refuses(&path, 0).kind(), "truncated");
+        assert_eq!(refuses(&mut target, &path, 0).kind(), "truncated");
     }
     std::fs::write(&path, [&file[..], &[0]].concat()).unwrap();
-    assert_eq!(target.refuses(&path, 0).kind(), "trailing");
+    assert_eq!(refuses(&mut target, &path, 0).kind(), "trailing");
 }

@@ -5,33 +5,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, BlockKind, BlockStore, CacheSpec, Error, Geometry, Manager, Mode, SeqId};
-use kvcache_testing::manager::memory::Memory;
+use kvcache_manager::{Append, BlockKind, CacheSpec, Create, Error, Geometry, Mode, SeqId};
+use kvcache_testing::manager::managed::Managed;
 use kvcache_testing::manager::store::Store;
 
 /// A cache of this many pages of 4 slots, with a store.
-fn made(num_pages: usize, fingerprint: &str, store: &Arc<Store>) -> (Manager, Memory) {
+fn made(num_pages: usize, fingerprint: &str, store: &Arc<Store>) -> Managed {
     let geometry = Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 4 * num_pages };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).fingerprint(fingerprint);
-    let spec = builder.mode(Mode::Paged { page_size: 4 }).build().unwrap();
-    let memory = Memory::new(&spec);
-    (Manager::with_store(spec, Arc::clone(store) as Arc<dyn BlockStore>).unwrap(), memory)
+    Managed::with_store(builder.mode(Mode::Paged { page_size: 4 }), store.clone())
 }
 
-/// A step that appends tokens to a sequence, and writes rows of these bytes; gives how many tokens were found.
-fn append(manager: &mut Manager, memory: &mut Memory, seq: SeqId, tokens: &[u32], byte: u8) -> i64 {
-    let step = manager.begin_step(&[Append::tokens(seq, tokens)]).unwrap().apply(memory).unwrap();
-    let (cached, first) = (step.cached()[0], step.start_pos()[0] as usize);
-    step.commit();
-    let written: Vec<usize> = manager.slots(seq).unwrap().skip(first).collect();
-    memory.write(&written, &vec![byte; written.len() * memory.spec.bytes_per_token()]);
-    manager.check().unwrap();
+/// Appends tokens to a sequence, and writes rows of these bytes; gives how many tokens were found.
+fn append(cache: &mut Managed, seq: SeqId, tokens: &[u32], byte: u8) -> usize {
+    let before = cache.manager.seq_len(seq).unwrap();
+    let cached = cache.append(&[Append::tokens(seq, tokens)])[0];
+    let written = &cache.slots(seq)[before + cached..];
+    cache.memory.write(written, &vec![byte; written.len() * cache.memory.spec.bytes_per_token()]);
     cached
 }
 
-fn bytes(manager: &Manager, memory: &Memory, seq: SeqId) -> Vec<u8> {
-    let rows = memory.read(&manager.slots(seq).unwrap().collect::<Vec<_>>());
-    rows.chunks(memory.spec.bytes_per_token()).map(|row| row[0]).collect()
+fn bytes(cache: &Managed, seq: SeqId) -> Vec<u8> {
+    cache.contents(seq).1.chunks(cache.memory.spec.bytes_per_token()).map(|row| row[0]).collect()
+}
+
+fn swap_in(cache: &mut Managed, seq: SeqId) -> Result<usize, Error> {
+    cache.manager.swap_in(seq, &mut cache.memory)
 }
 
 const PROMPT: [u32; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
@@ -39,148 +38,148 @@ const PROMPT: [u32; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 #[test]
 fn a_sequence_comes_back_with_its_own_bytes_not_with_those_of_the_same_tokens() {
     let store = Arc::default();
-    let (mut manager, mut memory) = made(4, "", &store);
-    let a = manager.create();
-    append(&mut manager, &mut memory, a, &PROMPT, 1);
-    manager.swap_out(a).unwrap();
+    let mut cache = made(4, "", &store);
+    let a = cache.manager.create();
+    append(&mut cache, a, &PROMPT, 1);
+    cache.manager.swap_out(a).unwrap();
     // Evicts and overwrites all that was cached.
-    let b = manager.create();
-    append(&mut manager, &mut memory, b, &[77; 15], 9);
-    manager.free(b).unwrap();
+    let b = cache.manager.create();
+    append(&mut cache, b, &[77; 15], 9);
+    cache.manager.free(b).unwrap();
     // The same tokens one by one, which finds nothing, of other bytes; its pages are sealed.
-    let c = manager.create();
+    let c = cache.manager.create();
     for token in PROMPT {
-        assert_eq!(append(&mut manager, &mut memory, c, &[token], 3), 0);
+        assert_eq!(append(&mut cache, c, &[token], 3), 0);
     }
-    manager.free(c).unwrap();
-    assert_eq!(manager.swap_in(a, &mut memory).unwrap(), 9);
-    assert_eq!(bytes(&manager, &memory, a), [1; 9]);
-    manager.check().unwrap();
+    cache.manager.free(c).unwrap();
+    assert_eq!(swap_in(&mut cache, a).unwrap(), 9);
+    assert_eq!(bytes(&cache, a), [1; 9]);
+    cache.manager.check().unwrap();
 
     // As long as its own pages are cached they are not read again.
-    manager.swap_out(a).unwrap();
-    let read = manager.swap_in(a, &mut memory).unwrap();
+    cache.manager.swap_out(a).unwrap();
+    let read = swap_in(&mut cache, a).unwrap();
     assert_eq!(read, 5, "its last page, and one of which the index has another");
-    assert_eq!(bytes(&manager, &memory, a), [1; 9]);
-    manager.free(a).unwrap();
-    let d = manager.create();
-    append(&mut manager, &mut memory, d, &[50, 51, 52, 53, 54], 5);
-    manager.swap_out(d).unwrap();
-    assert_eq!(manager.swap_in(d, &mut memory).unwrap(), 1);
-    assert_eq!(bytes(&manager, &memory, d), [5; 5]);
+    assert_eq!(bytes(&cache, a), [1; 9]);
+    cache.manager.free(a).unwrap();
+    let d = cache.manager.create();
+    append(&mut cache, d, &[50, 51, 52, 53, 54], 5);
+    cache.manager.swap_out(d).unwrap();
+    assert_eq!(swap_in(&mut cache, d).unwrap(), 1);
+    assert_eq!(bytes(&cache, d), [5; 5]);
     assert_eq!(store.count(BlockKind::Private), 0, "what is in the cache again is in the store no longer");
 }
 
 #[test]
 fn another_manager_finds_what_was_evicted_or_offloaded_but_not_what_another_model_or_tenant_has() {
     let store = Arc::default();
-    let (mut first, mut memory) = made(4, "model", &store);
-    let a = first.create();
-    append(&mut first, &mut memory, a, &PROMPT, 1);
-    first.free(a).unwrap();
-    let b = first.create();
-    append(&mut first, &mut memory, b, &[77; 15], 9);
+    let mut first = made(4, "model", &store);
+    let a = first.manager.create();
+    append(&mut first, a, &PROMPT, 1);
+    first.manager.free(a).unwrap();
+    let b = first.manager.create();
+    append(&mut first, b, &[77; 15], 9);
     assert_eq!(store.count(BlockKind::Prefix), 2);
-    first.offload_prefix().unwrap();
-    first.update(&mut memory).unwrap();
+    first.manager.offload_prefix().unwrap();
+    first.update();
     assert_eq!(store.count(BlockKind::Prefix), 5);
 
-    let (mut second, mut others) = made(8, "model", &store);
-    let c = second.create();
-    assert_eq!(append(&mut second, &mut others, c, &PROMPT, 2), 8);
-    assert_eq!(bytes(&second, &others, c), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
+    let mut second = made(8, "model", &store);
+    let c = second.manager.create();
+    assert_eq!(append(&mut second, c, &PROMPT, 2), 8);
+    assert_eq!(bytes(&second, c), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
     let reads = store.gets();
-    let d = second.create();
-    assert_eq!(append(&mut second, &mut others, d, &PROMPT, 2), 8);
+    let d = second.manager.create();
+    assert_eq!(append(&mut second, d, &PROMPT, 2), 8);
     assert_eq!(store.gets(), reads, "pages that are in the cache are not read");
-    assert_eq!(second.store_stats().unwrap().hits, 2);
+    assert_eq!(second.manager.store_stats().unwrap().hits, 2);
 
-    let e = second.create_with(&kvcache_manager::Create { salt: b"tenant", ..Default::default() });
-    assert_eq!(append(&mut second, &mut others, e, &PROMPT, 2), 0);
-    let (mut third, mut thirds) = made(8, "another", &store);
-    let f = third.create();
-    assert_eq!(append(&mut third, &mut thirds, f, &PROMPT, 2), 0);
-    assert_eq!(third.store_stats().unwrap().misses["absent"], 1);
+    let e = second.manager.create_with(&Create { salt: b"tenant", ..Create::default() });
+    assert_eq!(append(&mut second, e, &PROMPT, 2), 0);
+    let mut third = made(8, "another", &store);
+    let f = third.manager.create();
+    assert_eq!(append(&mut third, f, &PROMPT, 2), 0);
+    assert_eq!(third.manager.store_stats().unwrap().misses["absent"], 1);
 }
 
 #[test]
 fn a_step_that_is_rolled_back_leaves_no_page_that_was_not_written() {
     let store = Arc::default();
-    let (mut first, mut memory) = made(4, "", &store);
-    let a = first.create();
-    append(&mut first, &mut memory, a, &PROMPT, 1);
-    first.offload_prefix().unwrap();
-    first.update(&mut memory).unwrap();
-    let (mut second, mut others) = made(4, "", &store);
-    let b = second.create();
-    let before = second.clone();
-    drop(second.begin_step(&[Append::tokens(b, &PROMPT)]).unwrap());
-    assert!(second == before);
-    others.faults.fails_at = Some(1);
-    let failed = second.begin_step(&[Append::tokens(b, &PROMPT)]).unwrap().apply(&mut others).err().unwrap();
-    assert_eq!(failed.kind(), "memory");
-    assert!(second == before);
-    others.faults.fails_at = None;
-    assert_eq!(append(&mut second, &mut others, b, &PROMPT, 2), 8);
-    assert_eq!(bytes(&second, &others, b), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
+    let mut first = made(4, "", &store);
+    let a = first.manager.create();
+    append(&mut first, a, &PROMPT, 1);
+    first.manager.offload_prefix().unwrap();
+    first.update();
+    let mut second = made(4, "", &store);
+    let b = second.manager.create();
+    let before = second.manager.clone();
+    drop(second.manager.begin_step(&[Append::tokens(b, &PROMPT)]).unwrap());
+    assert!(second.manager == before);
+    second.memory.faults.fails_at = Some(1);
+    let planned = second.manager.begin_step(&[Append::tokens(b, &PROMPT)]).unwrap();
+    assert_eq!(planned.apply(&mut second.memory).err().unwrap().kind(), "memory");
+    assert!(second.manager == before);
+    assert_eq!(append(&mut second, b, &PROMPT, 2), 8);
+    assert_eq!(bytes(&second, b), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
 }
 
 #[test]
 fn blocks_of_freed_sequences_are_deleted_and_a_clone_gives_its_own_names() {
     let store = Arc::default();
-    let (mut manager, mut memory) = made(4, "", &store);
-    let (a, b) = (manager.create(), manager.create());
-    append(&mut manager, &mut memory, a, &PROMPT[..3], 1);
-    append(&mut manager, &mut memory, b, &PROMPT[..2], 2);
-    manager.swap_out(a).unwrap();
+    let mut cache = made(4, "", &store);
+    let (a, b) = (cache.manager.create(), cache.manager.create());
+    append(&mut cache, a, &PROMPT[..3], 1);
+    append(&mut cache, b, &PROMPT[..2], 2);
+    cache.manager.swap_out(a).unwrap();
     // Not stored yet.
-    manager.free(a).unwrap();
-    let (mut clone, mut others) = (manager.clone(), memory.clone());
-    others.write(&clone.slots(b).unwrap().collect::<Vec<_>>(), &[7; 2 * 64]);
-    manager.swap_out(b).unwrap();
-    clone.swap_out(b).unwrap();
-    manager.update(&mut memory).unwrap();
-    clone.update(&mut others).unwrap();
+    cache.manager.free(a).unwrap();
+    let mut clone = cache.clone();
+    clone.memory.write(&clone.slots(b), &[7; 2 * 64]);
+    for cache in [&mut cache, &mut clone] {
+        cache.manager.swap_out(b).unwrap();
+        cache.update();
+    }
     assert_eq!(store.count(BlockKind::Private), 2);
-    manager.swap_in(b, &mut memory).unwrap();
-    clone.swap_in(b, &mut others).unwrap();
-    assert_eq!((bytes(&manager, &memory, b), bytes(&clone, &others, b)), (vec![2; 2], vec![7; 2]));
+    for (cache, byte) in [(&mut cache, 2), (&mut clone, 7)] {
+        swap_in(cache, b).unwrap();
+        assert_eq!(bytes(cache, b), [byte; 2]);
+    }
 
-    manager.swap_out(b).unwrap();
-    manager.update(&mut memory).unwrap();
+    cache.manager.swap_out(b).unwrap();
+    cache.update();
     store.blocks.lock().unwrap().clear();
-    let error = manager.swap_in(b, &mut memory).unwrap_err();
+    let error = swap_in(&mut cache, b).unwrap_err();
     assert!(matches!(error, Error::RowsMissing { missing: 2, rows: 2, reason: "absent", .. }), "{error}");
-    manager.free(b).unwrap();
-    assert_eq!(manager.stats().used, 0);
+    cache.manager.free(b).unwrap();
+    assert_eq!(cache.manager.stats().used, 0);
 }
 
 /// Rows that nobody else has stay in memory while the store takes none, and no others follow them.
 #[test]
 fn swapped_rows_that_the_store_refuses_are_not_lost() {
     let store: Arc<Store> = Arc::default();
-    let (mut manager, mut memory) = made(4, "", &store);
-    let (a, b) = (manager.create(), manager.create());
-    append(&mut manager, &mut memory, a, &PROMPT[..6], 1);
-    append(&mut manager, &mut memory, b, &PROMPT[..2], 2);
+    let mut cache = made(4, "", &store);
+    let (a, b) = (cache.manager.create(), cache.manager.create());
+    append(&mut cache, a, &PROMPT[..6], 1);
+    append(&mut cache, b, &PROMPT[..2], 2);
     store.puts_left.store(1, Ordering::Relaxed);
-    manager.swap_out(a).unwrap();
-    manager.update(&mut memory).unwrap();
-    let before = manager.clone();
-    let error = manager.swap_out(b).unwrap_err();
+    cache.manager.swap_out(a).unwrap();
+    cache.update();
+    let before = cache.manager.clone();
+    let error = cache.manager.swap_out(b).unwrap_err();
     assert!(matches!(error, Error::TiersFull { reason: "failed", .. }), "{error}");
-    assert!(manager == before);
+    assert!(cache.manager == before);
     // The first page of the two is still in the cache.
-    assert_eq!((manager.swap_in(a, &mut memory).unwrap(), bytes(&manager, &memory, a)), (2, vec![1; 6]));
+    assert_eq!((swap_in(&mut cache, a).unwrap(), bytes(&cache, a)), (2, vec![1; 6]));
 
-    manager.swap_out(a).unwrap();
-    manager.update(&mut memory).unwrap();
+    cache.manager.swap_out(a).unwrap();
+    cache.update();
     store.puts_left.store(0, Ordering::Relaxed);
-    manager.swap_out(b).unwrap();
-    manager.update(&mut memory).unwrap();
+    cache.manager.swap_out(b).unwrap();
+    cache.update();
     assert_eq!(store.count(BlockKind::Private), 3);
-    assert_eq!((manager.swap_in(a, &mut memory).unwrap(), bytes(&manager, &memory, a)), (2, vec![1; 6]));
-    assert_eq!((manager.swap_in(b, &mut memory).unwrap(), bytes(&manager, &memory, b)), (2, vec![2; 2]));
+    assert_eq!((swap_in(&mut cache, a).unwrap(), bytes(&cache, a)), (2, vec![1; 6]));
+    assert_eq!((swap_in(&mut cache, b).unwrap(), bytes(&cache, b)), (2, vec![2; 2]));
     assert_eq!(store.count(BlockKind::Private), 0);
 }
 
@@ -194,14 +193,14 @@ fn bad_blocks_stay_and_are_told_by_their_reason() {
         blocks.values_mut().for_each(|block| *block = b"<html>502</html>".as_slice().into());
         good
     };
-    let (mut manager, mut memory) = made(4, "", &store);
-    let a = manager.create();
-    append(&mut manager, &mut memory, a, &PROMPT[..3], 1);
-    manager.swap_out(a).unwrap();
-    manager.update(&mut memory).unwrap();
+    let mut cache = made(4, "", &store);
+    let a = cache.manager.create();
+    append(&mut cache, a, &PROMPT[..3], 1);
+    cache.manager.swap_out(a).unwrap();
+    cache.update();
     let good = spoil();
-    let error = manager.swap_in(a, &mut memory).unwrap_err();
+    let error = swap_in(&mut cache, a).unwrap_err();
     assert!(matches!(error, Error::RowsMissing { missing: 3, reason: "length", .. }), "{error}");
     *store.blocks.lock().unwrap() = good;
-    assert_eq!((manager.swap_in(a, &mut memory).unwrap(), bytes(&manager, &memory, a)), (3, vec![1; 3]));
+    assert_eq!((swap_in(&mut cache, a).unwrap(), bytes(&cache, a)), (3, vec![1; 3]));
 }

@@ -4,6 +4,7 @@
 //! rows      what a row's bytes are                model     the specification's rules, on plain vectors of rows
 //! cache     a random cache, for both              script    random operations, from a seed or a fuzzer's bytes
 //! memory    bytes that fail on request            store     blocks that are lost, cut or altered on request
+//! managed   a manager and its memory, by hand
 //!
 //! run       apply(operation): the model predicts the result or the refusal, the manager acts, the two are compared;
 //!           `step` is the largest operation, and `sessions` those that leave the cache and come back
@@ -12,6 +13,7 @@
 
 pub mod cache;
 pub mod check;
+pub mod managed;
 pub mod memory;
 pub mod model;
 mod outputs;
