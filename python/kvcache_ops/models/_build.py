@@ -76,7 +76,8 @@ def build(
     `context`.
     progress: called with how many tensors are written, and of how many.
 
-    An export is a folder of onnxruntime-genai's model builder, whose graph gets our attention. Its weights stay in its
+    An export is a folder of onnxruntime-genai's model builder, or a graph of its kind beside or below the config.json of
+    its checkpoint; of several graphs, `source` is one. It gets our attention. Its weights stay in its
     own file, to which the new folder has a hard link, or which is copied where there can be none. An export that its
     own configuration contradicts is built with a warning.
 
