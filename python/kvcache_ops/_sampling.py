@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._grammar import Grammar
 
 _SMALLEST, _LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 _MOST_STOPS = 256  # each is looked for at every token
+_LEAST = np.finfo(np.float32).smallest_subnormal
 _BOUNDS = (1e-3, 1e-6, 0.0)  # of weights, where the likeliest token's is 1
 
 
@@ -30,7 +32,8 @@ class Sampling:
     prompt's own tokens, for `Request.prompt_logprobs`; only with it may max_new_tokens be 0, and nothing of the prompt
     is looked up in the cache. presence_penalty, frequency_penalty: what a token's logit loses if the answer has it, and
     for each time that it does. repetition_penalty: what a token's logit is divided by, or multiplied if it is negative,
-    if the prompt or the answer has it.
+    if the prompt or the answer has it. grammar: of `Engine.json_grammar`; the answer is as it says, or the beginning of
+    that where max_new_tokens or a stop ends it.
 
     Raises KvCacheError "sampling_range".
     """
@@ -47,6 +50,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         ranges: list[tuple[str, Any, float, float]] = [
@@ -70,6 +74,8 @@ class Sampling:
         if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) and text for text in self.stop):
             message = f"stop is {self.stop!r}, expected a tuple of texts, none of them empty"
             raise KvCacheError(message, "sampling_range")
+        if not isinstance(self.grammar, Grammar | None):
+            raise KvCacheError(f"grammar is {self.grammar!r}, expected a Grammar or None", "sampling_range")
         if len(self.stop) > _MOST_STOPS:
             raise KvCacheError(f"stop has {len(self.stop)} texts, expected at most {_MOST_STOPS}", "sampling_range")
 
@@ -149,7 +155,7 @@ class Sampler:
         with np.errstate(over="ignore"):  # to -inf, whose weight is 0
             weights = np.exp((logits - logits[best]) / np.float32(sampling.temperature))
         tokens = self._likeliest(weights)
-        tokens = tokens[weights[tokens] >= sampling.min_p]
+        tokens = tokens[weights[tokens] >= max(sampling.min_p, _LEAST)]
         sums = np.cumsum(weights[tokens], dtype=np.float64)
         place = int(np.searchsorted(sums, self._random.random() * sums[-1], side="right"))
         return int(tokens[min(place, len(tokens) - 1)])

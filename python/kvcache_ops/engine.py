@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Integral
 from operator import index
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any
 from weakref import ref
 
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
+from kvcache_ops._grammar import Grammar, Grammars
 from kvcache_ops._prompt_lookup import PromptLookup
 from kvcache_ops._sampling import Sampler, Sampling, TokenLogprobs
 from kvcache_ops.manager import Append, HostMemory, Step
@@ -63,6 +64,7 @@ class Request:
         self.sampling = sampling
         self._engine = engine
         self._sampler = Sampler(sampling, prompt)
+        self._position = None if sampling.grammar is None else sampling.grammar.begin()
         self._stream = TextStream(engine.model.tokenizer, prompt)
         self._decoded = 0  # characters that the stream has given
         self._unsaid = ""  # text that may be the beginning of a stop
@@ -128,7 +130,8 @@ class Request:
         """Draws the next token; gives why the answer ends with it, if it does."""
         if self.sampling.max_new_tokens == 0:
             return "length"
-        token, likely = self._sampler(logits), self.sampling.logprobs
+        allowed = logits if self._position is None else self._position.masked(logits, self.answer)
+        token, likely = self._sampler(allowed), self.sampling.logprobs
         model = self._engine.model
         if token in model.stops or model.special_tokens.get(token) in self.sampling.stop:
             self._say(self._stream.rest(), last=True)
@@ -137,10 +140,11 @@ class Request:
             self.logprobs.append(TokenLogprobs.of(logits, token, likely, self._decoded))
         self.answer.append(token)
         self.context.append(token)
-        last = len(self.answer) == self.sampling.max_new_tokens
+        whole = self._position is not None and self._position.is_end(self.answer)
+        last = whole or len(self.answer) == self.sampling.max_new_tokens
         piece = self._stream.step(token)
         self._decoded += len(piece)
-        if self._say(piece + self._stream.rest() if last else piece, last):
+        if self._say(piece + self._stream.rest() if last else piece, last) or whole:
             return "stop"
         return "length" if last else None
 
@@ -222,7 +226,8 @@ class Engine:
         self._waiting: deque[ref[Request]] = deque()
         self._running: dict[ref[Request], int] = {}
         self._steps = self._passed = 0  # steps so far; requests that have passed the first one that waits
-        self._lock = RLock()
+        self._lock, self._grammars_lock = RLock(), Lock()
+        self._grammars: Grammars | None = None
         self._most_scored = max(_SCORED_BYTES // (4 * self.model.config.vocab_size), 1)
         self._logits = np.empty((max_batch, self.model.config.vocab_size), np.float32)
         self._binding = self._session.io_binding()
@@ -243,6 +248,17 @@ class Engine:
         with self._lock:
             self._waiting.append(ref(request))
         return request
+
+    def json_grammar(self, schema: Mapping[str, Any] | None = None) -> Grammar:
+        """What makes an answer JSON of a schema, by default any object: for `Sampling.grammar`. Waits for no step.
+
+        Needs the extra `json`, llguidance. Raises KvCacheError: "package_missing", "grammar_schema" for what is none
+        or has unknown keywords, and "grammar_tokenizer".
+        """
+        with self._grammars_lock:
+            if self._grammars is None:
+                self._grammars = Grammars(self.model)
+        return self._grammars.of_json({"type": "object"} if schema is None else schema)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """The tokens of a prompt.

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from http import HTTPStatus
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._grammar import Grammar
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 from kvcache_ops.serve._call import Call, read_call
@@ -139,7 +141,8 @@ class _Routes:
             answers = Answers(self.thread, max(len(call.prompts), 1), call.n)
             prompts, keep = await asyncio.to_thread(self._prompts, call, chat)
             echoes = [self._text(prompt) if call.echo else None for prompt in call.prompts or [""]]
-            await answers.begin(prompts, echoes, call.sampling | {"keep": keep})
+            grammar = await asyncio.to_thread(self._grammar, call.schema)
+            await answers.begin(prompts, echoes, call.sampling | {"keep": keep, "grammar": grammar})
         except BaseException as error:
             if answers is not None:
                 answers.cancel()
@@ -152,6 +155,12 @@ class _Routes:
         if call.stream:
             return _Events(_events(answers, reply, count if chat else 0, call.usage), answers)
         return await _whole(request.receive, answers, reply, count)
+
+    def _grammar(self, schema: dict[str, Any] | None) -> Grammar | None:
+        try:
+            return None if schema is None else self._engine.json_grammar(schema)
+        except KvCacheError as error:
+            raise of_prompt(error, "response_format") from error
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else str(self._engine.model.tokenizer.decode(prompt))

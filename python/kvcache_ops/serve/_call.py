@@ -22,7 +22,6 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
 # What is about the client, and not about the answer.
@@ -49,6 +48,7 @@ class Call:
     echo: bool = False  # answers begin with their prompts
     usage: bool = False  # in a last piece of the stream
     variables: dict[str, Any] = field(default_factory=dict)  # of the chat template
+    schema: dict[str, Any] | None = None  # of the answers
 
 
 def read_call(body: bytes, chat: bool, context_length: int) -> Call:
@@ -76,12 +76,13 @@ def read_call(body: bytes, chat: bool, context_length: int) -> Call:
     if (best := _take(taken, "best_of", int, n)) != n:
         raise _wrong("best_of", best, f"n, {n}: all answers are given")
     echo = not chat and _take(taken, "echo", bool, False)
+    schema = _schema(_take(taken, "response_format", dict, {"type": "text"}))
     sampling = _sampling(taken, chat, echo, context_length)
     for name, value in taken.items():
         neutral = any(value == other and type(value) is type(other) for other in _WITHOUT_EFFECT.get(name, ()))
         if not neutral and name not in _ABOUT_THE_CLIENT:
             raise _unsupported(name)
-    return Call(model, prompts, messages, sampling, n, stream, echo, usage, variables)
+    return Call(model, prompts, messages, sampling, n, stream, echo, usage, variables, schema)
 
 
 def _unsupported(name: str) -> Refusal:
@@ -148,6 +149,22 @@ def _sampling(taken: dict[str, Any], chat: bool, echo: bool, context_length: int
     except KvCacheError as error:
         raise Refusal(400, str(error), "parameter_invalid", str(error).split()[0]) from error
     return sampling
+
+
+def _schema(format: dict[str, Any]) -> dict[str, Any] | None:
+    """The JSON schema of a response format, if it has one."""
+    if format == {"type": "text"}:
+        return None
+    if format == {"type": "json_object"}:
+        return {"type": "object"}
+    named = format.get("json_schema")
+    if not isinstance(named, dict) or format.keys() != {"type", "json_schema"} or format["type"] != "json_schema":
+        expected = "the type text, json_object, or json_schema with an object json_schema"
+        raise _wrong("response_format", format, expected)
+    schema = named.get("schema")
+    if not isinstance(schema, dict) or not named.keys() <= {"name", "description", "schema", "strict"}:
+        raise _wrong("response_format.json_schema", named, "name, schema, which is an object, description and strict")
+    return schema
 
 
 def _prompts(prompt: object) -> list[str | list[int]]:
