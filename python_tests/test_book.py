@@ -120,8 +120,7 @@ def test_the_commands_of_the_guide_to_models(folder: Path, monkeypatch: pytest.M
     (folder / "text.txt").write_text("It is the theme of all the others. " * 40)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setattr(sys, "stdin", StringIO("the theme\n/quit\n"))
-    sh = [block for block in pages.blocks(pages.DOCS / WITH_CHECKPOINT) if block.language == "sh"]
-    (block,) = (block for block in sh if "cargo" not in block.text)
+    (block,) = (block for block in pages.blocks(pages.DOCS / WITH_CHECKPOINT) if block.language == "sh")
     commands = [shlex.split(line)[3:] for line in lines(block.text) if line]
     assert [command[0] for command in commands] == ["build", "generate", "chat", "perplexity"]
     for command in commands:

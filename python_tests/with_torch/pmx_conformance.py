@@ -1,9 +1,15 @@
 """The public PMX implementation of the operators as the conformance kit calls them.
 
 `PMX_CHECKOUT` names a checkout of the repository openppl-public/ppl.pmx; nothing is downloaded. For a report, in this
-folder: `python -m kvcache_ops conformance pmx_conformance:key_value_cache --only T1=float32,float16,int8 --only
-T2=float32,float16,int8`, or with `--suite static` and `pmx_conformance:static_key_value_cache`, or with `--suite
-attention` and `pmx_conformance:attend`.
+folder, after `make .venv-torch/wheel`:
+
+    export PMX_CHECKOUT=~/ppl.pmx
+    TYPES="--only T1=float32,float16,int8 --only T2=float32,float16,int8 --only quant_rotation=0"
+    VARIANTS="--only head_sink=0 --only scale=0 --only softcap=0 --only local_window_size=-1"
+    ../../.venv-torch/bin/python -m kvcache_ops conformance pmx_conformance:key_value_cache $TYPES
+    ../../.venv-torch/bin/python -m kvcache_ops conformance pmx_conformance:attend --suite attention $TYPES $VARIANTS
+
+or with `--suite static` and `pmx_conformance:static_key_value_cache`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     limit = "the most seconds of a program for a case, or of a library for a call (%(default)g)"
     parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=60.0, help=limit)
     program = parser.add_argument_group("of a program")
-    program.add_argument("--serve", action="store_true", help="started once: reads lines of both paths, answers each: done")
+    program.add_argument("--serve", action="store_true", help="started once, reads lines of both paths, answers: done")
     program.add_argument("--jobs", metavar="N", type=_jobs, help="cases at once (the number of CPUs)")
     library = parser.add_argument_group("of a library")
     library.add_argument("--domain", default="opmx.dynamic_batching", help="of its operators (%(default)s)")
