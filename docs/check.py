@@ -4,6 +4,7 @@
 
 - SUMMARY.md names every page of this folder, once.
 - Links of all Markdown files of the repository lead to files that exist, and to anchors in them.
+- The rows of a table have as many cells.
 - Every code block is of a language that a test runs (`LANGUAGES`), is a part of a file, or says why it does not run.
 
 The blocks run elsewhere: Python in python_tests/test_book.py and test_package_page.py, Rust as doctests of the crates
@@ -18,7 +19,7 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 
-from pages import DOCS, ROOT, Block, anchors, blocks, links
+from pages import DOCS, ROOT, Block, anchors, blocks, links, tokens
 
 SUMMARY = DOCS / "SUMMARY.md"
 # Output, trees and formulas are "text". "py" is Python that needs torch: `make test-torch` runs it.
@@ -55,6 +56,16 @@ def broken_links(page: Path) -> list[str]:
     return wrong
 
 
+def uneven_tables(page: Path) -> list[str]:
+    """Rows of tables with more or fewer cells than the first: a reader would not see what is too much."""
+    lines, wrong = page.read_text(encoding="utf-8").split("\n"), []
+    for first, end in (token.map for token in tokens(page) if token.type == "table_open"):
+        bars = [len(re.findall(r"(?<!\\)\|", line)) for line in lines[first:end]]
+        rows = (first + row + 1 for row, count in enumerate(bars) if count != bars[0])
+        wrong += [f"{page.relative_to(ROOT)}:{row}: another number of cells than in the first row" for row in rows]
+    return wrong
+
+
 def wrong_blocks(page: Path, doctested: set[Path]) -> list[str]:
     """Code blocks of a page that nothing runs, or that are not a part of the file that they name."""
     wrong = []
@@ -88,7 +99,7 @@ def main() -> int:
     everywhere = [*pages, *other_pages()]
     wrong = wrong_summary(pages)
     for page in everywhere:
-        wrong += broken_links(page) + wrong_blocks(page, doctested)
+        wrong += broken_links(page) + uneven_tables(page) + wrong_blocks(page, doctested)
     for line in wrong:
         print(line, file=sys.stderr)
     if not wrong:

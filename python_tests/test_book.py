@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -40,6 +41,7 @@ COMMANDS = [
     for line in lines(block.text)
     if line.startswith("python -m kvcache_ops") and not line.endswith(" doctor")  # which test_command.py runs
 ]
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 INFERENCE = hasattr(onnx.defs.OpSchema, "set_type_and_shape_inference_function")
 
 
@@ -76,6 +78,18 @@ def test_the_book_has_programs() -> None:
 def test_a_command_of_the_package_runs(page: Path, line: str) -> None:
     """With this interpreter in the place of `python`."""
     subprocess.run([sys.executable, *shlex.split(line, comments=True)[1:]], check=True, capture_output=True)
+
+
+def test_flags_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """The book names no flag that a command does not have; some are other programs'."""
+    from kvcache_ops._command import main
+
+    for command in "build", "chat", "conformance", "generate", "perplexity", "serve", "size":
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+    known = set(FLAG.findall(capsys.readouterr().out))
+    told = {flag for page in BOOK for flag in FLAG.findall(page.read_text())}
+    assert told - known == {"--cflags", "--libs", "--mask-rank", "--open"}
 
 
 @pytest.fixture(params=[{}, {"quant_bit": 8}, {"fused": False}], ids=["fused", "int8", "unfused"])
