@@ -9,7 +9,7 @@ use kvcache_attention::{
 };
 use kvcache_kernels::Workers;
 
-use crate::kernel::{EmulatedCuda, Failure, Uploaded, download};
+use crate::kernel::{EmulatedCuda, Uploaded, download, upload};
 use crate::memory::DeviceMemory;
 
 /// An emulated device: copies a problem's tensors to its memory, launches, and copies back what was written.
@@ -60,9 +60,7 @@ impl EmulatedAttention {
                 let shift = if self.device.unaligned { t1.align() } else { 0 };
                 // SAFETY: AttentionProblem: both are valid for reads of their shape, of `len` bytes.
                 let rows = pointers.map(|data| unsafe { upload(data, len, shift) });
-                let starts = [indices.seqstarts, indices.kvstarts].map(|starts| {
-                    DeviceMemory::of(&starts.iter().flat_map(|start| start.to_ne_bytes()).collect::<Vec<_>>(), 0)
-                });
+                let starts = [indices.seqstarts, indices.kvstarts].map(DeviceMemory::of_indices);
                 let status = DeviceMemory::of(&[0; 8], 0);
                 let keys = DeviceKeys::Packed(DevicePacked {
                     rows_at: [rows[0].address(), rows[1].address()],
@@ -81,13 +79,20 @@ impl EmulatedAttention {
             }
         }
     }
+}
 
-    fn try_attend(
+impl AttentionKernel for EmulatedAttention {
+    fn name(&self) -> &'static str {
+        self.device.mutant.map_or("cuda-emulated", |mutant| &mutant.name)
+    }
+
+    fn attend(
         &self,
         problem: &AttentionProblem<'_>,
         attn_output: &mut [MaybeUninit<u8>],
         mass: Option<&mut [MaybeUninit<f32>]>,
-    ) -> Result<(), Failure> {
+        _: &dyn Workers,
+    ) {
         let geometry = *problem.geometry();
         let AttentionPointers { query, attn_mask, head_sink } = problem.pointers();
         let shift = if self.device.unaligned { geometry.t1.align() } else { 0 };
@@ -122,55 +127,26 @@ impl EmulatedAttention {
             attention_mass: mass.as_ref().map(|_| masses.address()),
             scratch: 0,
         };
-        let scratch = DeviceMemory::new(call.scratch_bytes()?, 0);
+        let scratch = DeviceMemory::new(call.scratch_bytes().expect("a test's problem is small"), 0);
         call.scratch = scratch.address();
-        let launches = AttentionLaunches::new(&call, self.device.multiprocessors)?;
+        let launches = AttentionLaunches::new(&call, self.device.multiprocessors).expect("a test's problem is small");
         let mut reads = keys.reads();
         reads.push(&query);
         reads.extend(mask.iter().chain(&sinks));
         if let Some(attend) = &launches.attend {
-            self.device.launch(attend, keys.status(), [&reads, &[&output, &scratch]])?;
+            self.device.launch(attend, keys.status(), [&reads, &[&output, &scratch]]);
         }
         if let Some(combine) = &launches.combine {
-            self.device.launch(combine, keys.status(), [&reads, &[&output, &scratch]])?;
+            self.device.launch(combine, keys.status(), [&reads, &[&output, &scratch]]);
         }
         if let Some(sum) = &launches.mass {
             reads.push(&scratch);
-            self.device.launch(sum, keys.status(), [&reads, &[&masses]])?;
+            self.device.launch(sum, keys.status(), [&reads, &[&masses]]);
         }
         assert_eq!(attn_output.len(), len);
         // SAFETY: `attn_output` is as long as the device's, checked above.
         unsafe { download(&output, attn_output.as_mut_ptr().cast()) };
         // SAFETY: as long as the device's, which has been made so.
         mass.into_iter().for_each(|mass| unsafe { download(&masses, mass.as_mut_ptr().cast()) });
-        Ok(())
-    }
-}
-
-/// A copy of memory of the host.
-///
-/// # Safety
-/// Unless `len` is 0, `data` is valid for reads of `len` initialized bytes.
-unsafe fn upload(data: *const u8, len: usize, shift: usize) -> DeviceMemory {
-    match len {
-        0 => DeviceMemory::new(0, shift),
-        // SAFETY: see `# Safety`.
-        len => DeviceMemory::of(unsafe { std::slice::from_raw_parts(data, len) }, shift),
-    }
-}
-
-impl AttentionKernel for EmulatedAttention {
-    fn name(&self) -> &'static str {
-        self.device.mutant.map_or("cuda-emulated", |mutant| &mutant.name)
-    }
-
-    fn attend(
-        &self,
-        problem: &AttentionProblem<'_>,
-        attn_output: &mut [MaybeUninit<u8>],
-        mass: Option<&mut [MaybeUninit<f32>]>,
-        _: &dyn Workers,
-    ) {
-        self.try_attend(problem, attn_output, mass).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

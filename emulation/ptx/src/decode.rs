@@ -12,19 +12,14 @@ pub(crate) type Register = u32;
 /// The bit that says that a register's other bits are the number of a constant.
 pub(crate) const CONSTANT: Register = 1 << 31;
 
-/// Generic addresses of shared memory begin here.
-pub(crate) const SHARED_WINDOW: u64 = 1 << 60;
-
 /// Registers that have a value from the beginning, in the order of their numbers.
-const SPECIAL: [&str; 6] = ["%tid.x", "%ctaid.x", "%ntid.x", "%nctaid.x", "%laneid", "%warpid"];
+const SPECIAL: [&str; 3] = ["%tid.x", "%ctaid.x", "%nctaid.x"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Space {
     Param,
     Shared,
     Global,
-    /// Shared or global, as the address says.
-    Generic,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -46,46 +41,20 @@ pub(crate) enum Shuffle {
     Index,
 }
 
-/// What joins values of lanes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Join {
-    And,
-    Or,
-    Xor,
-    Add,
-    Min,
-    Max,
-    Uniform,
-    Ballot,
-    MatchAny,
-    MatchAll,
-}
-
-/// What all lanes of a mask do together, or all threads of the block.
-#[derive(Debug)]
-pub(crate) enum Together {
-    SyncWarp,
-    /// The value, the argument and the clamp.
-    Shuffle(Shuffle, [Register; 3]),
-    Join(Join, Register, Type),
-    /// `bar`, with the reduction of a predicate, perhaps negated, where there is one.
-    SyncBlock(Option<(Join, Register, bool)>),
-}
-
 pub(crate) enum Kind {
     Compute(Compute, Register, [Register; 4]),
-    /// Registers have a number of bits.
-    Load(Access, Vec<(Register, u32)>),
+    Load(Access, Vec<Register>),
     Store(Access, Vec<Register>),
-    Atomic(Access, &'static str, Option<Register>, [Register; 2]),
-    /// With the mask of the lanes, and up to two results.
-    Together(Together, Register, [Option<Register>; 2]),
-    ActiveMask(Register),
+    /// `atom.cas`: the result, and which number is replaced by which.
+    CompareAndSwap(Access, Register, [Register; 2]),
+    /// The value, the argument, the clamp and the mask of the lanes; the result, and whether it is another lane's.
+    Shuffle(Shuffle, [Register; 4], [Register; 2]),
+    /// With the mask of the lanes.
+    SyncWarp(Register),
+    /// A barrier of the block; with `red.or` whether a predicate holds in any thread, and the predicate.
+    SyncBlock(Option<[Register; 2]>),
     Branch(u32),
-    BranchTo(Register, Vec<u32>),
     Exit,
-    /// Fences order nothing here that is not in order.
-    Nothing,
 }
 
 pub(crate) struct Instruction {
@@ -126,7 +95,7 @@ pub fn kernels(ptx: &str, freedom: Freedom) -> Result<BTreeMap<String, Code>, Pt
     entries.map(|(name, function)| Ok((name.clone(), Decoder::new(&text, freedom).kernel(name, function)?))).collect()
 }
 
-/// With a message, to which the statement's line is added.
+/// With a message, to which the statement and its line are added.
 type Decoded<T = ()> = Result<T, String>;
 
 /// The value, if what it is made of is known.
@@ -138,19 +107,20 @@ struct Decoder<'a> {
     text: &'a Text,
     freedom: Freedom,
     code: Code,
-    /// Registers and their bits, and parameters, innermost scope last.
+    /// Registers by name, those of the innermost scope last.
     scopes: Vec<HashMap<String, Register>>,
-    bits: Vec<u32>,
     constants: HashMap<u64, Register>,
     name_numbers: HashMap<String, u32>,
+    /// The addresses of variables in shared memory and of the kernel's parameters.
     symbols: HashMap<String, u64>,
-    /// The functions being expanded, each with the number of its expansion and what its parameters are in its caller.
-    arguments: Vec<(u32, HashMap<String, String>)>,
-    expansions: u32,
+    /// The parameters that are set for calls.
+    given: HashMap<String, Register>,
+    /// The function that is put in the place of a call: the number of the call, and the function's parameters.
+    called: Option<(u32, HashMap<String, Register>)>,
+    calls: u32,
     labels: HashMap<String, u32>,
-    tables: HashMap<String, Vec<String>>,
     /// Branches to labels, whose places are not known yet.
-    jumps: Vec<(usize, Vec<String>)>,
+    jumps: Vec<(usize, String)>,
     // Of the statement that is being read.
     line: u32,
     name: String,
@@ -164,14 +134,13 @@ impl<'a> Decoder<'a> {
             freedom,
             code: Code::default(),
             scopes: vec![HashMap::new()],
-            bits: Vec::new(),
             constants: HashMap::new(),
             name_numbers: HashMap::new(),
             symbols: HashMap::new(),
-            arguments: Vec::new(),
-            expansions: 0,
+            given: HashMap::new(),
+            called: None,
+            calls: 0,
             labels: HashMap::new(),
-            tables: HashMap::new(),
             jumps: Vec::new(),
             line: 0,
             name: String::new(),
@@ -181,9 +150,7 @@ impl<'a> Decoder<'a> {
 
     fn kernel(mut self, name: &str, function: &Function) -> Result<Code, PtxError> {
         self.code.kernel = name.to_owned();
-        for special in SPECIAL {
-            self.declare(special, 32);
-        }
+        SPECIAL.into_iter().for_each(|special| self.declare(special.to_owned()));
         for (variables, bytes) in
             [(&self.text.shared, &mut self.code.shared_bytes), (&function.parameters, &mut self.code.parameter_bytes)]
         {
@@ -196,13 +163,11 @@ impl<'a> Decoder<'a> {
         self.statements(&function.body)?;
         (self.name, self.guard) = ("exit".to_owned(), None);
         self.push(Kind::Exit);
-        for (at, labels) in &self.jumps {
+        for (at, label) in &self.jumps {
             let instruction = &mut self.code.instructions[*at];
-            let places: Option<Vec<_>> = labels.iter().map(|label| self.labels.get(label).copied()).collect();
-            match (&mut instruction.kind, places) {
-                (Kind::Branch(to), Some(places)) => *to = places[0],
-                (Kind::BranchTo(_, to), Some(places)) => *to = places,
-                _ => return error(instruction.line, format!("no labels: {labels:?}")),
+            match self.labels.get(label) {
+                Some(&place) => instruction.kind = Kind::Branch(place),
+                None => return error(instruction.line, format!("no label {label}")),
             }
         }
         Ok(self.code)
@@ -214,13 +179,10 @@ impl<'a> Decoder<'a> {
                 Statement::Open => self.scopes.push(HashMap::new()),
                 Statement::Close => drop(self.scopes.pop()),
                 Statement::Label(label) => drop(self.labels.insert(self.label(label), self.here())),
-                Statement::Text(text) => match text.strip_prefix("call") {
-                    Some(call) => self.call(*line, call)?,
-                    None => {
-                        self.line = *line;
-                        self.statement(text).or_else(|message| error(*line, format!("{message}: {text}")))?;
-                    }
-                },
+                Statement::Text(text) => {
+                    self.line = *line;
+                    self.statement(text).or_else(|message| error(*line, format!("{message}: {text}")))?;
+                }
             }
         }
         Ok(())
@@ -231,18 +193,15 @@ impl<'a> Decoder<'a> {
         self.code.instructions.len() as u32
     }
 
-    /// A label's name, which is another in each expansion of a function.
+    /// A label's name, which is another in each call of a function.
     fn label(&self, label: &str) -> String {
-        self.arguments.last().map_or_else(|| label.to_owned(), |(expansion, _)| format!("{label} {expansion}"))
+        self.called.as_ref().map_or_else(|| label.to_owned(), |(call, _)| format!("{label} {call}"))
     }
 
-    fn declare(&mut self, name: &str, bits: u32) -> Register {
-        let register = self.bits.len() as Register;
-        self.code.registers.push(name.to_owned());
-        self.bits.push(bits);
-        let scope = self.scopes.len() - 1;
-        self.scopes[scope].insert(name.to_owned(), register);
-        register
+    fn declare(&mut self, name: String) {
+        let (scope, register) = (self.scopes.len() - 1, self.code.registers.len() as Register);
+        self.scopes[scope].insert(name.clone(), register);
+        self.code.registers.push(name);
     }
 
     /// Adds an instruction with the statement's name and predicate.
@@ -256,11 +215,11 @@ impl<'a> Decoder<'a> {
     }
 
     /// Adds what an instruction of this name computes.
-    fn compute(&mut self, name: &str, to: Register, from: &[Register]) -> Decoded {
-        let (first, parts) = name.split_once('.').unwrap_or((name, ""));
-        let computed = known(compute(first, &parts.split('.').collect::<Vec<_>>(), self.freedom))?;
+    fn compute(&mut self, name: &str, to: &str, from: &[Register]) -> Decoded {
+        let computed = known(compute(name, self.freedom))?;
         let mut sources = [self.constant(0); 4];
         sources.get_mut(..from.len()).ok_or("too many operands")?.copy_from_slice(from);
+        let to = self.register(to)?;
         self.push(Kind::Compute(computed, to, sources));
         Ok(())
     }
@@ -269,24 +228,16 @@ impl<'a> Decoder<'a> {
         let mut text = text;
         self.guard = None;
         if let Some(rest) = text.strip_prefix('@') {
-            let (guard, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+            let (guard, rest) = known(rest.split_once(char::is_whitespace))?;
             let name = guard.trim_start_matches('!');
             (self.guard, text) = (Some((self.register(name)?, name != guard)), rest.trim_start());
         }
         let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
-        self.name = name.replace("::cta", "");
         match name {
             ".reg" => self.registers(rest),
             ".pragma" | ".param" => Ok(()),
-            ".branchtargets" => {
-                // The label before it, at this place, is the table's name.
-                let targets: Vec<_> = rest.split(',').map(|label| self.label(label.trim())).collect();
-                let here = self.here();
-                let tables = self.labels.iter().filter(|(_, at)| **at == here);
-                self.tables.extend(tables.map(|(name, _)| (name.clone(), targets.clone())));
-                Ok(())
-            }
             _ => {
+                name.clone_into(&mut self.name);
                 let operands = operands(rest);
                 self.instruction(&operands.iter().map(String::as_str).collect::<Vec<_>>())
             }
@@ -295,13 +246,13 @@ impl<'a> Decoder<'a> {
 
     /// `.reg .b32 %r<8>`, `.reg .b16 low, high`.
     fn registers(&mut self, text: &str) -> Decoded {
-        let (of, names) = text.split_once(char::is_whitespace).unwrap_or_default();
-        let of = known(of.strip_prefix('.').and_then(Type::parse))?;
+        let (_, names) = known(text.split_once(char::is_whitespace))?;
         for name in names.split(',').map(str::trim) {
-            let (prefix, count) = name.split_once('<').unwrap_or((name, ""));
-            match count.trim_end_matches('>').parse::<u32>() {
-                Ok(count) => (0..count).for_each(|i| _ = self.declare(&format!("{prefix}{i}"), of.bits)),
-                Err(_) => _ = self.declare(name, of.bits),
+            match name.trim_end_matches('>').split_once('<') {
+                Some((prefix, count)) => {
+                    (0..known(count.parse::<u32>().ok())?).for_each(|i| self.declare(format!("{prefix}{i}")));
+                }
+                None => self.declare(name.to_owned()),
             }
         }
         Ok(())
@@ -322,9 +273,9 @@ impl<'a> Decoder<'a> {
 
     /// A source: a register, a number, or the address of a variable.
     fn source(&mut self, text: &str) -> Decoded<Register> {
-        let number = match text.as_bytes() {
-            [b'0', b'f' | b'F' | b'd' | b'D', ..] => u64::from_str_radix(&text[2..], 16).ok(),
-            _ => integer(text),
+        let number = match text.strip_prefix("0f") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => integer(text),
         };
         match number.or_else(|| self.symbols.get(text).copied()) {
             Some(number) => Ok(self.constant(number)),
@@ -332,128 +283,65 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    fn sources<const N: usize>(&mut self, texts: [&str; N]) -> Decoded<[Register; N]> {
-        let mut sources = [0; N];
-        for (source, text) in sources.iter_mut().zip(texts) {
-            *source = self.source(text)?;
-        }
-        Ok(sources)
-    }
-
-    /// Up to two results, as in `%r1|%p1`; `_` is none.
-    fn results(&self, text: &str) -> Decoded<[Option<Register>; 2]> {
-        let mut results = [None; 2];
-        for (result, name) in results.iter_mut().zip(text.split('|').filter(|name| *name != "_")) {
-            *result = Some(self.register(name)?);
-        }
-        Ok(results)
+    fn sources<'t>(&mut self, texts: impl IntoIterator<Item = &'t str>) -> Decoded<Vec<Register>> {
+        texts.into_iter().map(|text| self.source(text)).collect()
     }
 
     fn instruction(&mut self, operands: &[&str]) -> Decoded {
         let name = self.name.clone();
         let (first, parts) = name.split_once('.').unwrap_or((&name, ""));
         let parts: Vec<_> = parts.split('.').collect();
-        let has = |part: &str| parts.contains(&part);
-        let of = parts.last().and_then(|of| Type::parse(of));
-        let kind = match (first, operands) {
-            ("bra", [label]) => self.jump(vec![self.label(label)], Kind::Branch(0)),
-            ("brx", [index, table]) => {
-                let labels = self.tables.get(&self.label(table)).cloned().ok_or("no table of targets")?;
-                let index = self.source(index)?;
-                self.jump(labels, Kind::BranchTo(index, Vec::new()))
+        let kind = match (first, &parts[..], operands) {
+            ("bra", _, [label]) => self.jump(label),
+            // The end of a function is where its caller goes on.
+            ("ret", _, []) if self.called.is_some() => self.jump("return"),
+            ("ret", _, []) => Kind::Exit,
+            ("call", ["uni"], [function, arguments]) => return self.call(function, arguments),
+            ("st", ["param", _], [place, from]) => {
+                let from = self.source(from)?;
+                self.given.insert(parameter(place).to_owned(), from);
+                return Ok(());
             }
-            // The end of an expanded function is where its caller goes on.
-            ("ret", []) if !self.arguments.is_empty() => self.jump(vec![self.label("return")], Kind::Branch(0)),
-            ("ret" | "exit", []) => Kind::Exit,
-            ("membar" | "fence" | "prefetch" | "prefetchu" | "nanosleep", _) => Kind::Nothing,
-            ("ld", [to, place]) if has("param") && !self.is_parameter(place) => return self.argument(place, to, true),
-            ("st", [place, from]) if has("param") => return self.argument(place, from, false),
-            ("ld" | "ldu", [to, address]) => {
+            ("ld", ["param", of], [to, place]) if self.called.is_some() => {
+                let (_, parameters) = self.called.as_ref().ok_or("no function")?;
+                let from = *parameters.get(parameter(place)).ok_or("no such parameter")?;
+                return self.compute(&format!("mov.{of}"), to, &[from]);
+            }
+            ("ld", _, [to, address]) => {
                 let to: Decoded<Vec<_>> = vector(to).map(|name| self.register(name)).collect();
-                let to = to?.into_iter().map(|to| (to, self.bits[to as usize])).collect();
-                Kind::Load(self.access(&parts, address)?, to)
+                Kind::Load(self.access(&parts, address)?, to?)
             }
-            ("st", [address, from]) => {
-                let from: Decoded<Vec<_>> = vector(from).map(|name| self.source(name)).collect();
-                Kind::Store(self.access(&parts, address)?, from?)
+            ("st", _, [address, from]) => {
+                let from = self.sources(vector(from))?;
+                Kind::Store(self.access(&parts, address)?, from)
             }
-            ("atom", [to, address, from @ ..]) => self.atomic(&parts, to, address, from)?,
-            ("red", [address, from @ ..]) => self.atomic(&parts, "_", address, from)?,
-            ("shfl", [to, value, argument, clamp, mask]) if has("sync") => {
-                let mode = match parts[1] {
+            ("atom", ["global", "cas", of], [to, address, old, new]) => {
+                let numbers = [self.source(old)?, self.source(new)?];
+                Kind::CompareAndSwap(self.access(&["global", of], address)?, self.register(to)?, numbers)
+            }
+            ("shfl", ["sync", mode, "b32"], [to, value, argument, clamp, mask]) => {
+                let mode = match *mode {
                     "up" => Shuffle::Up,
                     "down" => Shuffle::Down,
                     "bfly" => Shuffle::Xor,
-                    _ => Shuffle::Index,
-                };
-                let shuffle = Together::Shuffle(mode, self.sources([value, argument, clamp])?);
-                Kind::Together(shuffle, self.source(mask)?, self.results(to)?)
-            }
-            ("vote" | "match" | "redux", [to, value, mask]) if has("sync") => {
-                let join = match parts[..] {
-                    ["sync", "all", "pred"] | ["sync", "and", _] => Join::And,
-                    ["sync", "any", "pred"] | ["sync", "or", _] => Join::Or,
-                    ["sync", "uni", "pred"] => Join::Uniform,
-                    ["sync", "ballot", "b32"] => Join::Ballot,
-                    ["any", "sync", _] => Join::MatchAny,
-                    ["all", "sync", _] => Join::MatchAll,
-                    ["sync", "xor", _] => Join::Xor,
-                    ["sync", "add", _] => Join::Add,
-                    ["sync", "min", _] => Join::Min,
-                    ["sync", "max", _] => Join::Max,
+                    "idx" => Shuffle::Index,
                     _ => return known(None),
                 };
-                let join = Together::Join(join, self.source(value)?, known(of)?);
-                Kind::Together(join, self.source(mask)?, self.results(to)?)
+                let (to, is_valid) = known(to.split_once('|'))?;
+                let [value, argument, clamp, mask] = [value, argument, clamp, mask].map(|text| self.source(text));
+                let results = [self.register(to)?, self.register(is_valid)?];
+                Kind::Shuffle(mode, [value?, argument?, clamp?, mask?], results)
             }
-            ("activemask", [to]) => Kind::ActiveMask(self.register(to)?),
-            ("bar" | "barrier", [mask]) if has("warp") => {
-                Kind::Together(Together::SyncWarp, self.source(mask)?, [None; 2])
+            ("bar", ["warp", "sync"], [mask]) => Kind::SyncWarp(self.source(mask)?),
+            ("bar", ["sync"], ["0"]) => Kind::SyncBlock(None),
+            ("bar", ["red", "or", "pred"], [to, "0", value]) => {
+                Kind::SyncBlock(Some([self.register(to)?, self.register(value)?]))
             }
-            // Of all threads of the block only.
-            ("bar" | "barrier", [_]) if has("sync") => {
-                Kind::Together(Together::SyncBlock(None), self.constant(u32::MAX.into()), [None; 2])
-            }
-            ("bar" | "barrier", [to, _, value]) if has("red") => {
-                let join = if has("or") {
-                    Join::Or
-                } else if has("and") {
-                    Join::And
-                } else {
-                    Join::Add
-                };
-                let name = value.trim_start_matches('!');
-                let reduction = Together::SyncBlock(Some((join, self.register(name)?, name != *value)));
-                Kind::Together(reduction, self.constant(u32::MAX.into()), self.results(to)?)
-            }
-            ("cvta", [to, from]) => {
-                let window = self.constant(if has("shared") { SHARED_WINDOW } else { 0 });
-                let [to, from] = [self.register(to)?, self.source(from)?];
-                return self.compute(if has("to") { "sub.u64" } else { "add.u64" }, to, &[from, window]);
-            }
-            ("isspacep", [to, from]) => {
-                let window = self.constant(SHARED_WINDOW);
-                let [to, from] = [self.register(to)?, self.source(from)?];
-                return self.compute(if has("shared") { "setp.ge.u64" } else { "setp.lt.u64" }, to, &[from, window]);
-            }
-            ("mov", [to, from]) if to.starts_with('{') => return self.unpack(known(of)?.bits, to, from),
-            ("mov", [to, from]) if from.starts_with('{') => return self.pack(known(of)?.bits, to, from),
-            (_, [to, texts @ ..]) if !texts.is_empty() => {
-                let mut from = Vec::new();
-                for text in texts {
-                    let name = text.trim_start_matches('!');
-                    let source = self.source(name)?;
-                    from.push(if name == *text { source } else { self.opposite(source)? });
-                }
-                let [to, other] = self.results(to)?;
-                let to = to.ok_or("no result")?;
-                self.compute(&name, to, &from)?;
-                return match other {
-                    None => Ok(()),
-                    // The comparison's opposite; a boolean operation would have to be made after it.
-                    Some(other) if first == "setp" && from.len() == 2 => self.compute("not.pred", other, &[to]),
-                    Some(_) => known(None),
-                };
+            ("mov", [of], [to, from]) if to.starts_with('{') => return self.unpack(of, to, from),
+            ("mov", [of], [to, from]) if from.starts_with('{') => return self.pack(of, to, from),
+            (_, _, [to, from @ ..]) => {
+                let from = self.sources(from.iter().copied())?;
+                return self.compute(&name, to, &from);
             }
             _ => return known(None),
         };
@@ -461,133 +349,70 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    fn jump(&mut self, labels: Vec<String>, kind: Kind) -> Kind {
-        self.jumps.push((self.code.instructions.len(), labels));
-        kind
+    fn jump(&mut self, label: &str) -> Kind {
+        self.jumps.push((self.code.instructions.len(), self.label(label)));
+        Kind::Branch(0)
     }
 
-    /// A new register with the opposite of a predicate.
-    fn opposite(&mut self, predicate: Register) -> Decoded<Register> {
-        let to = self.declare("", 1);
-        self.compute("not.pred", to, &[predicate]).map(|()| to)
-    }
-
-    /// Whether an address is in the kernel's own parameters.
-    fn is_parameter(&self, address: &str) -> bool {
-        let name = address.trim_start_matches('[').split(['+', ']']).next().unwrap_or_default();
-        self.arguments.is_empty() && (self.symbols.contains_key(name) || name.starts_with('%'))
-    }
-
-    /// A parameter's name, which is another at each depth of calls.
-    fn argument_name(&self, name: &str) -> String {
-        let of_caller = self.arguments.last().and_then(|(_, names)| names.get(name));
-        of_caller.cloned().unwrap_or_else(|| format!("{name} {}", self.arguments.len()))
-    }
-
-    /// Reads or writes a parameter of a call, which is a register.
-    fn argument(&mut self, place: &str, registers: &str, reads: bool) -> Decoded {
-        let of = known(self.name.rsplit('.').next().and_then(Type::parse))?;
-        let place = place.trim_matches(['[', ']']);
-        let (name, offset) = place.split_once('+').unwrap_or((place, "0"));
-        let (name, offset) = (self.argument_name(name), known(integer(offset))?);
-        for (i, register) in (0..).zip(vector(registers)) {
-            let place = format!("{name}+{}", offset + i * u64::from(of.bits / 8));
-            // In the scope of the function, since results are read after the scope of the call.
-            let place = match self.register(&place) {
-                Err(_) if !reads => {
-                    let new = self.declare(&place, of.bits);
-                    self.scopes[1].insert(place, new);
-                    new
-                }
-                place => place?,
-            };
-            let register = self.source(register)?;
-            let (to, from) = if reads { (register, place) } else { (place, register) };
-            self.compute(&format!("mov.b{}", of.bits), to, &[from])?;
-        }
-        Ok(())
-    }
-
-    /// Puts a function's statements in the place of its call: `(results), name, (arguments)`.
-    fn call(&mut self, line: u32, text: &str) -> Result<(), PtxError> {
-        let operands = operands(text.trim_start_matches(".uni"));
-        let (lists, names): (Vec<_>, Vec<_>) = operands.iter().partition(|operand| operand.starts_with('('));
-        let given = lists.iter().flat_map(|list| list.trim_matches(['(', ')']).split(',')).map(str::trim);
-        let given: Vec<_> = given.filter(|name| !name.is_empty()).map(|name| self.argument_name(name)).collect();
+    /// Puts a function's statements in the place of its call with `(arguments)`.
+    fn call(&mut self, name: &str, arguments: &str) -> Decoded {
         let text = self.text;
-        let function = names.first().and_then(|name| text.functions.get(*name));
-        let Some(function) = function.filter(|function| function.parameters.len() == given.len()) else {
-            return error(line, format!("a call of no function, or with other parameters: {operands:?}"));
-        };
-        if self.arguments.len() > 8 {
-            return error(line, "calls too deep");
-        }
+        let function = text.functions.get(name).filter(|_| self.called.is_none()).ok_or("a call that is not known")?;
+        let given = arguments.trim_matches(['(', ')']).split(',').map(|name| self.given.get(name.trim()).copied());
         let names = function.parameters.iter().map(|parameter| parameter.name.clone());
-        self.expansions += 1;
-        self.arguments.push((self.expansions, names.zip(given).collect()));
-        self.statements(&function.body)?;
+        let parameters = names.zip(given).map(|(name, given)| Some((name, given?))).collect::<Option<HashMap<_, _>>>();
+        self.calls += 1;
+        self.called = Some((self.calls, parameters.ok_or("a parameter is not set")?));
+        self.statements(&function.body).map_err(|error| error.to_string())?;
         self.labels.insert(self.label("return"), self.here());
-        self.arguments.pop();
+        self.called = None;
         Ok(())
     }
 
-    fn unpack(&mut self, bits: u32, to: &str, from: &str) -> Decoded {
+    fn unpack(&mut self, of: &str, to: &str, from: &str) -> Decoded {
         let from = self.source(from)?;
-        let part_bits = bits / vector(to).count() as u32;
-        let width = self.constant(part_bits.into());
-        for (i, part) in (0..).zip(vector(to)).filter(|(_, part)| *part != "_") {
-            let (to, shift) = (self.register(part)?, self.constant((i * part_bits).into()));
-            self.compute("bfe.u64", to, &[from, shift, width])?;
+        let bits = known(Type::parse(of))?.bits / vector(to).count() as u32;
+        let width = self.constant(bits.into());
+        for (i, part) in (0..).zip(vector(to)) {
+            let shift = self.constant((i * bits).into());
+            self.compute("bfe.u64", part, &[from, shift, width])?;
         }
         Ok(())
     }
 
-    fn pack(&mut self, bits: u32, to: &str, from: &str) -> Decoded {
-        let to = self.register(to)?;
-        let part_bits = bits / vector(from).count() as u32;
-        let (mut before, width) = (self.constant(0), self.constant(part_bits.into()));
+    fn pack(&mut self, of: &str, to: &str, from: &str) -> Decoded {
+        let bits = known(Type::parse(of))?.bits / vector(from).count() as u32;
+        let (mut before, width) = (self.constant(0), self.constant(bits.into()));
         for (i, part) in (0..).zip(vector(from)) {
-            let (part, shift) = (self.source(part)?, self.constant((i * part_bits).into()));
+            let (part, shift) = (self.source(part)?, self.constant((i * bits).into()));
             self.compute("bfi.b64", to, &[part, before, shift, width])?;
-            before = to;
+            before = self.register(to)?;
         }
         Ok(())
     }
 
-    /// The access of an address as `[%rd1+8]`.
+    /// The access of an address as `[%rd1+8]`, for an instruction of these parts.
     fn access(&mut self, parts: &[&str], address: &str) -> Decoded<Access> {
-        const QUALIFIERS: [&str; 33] = [
-            "param", "shared", "global", "nc", "v2", "v4", "ca", "cg", "cs", "cv", "wb", "wt", "lu", "volatile",
-            "relaxed", "acquire", "release", "acq_rel", "weak", "cta", "gpu", "sys", "cas", "exch", "add", "inc",
-            "dec", "min", "max", "and", "or", "xor", "noftz",
-        ];
-        let (of, qualifiers) = known(parts.split_last())?;
-        let is_known = qualifiers.iter().all(|part| QUALIFIERS.contains(part) || part.starts_with('L'));
-        let of = known(Type::parse(of).filter(|_| is_known))?;
-        let has = |part: &str| qualifiers.contains(&part);
-        let space = match () {
-            () if has("param") => Space::Param,
-            () if has("shared") => Space::Shared,
-            () if has("global") => Space::Global,
-            () => Space::Generic,
+        let [space, how @ .., of] = parts else { return known(None) };
+        let space = match *space {
+            "param" => Space::Param,
+            "shared" => Space::Shared,
+            "global" => Space::Global,
+            _ => return known(None),
         };
+        let is_known = how.iter().all(|part| ["nc", "cs", "v2", "v4"].contains(part));
+        // Shorter signed numbers would have to be extended.
+        let of = Type::parse(of).filter(|of| is_known && (of.kind != 's' || of.bits == 64));
         let address = address.trim_matches(['[', ']']);
         let (base, offset) = address.split_once('+').unwrap_or((address, "0"));
         let (base, offset) = (self.source(base.trim())?, known(integer(offset.trim()))?);
-        Ok(Access { space, base, offset, of, nc: has("nc") })
+        Ok(Access { space, base, offset, of: known(of)?, nc: how.contains(&"nc") })
     }
+}
 
-    fn atomic(&mut self, parts: &[&str], to: &str, address: &str, from: &[&str]) -> Decoded<Kind> {
-        let joins = ["cas", "exch", "add", "inc", "dec", "min", "max", "and", "or", "xor"];
-        let join = known(joins.into_iter().find(|join| parts.contains(join)))?;
-        let from = match *from {
-            [a] => self.sources([a, "0"])?,
-            [a, b] => self.sources([a, b])?,
-            _ => return known(None),
-        };
-        let [to, _] = self.results(to)?;
-        Ok(Kind::Atomic(self.access(parts, address)?, join, to, from))
-    }
+/// The name of a parameter in `[name]` or `[name+0]`.
+fn parameter(place: &str) -> &str {
+    place.trim_matches(['[', ']']).trim_end_matches("+0")
 }
 
 fn integer(text: &str) -> Option<u64> {

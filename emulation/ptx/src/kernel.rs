@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use kvcache_kernels::cuda::{Launch, Status, TooLarge};
+use kvcache_kernels::cuda::{Launch, Status};
 use kvcache_kernels::{
     Addressing, DeviceAddressing, DeviceProblem, DeviceStores, Geometry, Kernel, Outputs, Problem, Stores, Workers,
 };
 use kvcache_schema::ElementType;
-use thiserror::Error;
 
 use crate::arithmetic::Freedom;
-use crate::machine::{Counts, Fault, Order};
+use crate::machine::{Counts, Order};
 use crate::memory::{Access, DeviceMemory, Memory};
 use crate::modules::{Mutant, code, launch};
 
@@ -47,24 +46,6 @@ impl Default for EmulatedCuda {
     }
 }
 
-/// Why the kernels have failed on a checked problem.
-#[derive(Debug, Error)]
-pub(crate) enum Failure {
-    #[error(transparent)]
-    Fault(#[from] Fault),
-    /// A kernel reported a finding, though the problem had been checked.
-    #[error(transparent)]
-    Status(#[from] Status),
-    #[error("{} is {}, expected at most {}", .0.what, .0.got, .0.limit)]
-    TooLarge(TooLarge),
-}
-
-impl From<TooLarge> for Failure {
-    fn from(error: TooLarge) -> Self {
-        Self::TooLarge(error)
-    }
-}
-
 pub(crate) struct Uploaded {
     pub(crate) stores: DeviceStores,
     current: [DeviceMemory; 2],
@@ -85,10 +66,9 @@ impl EmulatedCuda {
         let Geometry { num_heads, head_dim, t1, t2, quant, cache_len, cache, .. } = geometry;
         let (current_rows, all_rows) = (stores.total_seqlen(), stores.total_kvlen());
         let pointers = stores.pointers();
-        let copy = |data: *const u8, element: ElementType, len: usize| match element.byte_len(len) {
-            0 => DeviceMemory::new(0, self.shift(element)),
-            // SAFETY: Stores: `data` is valid for reads of its shape, initialized, and `len` is that shape's bytes.
-            len => DeviceMemory::of(unsafe { std::slice::from_raw_parts(data, len) }, self.shift(element)),
+        let copy = |data, element: ElementType, len| {
+            // SAFETY: Stores: `data` is valid for reads of its shape, initialized, and `len` is that shape's elements.
+            unsafe { upload(data, element.byte_len(len), self.shift(element)) }
         };
         let current = pointers.current.map(|data| copy(data, t1, current_rows * num_heads * head_dim));
         let device_cache = copy(pointers.cache, t2, cache_len);
@@ -103,10 +83,7 @@ impl EmulatedCuda {
             }
         };
         let indices = [stores.indices().seqstarts, stores.indices().start_pos, cachestarts];
-        let indices = indices.map(|indices| {
-            let bytes: Vec<u8> = indices.iter().flat_map(|index| index.to_ne_bytes()).collect();
-            DeviceMemory::of(&bytes, 0)
-        });
+        let indices = indices.map(DeviceMemory::of_indices);
         let status = DeviceMemory::of(&[0; 8], 0);
         let device_stores = DeviceStores {
             geometry,
@@ -127,69 +104,42 @@ impl EmulatedCuda {
         Uploaded { stores: device_stores, current, cache: device_cache, scale, indices, status }
     }
 
-    /// Runs a launch, and reads the status word.
+    /// Runs a launch.
+    ///
+    /// # Panics
+    /// If it violates a rule for kernels, or a kernel reports a finding, though the problem has been checked.
     pub(crate) fn launch<P: Copy>(
         &self,
         what: &Launch<P>,
         status: &DeviceMemory,
         [reads, writes]: [&[&DeviceMemory]; 2],
-    ) -> Result<(), Failure> {
+    ) {
         let reads = reads.iter().map(|memory| memory.region(Access::Read));
         let writes = writes.iter().map(|memory| memory.region(Access::Write));
         let memory = Memory::new(reads.chain(writes).chain([status.region(Access::Atomic)]));
         let mutated = self.mutant.and_then(|mutant| mutant.kernels.get(what.kernel));
         let code = mutated.unwrap_or_else(|| code(what.module, what.kernel, self.freedom));
         // SAFETY: the regions are DeviceMemory, which the caller has borrowed and nobody else uses.
-        let counts = unsafe { launch(code, &memory, what, self.order, self.counts) }?;
+        let counts = unsafe { launch(code, &memory, what, self.order, self.counts) };
+        let counts = counts.unwrap_or_else(|fault| panic!("{fault}"));
         if let Some(launched) = self.launched {
             launched.lock().unwrap_or_else(PoisonError::into_inner).entry(what.kernel).or_default().add(&counts);
         }
         let word = status.bytes().try_into().map_or(u64::MAX, u64::from_ne_bytes);
-        Status::from_word(word).map_or(Ok(()), |status| Err(status.into()))
+        let found = Status::from_word(word);
+        assert!(found.is_none(), "{found:?}");
     }
+}
 
-    fn try_store(&self, stores: Stores<'_>) -> Result<(), Failure> {
-        let uploaded = self.upload(&stores);
-        let Uploaded { stores: device_stores, current: [key, value], cache, scale, .. } = &uploaded;
-        if let Some(store) = device_stores.store(self.multiprocessors)? {
-            let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
-            let mut reads = vec![key, value, seqstarts, start_pos, cachestarts];
-            let mut writes = vec![cache];
-            let is_read = device_stores.geometry.quant.is_some_and(|quant| quant.has_static_scales());
-            if is_read {
-                reads.push(scale)
-            } else {
-                writes.push(scale)
-            }
-            self.launch(&store, &uploaded.status, [&reads, &writes])?;
-            // SAFETY: Stores: `cache` and `scale` are valid for writes of their shapes, whose bytes were uploaded.
-            unsafe {
-                download(cache, stores.pointers().cache);
-                download(scale, stores.pointers().scale);
-            }
-        }
-        Ok(())
-    }
-
-    fn try_load(&self, problem: &mut Problem<'_>) -> Result<(), Failure> {
-        let uploaded = self.upload(problem.stores());
-        let Uploaded { stores, cache, scale, .. } = &uploaded;
-        let (Outputs { num_repeat, pointers }, Geometry { num_heads, head_dim, t1, .. }) =
-            (problem.outputs(), stores.geometry);
-        let output_len = t1.byte_len(stores.all_rows * num_heads * num_repeat * head_dim);
-        let outputs = [(); 2].map(|()| DeviceMemory::new(output_len, self.shift(t1)));
-        let addresses = outputs.each_ref().map(DeviceMemory::address);
-        let device_problem = DeviceProblem { stores: *stores, num_repeat, outputs: addresses };
-        if let Some(load) = device_problem.load(self.multiprocessors)? {
-            let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
-            let reads = [cache, scale, seqstarts, start_pos, cachestarts];
-            self.launch(&load, &uploaded.status, [&reads, &outputs.each_ref()])?;
-            for (output, to) in outputs.iter().zip(pointers) {
-                // SAFETY: Problem: `outputs` are valid for writes of their shapes, as long as the device's.
-                unsafe { download(output, to) };
-            }
-        }
-        Ok(())
+/// A copy of memory of the host.
+///
+/// # Safety
+/// Unless `len` is 0, `data` is valid for reads of `len` initialized bytes.
+pub(crate) unsafe fn upload(data: *const u8, len: usize, shift: usize) -> DeviceMemory {
+    match len {
+        0 => DeviceMemory::new(0, shift),
+        // SAFETY: see `# Safety`.
+        len => DeviceMemory::of(unsafe { std::slice::from_raw_parts(data, len) }, shift),
     }
 }
 
@@ -210,10 +160,39 @@ impl Kernel for EmulatedCuda {
     }
 
     fn store(&self, stores: Stores<'_>, _: &dyn Workers) {
-        self.try_store(stores).unwrap_or_else(|failure| panic!("{failure}"));
+        let uploaded = self.upload(&stores);
+        let Uploaded { stores: device_stores, current: [key, value], cache, scale, .. } = &uploaded;
+        let Some(store) = device_stores.store(self.multiprocessors).expect("a test's problem is small") else { return };
+        let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
+        let mut reads = vec![key, value, seqstarts, start_pos, cachestarts];
+        let mut writes = vec![cache];
+        let is_read = device_stores.geometry.quant.is_some_and(|quant| quant.has_static_scales());
+        let of_scale = if is_read { &mut reads } else { &mut writes };
+        of_scale.push(scale);
+        self.launch(&store, &uploaded.status, [&reads, &writes]);
+        // SAFETY: Stores: `cache` and `scale` are valid for writes of their shapes, whose bytes were uploaded.
+        unsafe {
+            download(cache, stores.pointers().cache);
+            download(scale, stores.pointers().scale);
+        }
     }
 
     fn load(&self, problem: &mut Problem<'_>, _: &dyn Workers) {
-        self.try_load(problem).unwrap_or_else(|failure| panic!("{failure}"));
+        let uploaded = self.upload(problem.stores());
+        let Uploaded { stores, cache, scale, .. } = &uploaded;
+        let (Outputs { num_repeat, pointers }, Geometry { num_heads, head_dim, t1, .. }) =
+            (problem.outputs(), stores.geometry);
+        let output_len = t1.byte_len(stores.all_rows * num_heads * num_repeat * head_dim);
+        let outputs = [(); 2].map(|()| DeviceMemory::new(output_len, self.shift(t1)));
+        let addresses = outputs.each_ref().map(DeviceMemory::address);
+        let device_problem = DeviceProblem { stores: *stores, num_repeat, outputs: addresses };
+        let Some(load) = device_problem.load(self.multiprocessors).expect("a test's problem is small") else { return };
+        let [seqstarts, start_pos, cachestarts] = &uploaded.indices;
+        let reads = [cache, scale, seqstarts, start_pos, cachestarts];
+        self.launch(&load, &uploaded.status, [&reads, &outputs.each_ref()]);
+        for (output, to) in outputs.iter().zip(pointers) {
+            // SAFETY: Problem: `outputs` are valid for writes of their shapes, as long as the device's.
+            unsafe { download(output, to) };
+        }
     }
 }

@@ -14,10 +14,8 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use crate::arithmetic::{Freedom, Lanes, compute};
-use crate::decode::{
-    Access, CONSTANT, Code, Instruction, Join, Kind, Register, SHARED_WINDOW, Shuffle, Space, Together,
-};
+use crate::arithmetic::Lanes;
+use crate::decode::{Access, CONSTANT, Code, Instruction, Kind, Register, Shuffle, Space};
 use crate::memory::{Memory, Use};
 use crate::shadow::{Conflict, GlobalShadow, Now, SharedShadow};
 
@@ -214,10 +212,9 @@ impl<'a> Machine<'a> {
         let count = self.code.registers.len();
         self.warps.clear();
         for w in 0..self.shape.block / WARP {
-            let lane = std::array::from_fn(|lane| lane as u64);
-            let uniform = [block, self.shape.block, self.shape.grid].map(|x| [x.into(); 32]);
-            let thread = lane.map(|lane| lane + u64::from(w * WARP));
-            let special = [thread, uniform[0], uniform[1], uniform[2], lane, [w.into(); 32]];
+            let lane: Lanes = std::array::from_fn(|lane| lane as u64);
+            let special =
+                [lane.map(|lane| lane + u64::from(w * WARP)), [block.into(); 32], [self.shape.grid.into(); 32]];
             let mut written = vec![0; count];
             written[..special.len()].fill(u32::MAX);
             self.registers[w as usize * count..][..special.len()].copy_from_slice(&special);
@@ -295,23 +292,12 @@ impl<'a> Machine<'a> {
                     continue;
                 }
                 Kind::Branch(to) => self.put(active, *to),
-                Kind::BranchTo(index, to) => {
-                    let index = *self.read(*index, active)?;
-                    for lane in lanes(active) {
-                        match to.get(index[lane] as usize) {
-                            Some(&to) => self.put(1 << lane, to),
-                            None => return self.fault(lane, format!("no target {}", index[lane])),
-                        }
-                    }
-                }
                 Kind::Exit => self.warps[self.w].ready &= !active,
-                Kind::Together(together, needed, to) => {
+                kind @ (Kind::SyncWarp(_) | Kind::Shuffle(..) | Kind::SyncBlock(_)) => {
                     self.put(active, place);
                     let warp = &mut self.warps[self.w];
                     (warp.ready, warp.waiting) = (warp.ready & !active, warp.waiting | active);
-                    if !matches!(together, Together::SyncBlock(_)) {
-                        self.join_warp(active, together, *needed, *to)?;
-                    }
+                    self.join_warp(active, kind)?;
                     // All go on at once, as they do but where they have parted.
                     if self.warps[self.w].ready == mask && active == mask {
                         place += 1;
@@ -340,8 +326,7 @@ impl<'a> Machine<'a> {
             }
             Kind::Load(access, to) => self.load(mask, access, to)?,
             Kind::Store(access, from) => self.store(mask, access, from)?,
-            Kind::Atomic(access, join, to, from) => self.atomic(mask, access, join, *to, *from)?,
-            Kind::ActiveMask(to) => self.write(*to, mask, &[mask.into(); 32]),
+            Kind::CompareAndSwap(access, to, numbers) => self.compare_and_swap(mask, access, *to, *numbers)?,
             _ => (),
         }
         Ok(())
@@ -399,28 +384,18 @@ impl<'a> Machine<'a> {
         Ok(addresses)
     }
 
-    /// The place in shared memory, if an address is one of shared memory.
-    fn in_shared(access: &Access, address: u64) -> Option<u64> {
-        match access.space {
-            Space::Shared => Some(address),
-            Space::Generic => address.checked_sub(SHARED_WINDOW),
-            Space::Global | Space::Param => None,
-        }
-    }
-
     /// Checks an access of a lane: that the bytes are there, may be used so, and are used by no other thread now.
     fn check(&mut self, lane: usize, access: &Access, address: u64, bytes: u32, how: Use) -> Result<(), Fault> {
         let now = Now { joins: self.warps[self.w].joins, thread: self.thread(lane), ..self.now };
-        let conflict = match Self::in_shared(access, address) {
-            Some(place) if place.saturating_add(bytes.into()) > self.shared.len() as u64 => {
-                return self.fault(lane, format!("{how:?} of {bytes} bytes at {place}, beyond shared memory"));
+        let conflict = match access.space {
+            Space::Shared if address.saturating_add(bytes.into()) > self.shared.len() as u64 => {
+                return self.fault(lane, format!("{how:?} of {bytes} bytes at {address}, beyond shared memory"));
             }
-            Some(place) => match how {
-                Use::Read | Use::ReadOnly => self.shared_shadow.read(place as usize, bytes, now),
-                Use::Write => self.shared_shadow.write(place as usize, bytes, now),
-                Use::Atomic => Ok(()),
+            Space::Shared => match how {
+                Use::Write => self.shared_shadow.write(address as usize, bytes, now),
+                _ => self.shared_shadow.read(address as usize, bytes, now),
             },
-            None => match (self.memory.check(&mut self.region, address, bytes.into(), how), how) {
+            _ => match (self.memory.check(&mut self.region, address, bytes.into(), how), how) {
                 (Err(message), _) => return self.fault(lane, message),
                 (Ok(true), Use::Read) => self.global_shadow.read(address, bytes, now, false),
                 (Ok(true), Use::ReadOnly) => self.global_shadow.read(address, bytes, now, true),
@@ -442,24 +417,24 @@ impl<'a> Machine<'a> {
     fn bytes(&self, access: &Access, address: u64) -> u64 {
         let mut word = [0; 8];
         let to = &mut word[..access.of.bytes() as usize];
-        match Self::in_shared(access, address) {
-            Some(place) => to.copy_from_slice(&self.shared[place as usize..][..to.len()]),
+        match access.space {
+            Space::Shared => to.copy_from_slice(&self.shared[address as usize..][..to.len()]),
             // SAFETY: `check` has found the bytes in a region, which is valid: see `run`.
-            None => unsafe { self.memory.read(address, to) },
+            _ => unsafe { self.memory.read(address, to) },
         }
         u64::from_le_bytes(word)
     }
 
     fn set_bytes(&mut self, access: &Access, address: u64, value: u64) {
         let word = &value.to_le_bytes()[..access.of.bytes() as usize];
-        match Self::in_shared(access, address) {
-            Some(place) => self.shared[place as usize..][..word.len()].copy_from_slice(word),
+        match access.space {
+            Space::Shared => self.shared[address as usize..][..word.len()].copy_from_slice(word),
             // SAFETY: `check` has found the bytes in a region that may be written, which is valid: see `run`.
-            None => unsafe { self.memory.write(address, word) },
+            _ => unsafe { self.memory.write(address, word) },
         }
     }
 
-    fn load(&mut self, mask: u32, access: &Access, to: &[(Register, u32)]) -> Result<(), Fault> {
+    fn load(&mut self, mask: u32, access: &Access, to: &[Register]) -> Result<(), Fault> {
         let (each, all) = (access.of.bytes(), access.of.bytes() * to.len() as u32);
         let addresses = self.addresses(mask, access, all)?;
         let how = if access.nc { Use::ReadOnly } else { Use::Read };
@@ -479,12 +454,7 @@ impl<'a> Machine<'a> {
                 values[lane] = self.bytes(access, address + i * u64::from(each));
             }
         }
-        for (&(to, bits), values) in to.iter().zip(&mut values) {
-            if access.of.kind == 's' {
-                *values = values.map(|value| access.of.signed(value).cast_unsigned() & u64::MAX >> (64 - bits));
-            }
-            self.write(to, mask, values);
-        }
+        to.iter().zip(&values).for_each(|(to, values)| self.write(*to, mask, values));
         Ok(())
     }
 
@@ -501,43 +471,32 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn atomic(
+    fn compare_and_swap(
         &mut self,
         mask: u32,
         access: &Access,
-        join: &str,
-        to: Option<Register>,
-        from: [Register; 2],
+        to: Register,
+        numbers: [Register; 2],
     ) -> Result<(), Fault> {
         let addresses = self.addresses(mask, access, access.of.bytes())?;
-        self.check_written(&from, mask)?;
-        let type_name = format!("{}{}", access.of.kind, access.of.bits);
-        let joined = compute(join, &[&type_name], Freedom::default());
+        self.check_written(&numbers, mask)?;
         let mut before = [0; 32];
         for lane in lanes(mask) {
             self.check(lane, access, addresses[lane], access.of.bytes(), Use::Atomic)?;
-            let [a, b] = from.map(|from| self.lanes(from)[lane]);
-            let old = self.bytes(access, addresses[lane]);
-            let mut new = [old; 32];
-            match (join, &joined) {
-                ("cas", _) => new[0] = if old == a & access.of.mask() { b } else { old },
-                ("exch", _) => new[0] = a,
-                ("inc", _) => new[0] = if old >= a { 0 } else { old + 1 },
-                ("dec", _) => new[0] = if old == 0 || old > a { a } else { old - 1 },
-                (_, Some(join)) => join(&mut new, [&[old; 32], &[a; 32], &[0; 32], &[0; 32]]),
-                (_, None) => return self.fault(lane, format!("no atomic {join} of {type_name}")),
+            let [old, new] = numbers.map(|number| self.lanes(number)[lane]);
+            before[lane] = self.bytes(access, addresses[lane]);
+            if before[lane] == old & access.of.mask() {
+                self.set_bytes(access, addresses[lane], new);
             }
-            before[lane] = old;
-            self.set_bytes(access, addresses[lane], new[0]);
         }
-        to.into_iter().for_each(|to| self.write(to, mask, &before));
+        self.write(to, mask, &before);
         Ok(())
     }
 
     /// Counts the sectors of an access to global memory, or the passes of one to shared memory.
     fn count(&mut self, mask: u32, access: &Access, addresses: &Lanes, bytes: u32) {
         let mut first: Vec<u64> = lanes(mask).map(|lane| addresses[lane]).collect();
-        if Self::in_shared(access, first[0]).is_none() {
+        if access.space == Space::Global {
             first.sort_unstable();
             first.dedup();
             self.counts.sectors[1] += (first.len() as u64 * u64::from(bytes)).div_ceil(32);
@@ -559,13 +518,8 @@ impl<'a> Machine<'a> {
     }
 
     /// Makes a join of a warp if all its lanes have come.
-    fn join_warp(
-        &mut self,
-        active: u32,
-        together: &Together,
-        needed: Register,
-        to: [Option<Register>; 2],
-    ) -> Result<(), Fault> {
+    fn join_warp(&mut self, active: u32, kind: &Kind) -> Result<(), Fault> {
+        let (Kind::SyncWarp(needed) | Kind::Shuffle(_, [.., needed], _)) = *kind else { return Ok(()) };
         let warp = &self.warps[self.w];
         let is_here = |lane: &usize| warp.at[*lane] as usize == self.at;
         let here: u32 = lanes(warp.waiting).filter(is_here).map(|lane| 1 << lane).sum();
@@ -577,63 +531,46 @@ impl<'a> Machine<'a> {
         if mask & !here != 0 {
             return Ok(());
         }
-        let (mut result, mut valid) = ([0; 32], [0; 32]);
-        match together {
+        match *kind {
+            Kind::Shuffle(mode, from, to) => self.shuffle(mask, mode, from, to)?,
             // One of a part of the warp orders nothing here: no kernel has one.
-            Together::SyncWarp => self.warps[self.w].joins += u32::from(mask == u32::MAX),
-            Together::SyncBlock(_) => (),
-            Together::Shuffle(mode, from) => {
-                self.check_written(from, mask)?;
-                let [value, argument, clamp] = from.map(|from| self.lanes(from));
-                for lane in lanes(mask) {
-                    let (b, c) = (argument[lane] as usize & 31, clamp[lane] as usize);
-                    let segment = c >> 8 & 31;
-                    let (least, most) = (lane & segment, lane & segment | c & 31 & !segment);
-                    let (from, is_valid) = match mode {
-                        Shuffle::Up => (lane.wrapping_sub(b), lane >= most + b),
-                        Shuffle::Down => (lane + b, lane + b <= most),
-                        Shuffle::Xor => (lane ^ b, lane ^ b <= most),
-                        Shuffle::Index => (least | b & !segment, least | b & !segment <= most),
-                    };
-                    let from = if is_valid { from } else { lane };
-                    if mask >> from & 1 == 0 {
-                        return self.fault(lane, format!("shuffles from lane {from}, which is not in the mask"));
-                    }
-                    (result[lane], valid[lane]) = (value[from], is_valid.into());
-                }
-            }
-            &Together::Join(join, value, of) => {
-                let value = self.read(value, mask)?.map(|value| value & of.mask());
-                let all = || lanes(mask).map(|lane| value[lane]);
-                let same = all().min() == all().max();
-                let signed = |value: &u64| if of.kind == 's' { of.signed(*value) } else { value.cast_signed() };
-                let joined = match join {
-                    Join::And => all().fold(of.mask(), |a, b| a & b),
-                    Join::Or => all().fold(0, |a, b| a | b),
-                    Join::Xor => all().fold(0, |a, b| a ^ b),
-                    Join::Add => all().sum::<u64>() & of.mask(),
-                    Join::Min => all().min_by_key(signed).unwrap_or(0),
-                    Join::Max => all().max_by_key(signed).unwrap_or(0),
-                    Join::Uniform => same.into(),
-                    Join::Ballot => (mask_of(&value) & mask).into(),
-                    Join::MatchAll if same => mask.into(),
-                    Join::MatchAll | Join::MatchAny => 0,
-                };
-                let equal = |lane: usize| lanes(mask).filter(|&i| value[i] == value[lane]).map(|i| 1 << i).sum();
-                result = if join == Join::MatchAny { std::array::from_fn(equal) } else { [joined; 32] };
-                valid = [same.into(); 32];
-            }
+            _ => self.warps[self.w].joins += u32::from(mask == u32::MAX),
         }
-        self.give(mask, to, &result, &valid);
         let warp = &mut self.warps[self.w];
         (warp.ready, warp.waiting) = (warp.ready | mask, warp.waiting & !mask);
         self.put(mask, self.at as u32 + 1);
         Ok(())
     }
 
-    fn give(&mut self, mask: u32, [to, other]: [Option<Register>; 2], value: &Lanes, predicate: &Lanes) {
-        to.into_iter().for_each(|to| self.write(to, mask, value));
-        other.into_iter().for_each(|to| self.write(to, mask, predicate));
+    fn shuffle(
+        &mut self,
+        mask: u32,
+        mode: Shuffle,
+        from: [Register; 4],
+        [to, is_valid]: [Register; 2],
+    ) -> Result<(), Fault> {
+        self.check_written(&from, mask)?;
+        let [value, argument, clamp, _] = from.map(|from| self.lanes(from));
+        let (mut result, mut valid) = ([0; 32], [0; 32]);
+        for lane in lanes(mask) {
+            let (b, c) = (argument[lane] as usize & 31, clamp[lane] as usize);
+            let segment = c >> 8 & 31;
+            let (least, most) = (lane & segment, lane & segment | c & 31 & !segment);
+            let (from, is_valid) = match mode {
+                Shuffle::Up => (lane.wrapping_sub(b), lane >= most + b),
+                Shuffle::Down => (lane + b, lane + b <= most),
+                Shuffle::Xor => (lane ^ b, lane ^ b <= most),
+                Shuffle::Index => (least | b & !segment, least | b & !segment <= most),
+            };
+            let from = if is_valid { from } else { lane };
+            if mask >> from & 1 == 0 {
+                return self.fault(lane, format!("shuffles from lane {from}, which is not in the mask"));
+            }
+            (result[lane], valid[lane]) = (value[from], is_valid.into());
+        }
+        self.write(to, mask, &result);
+        self.write(is_valid, mask, &valid);
+        Ok(())
     }
 
     /// Makes the barrier that all threads wait at; a fault if they wait at different ones, or have ended.
@@ -651,24 +588,18 @@ impl<'a> Machine<'a> {
             }
         }
         self.at = place as usize;
-        let Kind::Together(Together::SyncBlock(join), _, to) = kind else {
+        let Kind::SyncBlock(reduced) = kind else {
             return self.fault(0, "waits for lanes of another mask");
         };
-        if let Some((join, value, negated)) = *join {
-            let mut count = 0;
+        if let Some([to, value]) = *reduced {
+            let mut holds = 0;
             for w in 0..self.warps.len() {
                 self.w = w;
-                let holds = mask_of(self.read(value, u32::MAX)?);
-                count += (if negated { !holds } else { holds }).count_ones();
+                holds |= mask_of(self.read(value, u32::MAX)?);
             }
-            let result = match join {
-                Join::Or => u32::from(count > 0),
-                Join::And => u32::from(count == self.shape.block),
-                _ => count,
-            };
             for w in 0..self.warps.len() {
                 self.w = w;
-                self.give(u32::MAX, *to, &[result.into(); 32], &[result.into(); 32]);
+                self.write(to, u32::MAX, &[u64::from(holds != 0); 32]);
             }
         }
         self.now.interval += 1;

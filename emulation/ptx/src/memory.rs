@@ -113,6 +113,10 @@ impl DeviceMemory {
         memory
     }
 
+    pub fn of_indices(indices: &[i64]) -> Self {
+        Self::of(&indices.iter().flat_map(|index| index.to_ne_bytes()).collect::<Vec<_>>(), 0)
+    }
+
     pub fn region(&self, access: Access) -> (u64, usize, Access) {
         (self.address(), self.len, access)
     }

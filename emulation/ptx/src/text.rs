@@ -36,7 +36,6 @@ pub(crate) enum Statement {
 #[derive(Debug, Default)]
 pub(crate) struct Function {
     pub(crate) is_entry: bool,
-    /// Of results, then of arguments.
     pub(crate) parameters: Vec<Variable>,
     pub(crate) body: Vec<(u32, Statement)>,
 }
@@ -120,29 +119,21 @@ fn statements(ptx: &str) -> Result<Vec<(u32, Statement)>, PtxError> {
     }
 }
 
-/// `.visible .entry name(.param ...) .maxntid ...`, or `.func (.param ...) name(.param ...)`.
+/// `.visible .entry name(.param ...) .maxntid ...`, or `.func name(.param ...)`.
 fn function_of(line: u32, head: &str) -> Result<(String, Function), PtxError> {
     let is_entry = head.contains(".entry");
     let (_, rest) = head.split_once(if is_entry { ".entry" } else { ".func" }).unwrap_or_default();
-    let mut parameters = Vec::new();
-    let mut name = "";
-    // Between parentheses there are parameters, outside of them the name and directives.
-    for (i, part) in rest.split(['(', ')']).enumerate() {
-        match i % 2 {
-            0 if name.is_empty() => name = part.split_whitespace().next().unwrap_or_default(),
-            0 => (),
-            _ => {
-                for parameter in part.split(',').filter(|part| !part.trim().is_empty()) {
-                    parameters.push(variable(line, parameter)?);
-                }
-            }
-        }
-    }
+    let parts = rest.split_once('(').and_then(|(name, rest)| Some((name.trim(), rest.split_once(')')?.0)));
+    let Some((name, parameters)) = parts.filter(|(name, _)| !name.is_empty()) else {
+        return error(line, format!("no function: {head}"));
+    };
+    let parameters = parameters.split(',').filter(|part| !part.trim().is_empty());
+    let parameters = parameters.map(|parameter| variable(line, parameter)).collect::<Result<_, _>>()?;
     Ok((name.to_owned(), Function { is_entry, parameters, body: Vec::new() }))
 }
 
 /// `.shared .align 8 .b8 name[80]`, `.param .u32 name`.
-pub(crate) fn variable(line: u32, text: &str) -> Result<Variable, PtxError> {
+fn variable(line: u32, text: &str) -> Result<Variable, PtxError> {
     let mut words = text.split_whitespace().peekable();
     let (mut size, mut align, mut name) = (0, None, "");
     while let Some(word) = words.next() {

@@ -47,9 +47,7 @@ fn large_caches() {
             let outputs = [0, 1].map(|_| DeviceMemory::new(rows * TOKEN * 4, 0));
             let cache = DeviceMemory::sparse(t2.byte_len(geometry.cache_len));
             let scale = DeviceMemory::sparse(quant.scale_len * 2);
-            let indices = [&[0, rows as i64][..], &[0], &[(max_t - rows) as i64]].map(|indices| {
-                DeviceMemory::of(&indices.iter().flat_map(|index| index.to_ne_bytes()).collect::<Vec<_>>(), 0)
-            });
+            let indices = [&[0, rows as i64][..], &[0], &[(max_t - rows) as i64]].map(DeviceMemory::of_indices);
             let status = DeviceMemory::of(&[0; 8], 0);
             let stores = DeviceStores {
                 geometry,

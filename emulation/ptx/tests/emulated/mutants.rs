@@ -17,7 +17,7 @@ const EDITS: [(bool, &str, &str, &str, &str); 30] = [
     (false, "f16_i8_f16", "store_wide", "add.rn.f16x2", "sub.rn.f16x2"),
     (false, "f16_i8_f16", "store_narrow", "rcp.approx.ftz.f32", "neg.f32"),
     (false, "f32_i8_f32", "store_wide", "max.u32", "min.u32"),
-    (false, "f32_i8_f32", "store_wide", "fma.rn.f32", "mad.rn.ftz.sat.f32"),
+    (false, "f32_i8_f32", "store_wide", "fma.rn.f32", "mul.rn.f32"),
     (false, "f16_i4_f16", "store_wide", "prmt.b32", "and.b32"),
     (false, "f16_f8_f16", "store_narrow", "setp.gt.f32", "setp.lt.f32"),
     (false, "f16_f16", "store_wide", "%ctaid.x", "0"),
