@@ -33,7 +33,7 @@ SLOTS = INIT + LOCAL + BLOCK * (3 + 2 * TOPK) + CHUNK
 
 
 class Reader:
-    """The model with a cache that an InfLlm manages, whose queries and mass, if needed, come out of the graph, too."""
+    """The model with a cache that an InfLlm manages; the graph also outputs queries and, if needed, the mass."""
 
     def __init__(self, folder: Path, max_tokens: int, threads: int, **config: Any):
         self.model = load(folder)

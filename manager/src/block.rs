@@ -169,7 +169,7 @@ impl Block {
     /// The block of a key, if these bytes, which a store has kept, are it. They are not copied.
     ///
     /// # Errors
-    /// [`BlockError`], but for [`BlockError::Geometry`]: that is for who asked to check.
+    /// [`BlockError`], but for [`BlockError::Geometry`]: the caller checks that.
     pub fn verify(key: &BlockKey, bytes: Bytes) -> Result<Self, BlockError> {
         let Some(header) = bytes.first_chunk() else { return Err(BlockError::Length) };
         if header[..8] != MAGIC || number(&header[8..16]) > 1 {

@@ -51,7 +51,7 @@ pub fn n_kv(used_max: usize, size: usize, pad: usize) -> usize {
     used_max.checked_next_multiple_of(pad.max(1)).map_or(size, |padded| padded.max(pad).min(size))
 }
 
-/// The part of the cells that a step reads which is free; 0 where it reads fewer than 128.
+/// The share of free cells among those that a step reads; 0 where it reads fewer than 128.
 pub fn fragmentation(n_kv: usize, used: usize) -> f64 {
     if n_kv >= 128 { 1.0 - used as f64 / n_kv as f64 } else { 0.0 }
 }

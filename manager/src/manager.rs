@@ -277,7 +277,7 @@ impl Manager {
     /// [`Error::StepOpen`]; [`Error::Memory`]: the sequences whose rows may be damaged are [lost](Error::Lost) then.
     ///
     /// # Panics
-    /// If the memory does. Sequences are lost then, too.
+    /// If the memory does. Sequences are then lost as well.
     pub fn update(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
         self.check_closed()?;
         self.state.prepare_update(&self.spec);

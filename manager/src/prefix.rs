@@ -17,7 +17,7 @@ use crate::error::Error;
 /// key of a page    = the state of SHA-256 that continues from its parent's key with the page's tokens
 /// ```
 ///
-/// A hit compares the page's tokens, too, but all before it, fingerprint and salt through the key alone: anyone who
+/// A hit also compares the page's tokens, but all before it, fingerprint and salt through the key alone: anyone who
 /// chooses tokens or salts would need a collision of SHA-256.
 #[derive(Debug, Clone)]
 pub(crate) struct Prefix {

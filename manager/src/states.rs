@@ -327,7 +327,7 @@ impl StateStep<'_> {
         }
     }
 
-    /// Ends the step: its sequences have the states that they had, but that those whose cells it wrote are
+    /// Ends the step: its sequences have the states that they had, except that those whose cells it wrote are
     /// [lost](Error::Lost).
     pub fn rollback(self) {}
 

@@ -55,10 +55,10 @@ impl<'m> Planned<'m> {
     /// Runs the copies that the step needs before it writes: shared pages are copied.
     ///
     /// # Errors
-    /// [`Error::Memory`]; the step is then rolled back, but that cached pages that a copy was to write are free.
+    /// [`Error::Memory`]; the step is then rolled back; cached pages that a copy was to write are free.
     ///
     /// # Panics
-    /// If the memory does. The step is then rolled back, but that all cached pages that it took are free.
+    /// If the memory does. The step is then rolled back; all cached pages that it took are free.
     pub fn apply(self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<Step<'m>, Error> {
         self.0.0.apply(memory)?;
         Ok(Step(self.0))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::block::{Block, BlockError, BlockKey};
 
-/// Why a store has not done what it was asked for. To a manager all of these are a miss.
+/// Why a store did not do what it was asked. To a manager all of these are a miss.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -13,7 +13,7 @@ pub enum StoreError {
     /// It did not answer in time.
     #[error("no answer within {0:?}")]
     Late(Duration),
-    /// It is not asked: it has not answered an earlier question yet, or has failed shortly before.
+    /// It was not asked: it has not answered an earlier request yet, or failed shortly before.
     #[error("not asked: an earlier call has not ended or has failed")]
     Busy,
     /// The block is larger than what it may hold.
@@ -96,7 +96,7 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     /// [`StoreError`].
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError>;
 
-    /// The blocks of a chain, each of which is of no use without those before it: up to the first that is missing.
+    /// The blocks of a chain, each of which needs all before it: up to the first that is missing.
     /// A store that evicts lets go of the last first. Returns what it has with the error that ended it.
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         up_to_missing(keys.iter().map(|key| self.get(key)))

@@ -67,7 +67,7 @@ impl Manager {
     /// [`update`](Self::update). Returns how many rows were read; of a sequence that is in the cache, 0.
     ///
     /// # Errors
-    /// [`Error::RowsMissing`]: the store has not all rows, or not in time; [`Error::OutOfPages`], [`Error::NoSlot`],
+    /// [`Error::RowsMissing`]: the store lacks rows, or is late; [`Error::OutOfPages`], [`Error::NoSlot`],
     /// [`Error::NoTiers`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Memory`]. The sequence
     /// stays swapped out then.
     ///

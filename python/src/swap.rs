@@ -27,7 +27,7 @@ impl Manager {
     /// Brings `s` back into the cache, with every bit; returns how many rows were read from tiers. What is queued is
     /// done first, as by `update`.
     ///
-    /// Raises ManagerError: rows_missing (the tiers have not all rows, or not in time; details: missing, rows, reason),
+    /// Raises ManagerError: rows_missing (the tiers lack rows, or are late; details: missing, rows, reason),
     /// no_tiers, unknown_seq, step_open, lost, memory_spec, and those of `HostMemory`; CapacityError: out_of_pages,
     /// no_slot. The sequence stays swapped out then.
     fn swap_in(&self, py: Python<'_>, s: Id, memory: &Bound<'_, HostMemory>) -> PyResult<usize> {

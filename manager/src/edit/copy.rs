@@ -70,7 +70,7 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// Names pages, or cells, of rows in the other table, too.
+    /// Adds pages, or cells, of rows to the other table as well.
     fn share(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) {
         let page_size = self.page_size();
         let pages = rows.start / page_size..rows.end.div_ceil(page_size);

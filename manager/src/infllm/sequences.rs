@@ -166,7 +166,7 @@ impl InfLlm {
         Ok(self.sequence(seq)?.n)
     }
 
-    /// The pages of the cache that a sequence has: those that it shares, too.
+    /// The pages of the cache that a sequence has, shared ones included.
     ///
     /// # Errors
     /// [`Error::UnknownSeq`].

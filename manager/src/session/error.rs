@@ -31,7 +31,7 @@ pub enum SessionError {
     #[error("the file has {got} bytes, expected {expected}: others follow its data")]
     Trailing { expected: u64, got: u64 },
 
-    /// A file that is damaged: it has not the bytes that were written.
+    /// A damaged file: its bytes are not those that were written.
     #[error("the digest of the file is {got}, expected {expected}")]
     Digest { expected: String, got: String },
 

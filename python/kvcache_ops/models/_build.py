@@ -30,7 +30,7 @@ from kvcache_ops.models._weights import Weight, convert
 MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
 METADATA = "kvcache_ops.model"
 FORMAT = 2
-STAMP = 16  # bytes at the data's end, which the model's metadata has, too
+STAMP = 16  # bytes at the data's end, which the model's metadata repeats
 
 _CACHES: dict[T2, int] = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}
 _WEIGHTS = ("auto", "float32", "float16", "int8", "int4")

@@ -233,7 +233,7 @@ def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config
 def _of_gemma(
     given: dict[str, Any], layers: int, head_dim: int, local: dict[str, Any], number: Callable[..., Any]
 ) -> dict[str, Any]:
-    """What Gemma's Config has beside that of others; `local` is the RoPE of layers with a window."""
+    """What Gemma's Config has besides the common fields; `local` is the RoPE of layers with a window."""
     family, window = given["model_type"], number("sliding_window", 0)
     period = given.get("sliding_window_pattern") or given.get("_sliding_window_pattern")
     period = period or {"gemma2": 2, "gemma3": 6}[family]

@@ -355,7 +355,7 @@ class Export:
 
 @dataclass(frozen=True)
 class LinkedFile:
-    """A file of a built model that is an export's, too, as it was when the model was built."""
+    """A file that a built model shares with an export, as it was when the model was built."""
 
     name: str
     size: int
@@ -430,7 +430,7 @@ def _description(folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _linked(source: Path, place: Path) -> str:
-    """Makes a file the other, too, or a copy; gives which."""
+    """Links a file to another, or copies it; returns which."""
     try:
         os.link(source, place)
         return "a hard link to"

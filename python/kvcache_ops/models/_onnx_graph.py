@@ -143,7 +143,7 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """The tensors of a graph, in attributes and inner graphs, too."""
+    """The tensors of a graph, also in attributes and inner graphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
