@@ -15,7 +15,7 @@ use kvcache_op::{
 };
 use ndarray::{Array, Array3, IxDyn};
 
-/// Stores `current_key` and `current_value` in `cache` (and `scale`), and gives back `key` and `value` of all tokens of
+/// Stores `current_key` and `current_value` in `cache` (and `scale`), and returns `key` and `value` of all tokens of
 /// all sequences: (`kvstarts[B]`, H * `num_repeat`, Dh), of the type of `current_key`, F32 or F16.
 ///
 /// # Errors
@@ -50,7 +50,7 @@ pub fn key_value_cache(
 }
 
 /// Stores `current_key` and `current_value` in `cache` (and `scale`), then attends with `query` straight over the
-/// cache. Gives `attn_output`: (`seqstarts[B]`, Hq, Dh), of the type of `query`, F32 or F16.
+/// cache. Returns `attn_output`: (`seqstarts[B]`, Hq, Dh), of the type of `query`, F32 or F16.
 ///
 /// # Errors
 /// Those of [`key_value_cache`].
@@ -84,7 +84,7 @@ pub fn multi_head_cache_attention(
     }
 }
 
-/// Gives `cache` and `scale`, made for `spec`, to `body` as the memory that the manager's plans are applied to.
+/// Hands `cache` and `scale`, made for `spec`, to `body` as the memory that the manager's plans are applied to.
 ///
 /// # Errors
 /// Tensors that are not those of `spec`, and what `body` returns.
@@ -110,7 +110,7 @@ fn tensor<T: WithDType>(array: Array3<T>) -> Result<Tensor> {
     Tensor::from_vec(array.into_raw_vec_and_offset().0, shape, &Device::Cpu)
 }
 
-/// Gives cache and scale to `body`, to be written under candle's locks.
+/// Hands cache and scale to `body`, to be written under candle's locks.
 fn with_cache<R>(
     quant_bit: i64,
     cache: &Tensor,
@@ -137,7 +137,7 @@ impl<F: FnOnce(&mut CpuStorage, &Layout) -> Result<()>> InplaceOp1 for Once<F> {
     }
 }
 
-/// Gives a tensor's storage to `body`, and what that returns.
+/// Hands a tensor's storage to `body`; returns what `body` does.
 fn in_place<R>(tensor: &Tensor, body: impl FnOnce(&mut CpuStorage, &Layout) -> Result<R>) -> Result<R> {
     let mut result = None;
     tensor.inplace_op1(&Once(RefCell::new(Some(|storage: &mut CpuStorage, layout: &Layout| {

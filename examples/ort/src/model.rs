@@ -76,7 +76,7 @@ impl Model {
         self.about.config.context_length
     }
 
-    /// The manager's description of a cache with so many slots.
+    /// The manager's description of a cache with that many slots.
     pub fn spec(&self, max_tokens: usize) -> Result<CacheSpec> {
         let About { config, cache, fingerprint, .. } = &self.about;
         if cache.cache_mode != 1 {
@@ -108,7 +108,7 @@ impl Model {
         Ok(spec.build()?)
     }
 
-    /// The likeliest tokens behind these tokens of a step, by their places in the step.
+    /// The likeliest tokens after these tokens of a step, by their places in the step.
     pub fn likeliest(&mut self, step: &Step<'_>, rows: &[usize], memory: &mut Memory) -> Result<Vec<u32>> {
         let (pages, one) = (step.cachestarts(), |number: i64| vec![number]);
         let values: Vec<i64> = pages.iter().copied().collect();

@@ -26,8 +26,8 @@ pub enum FarPositions {
     /// Far rows are `local` - 1 in front of the first new token of the step, as the authors do it. Keys are stored
     /// before rotary embedding ([`KeyForm::PreRope`]), which the graph applies by `key_positions`.
     FarConstant,
-    /// Every block is rotated once to the positions right behind the first tokens, and the other rows are kept below
-    /// `n_ctx`: where these would pass it, they move back, right behind the positions of blocks (K-shift).
+    /// Every block is rotated once to the positions right after the first tokens, and the other rows are kept below
+    /// `n_ctx`: where these would pass it, they move back, right after the positions of blocks (K-shift).
     FarFixed {
         /// The positions that the model was trained for.
         n_ctx: usize,

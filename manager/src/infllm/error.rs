@@ -65,8 +65,8 @@ pub enum InfLlmError {
     #[error("sequence {seq} has {blocks} blocks, more than topk = {topk}, and layer {layer} has never selected")]
     NotSelected { seq: SeqId, layer: usize, blocks: usize, topk: usize },
 
-    /// A selected block that the store does not give back. The sequence can go on with others, which layers may select
-    /// anew, or be computed anew.
+    /// A selected block that the store does not return. The sequence can continue with others, which layers may select
+    /// again, or be computed again.
     #[error("block {block} of sequence {seq} is lost: {why}")]
     BlockLost { seq: SeqId, block: u32, why: Lost },
 

@@ -23,7 +23,7 @@ use crate::spec::{Geometry, KeyForm};
 use crate::store::StoreError;
 
 impl Setup {
-    /// The attention mass of tokens behind the blocks, with that of a step: shape (tokens, heads of queries).
+    /// The attention mass of tokens after the blocks, with that of a step: shape (tokens, heads of queries).
     /// `observed` has the scores of the entry's keys.
     pub(crate) fn merged(
         &self,
@@ -111,7 +111,7 @@ impl Setup {
 }
 
 impl InfLlm {
-    /// Forms the first block behind those that the sequence of an entry had, or the `nth` behind these, and puts it
+    /// Forms the first block after those that the sequence of an entry had, or the `nth` after these, and puts it
     /// into the store. `observed` has the scores of the entry's keys by layer, where mass is needed.
     ///
     /// # Errors

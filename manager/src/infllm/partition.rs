@@ -9,7 +9,7 @@ pub struct Partition {
     pub init: usize,
     /// Whole blocks, some of which attention sees.
     pub blocks: usize,
-    /// The tokens behind the blocks, which attention always sees.
+    /// The tokens after the blocks, which attention always sees.
     pub rest: usize,
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! check all appends
 //! for each append:
-//!     where positions would pass n_ctx, move the rows behind the blocks back; copy pages that others have first
+//!     where positions would pass n_ctx, move the rows after the blocks back; copy pages that others have first
 //!     give wanted blocks that are not resident the slots of blocks that are not wanted
 //!     give the sequence pages of its own for these slots
 //! place the new rows, as in a step of the manager
@@ -88,8 +88,8 @@ impl Setup {
         Ok(Change { residency, shifts, loads })
     }
 
-    /// Moves the rows behind the blocks back, right behind the positions of blocks, if the new tokens would not be
-    /// below `n_ctx` otherwise. Gives the sequence's shifts.
+    /// Moves the rows after the blocks back, right after the positions of blocks, if the new tokens would not be
+    /// below `n_ctx` otherwise. Returns the sequence's shifts.
     fn shift(&self, planner: &mut Planner<'_>, sequence: &Sequence, entry: &Entry) -> Result<Vec<usize>, Error> {
         let (rows, mut shifts) = (&planner.state.sequences[sequence.rows], sequence.shifts.clone());
         let FarPositions::FarFixed { n_ctx } = self.config.positions else { return Ok(shifts) };
@@ -161,7 +161,7 @@ impl Setup {
         Ok(got)
     }
 
-    /// The pages of an entry in a selection: those of the first tokens, of blocks, and of the tokens behind them.
+    /// The pages of an entry in a selection: those of the first tokens, of blocks, and of the tokens after them.
     fn table(&self, state: &State, sequence: &Sequence, entry: &Entry, group: usize) -> Vec<u32> {
         let table = state.sequences[sequence.rows].table();
         let (init, rest) = table.split_at(self.pages(self.config.init).min(table.len()));

@@ -42,7 +42,7 @@ impl Residency {
     }
 
     /// Finds a slot for each wanted block, which are different blocks and not more than slots. Those that are resident
-    /// keep theirs. The others get slots of blocks that are not wanted, empty ones first; gives them in ascending order
+    /// keep theirs. The others get slots of blocks that are not wanted, empty ones first; returns these in order
     /// of slots. No wanted block goes.
     pub(crate) fn assign(&mut self, wanted: &[u32]) -> Vec<Load> {
         self.assignments += 1;
@@ -100,7 +100,7 @@ impl Residency {
 }
 
 /// Where blocks go in a table: those of `last` that are still wanted keep their slots, and the others take those of the
-/// ones that are not, both in order. Gives the table, and the slots that have to be loaded.
+/// ones that are not, both in order. Returns the table, and the slots that have to be loaded.
 ///
 /// # Errors
 /// [`InfLlmError::DuplicateBlock`].

@@ -31,7 +31,7 @@ pub(crate) struct Formed {
 /// The state of a layer of a sequence.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Layer {
-    /// The attention mass of the tokens behind the blocks, shape (tokens, heads of queries), for representatives.
+    /// The attention mass of the tokens after the blocks, shape (tokens, heads of queries), for representatives.
     pub(crate) mass: Vec<f32>,
     /// The numbers that queries are compared with, [`Setup::index_len`] of a block: a representative for each head of
     /// queries, or for each head of the cache the least and the largest elements of its keys.
@@ -49,13 +49,13 @@ pub(crate) struct Sequence {
     pub(crate) layers: Vec<Layer>,
     /// The latest selection of `topk` blocks, in ascending order: of all layers, or by layer.
     pub(crate) chosen: Vec<Option<Vec<u32>>>,
-    /// The manager's sequence of the rows that every layer has in the cache: of the first tokens and behind the blocks.
+    /// The manager's sequence of the rows that every layer has in the cache: of the first tokens and after the blocks.
     pub(crate) rows: SeqId,
     /// The manager's sequence of resident blocks, slot by slot.
     pub(crate) resident: SeqId,
     /// The blocks in the slots: of all layers, or by layer.
     pub(crate) residency: Vec<Residency>,
-    /// For each shift that moved one of the tokens behind the blocks: the tokens that there were.
+    /// For each shift that moved one of the tokens after the blocks: the tokens that there were.
     pub(crate) shifts: Vec<usize>,
 }
 
@@ -64,7 +64,7 @@ impl Setup {
         self.spec.page_size()
     }
 
-    /// The pages of so many tokens, which are whole pages.
+    /// The pages of that many tokens, which are whole pages.
     pub(crate) fn pages(&self, tokens: usize) -> usize {
         tokens / self.page_size()
     }
@@ -110,7 +110,7 @@ impl Setup {
             .unwrap_or_else(|_| unreachable!("a block is a page or more"))
     }
 
-    /// The first token that is in no block and behind the first ones, if `n` tokens have formed their blocks.
+    /// The first token that is in no block and after the first ones, if `n` tokens have formed their blocks.
     pub(crate) fn rest_start(&self, n: usize) -> usize {
         self.config.init + self.partition(n).blocks * self.config.block
     }

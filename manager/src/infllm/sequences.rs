@@ -24,7 +24,7 @@ use crate::store::BlockStore;
 /// It owns all slots of a cache of mode `paged`. Sequences are named by the ids of a [`Manager`], as those of a
 /// [`StateCache`](crate::StateCache), or by its own.
 ///
-/// A step: [`begin_step`](Self::begin_step) loads blocks and gives the index tensors; the model runs; where attention
+/// A step: [`begin_step`](Self::begin_step) loads blocks and returns the index tensors; the model runs; where attention
 /// mass is needed, [`InfLlmStep::observe`](crate::InfLlmStep::observe) takes it;
 /// [`InfLlmStep::commit`](crate::InfLlmStep::commit) forms blocks of what has left the last tokens. Then
 /// [`select`](Self::select) takes the step's queries, and the next step sees the blocks that fit them: a selection lags

@@ -3,10 +3,10 @@
 //! ```text
 //! metadata    the cache's; `infllm_config`: what blocks are made by; `infllm`: where the sequence is
 //! tensors     index     f32 (blocks, layers, numbers): what queries are compared with
-//!             mass      f32 (layers, tokens behind the blocks, heads of queries), for representatives
+//!             mass      f32 (layers, tokens after the blocks, heads of queries), for representatives
 //!             scores    f32, of each layer those of its first blocks
 //!             blocks    u8 (blocks, tokens, bytes of a row)
-//!             rows      u8 (rows, bytes of a row): the first tokens and those behind the blocks
+//!             rows      u8 (rows, bytes of a row): the first tokens and those after the blocks
 //! ```
 
 use std::fs::File;
@@ -38,7 +38,7 @@ const SEQUENCE: &str = "infllm";
 #[serde(deny_unknown_fields)]
 struct Saved {
     n: usize,
-    /// The distance by which the tokens behind the blocks are moved back.
+    /// The distance by which the tokens after the blocks are moved back.
     shift: usize,
     shifts: Vec<usize>,
     /// By layer: how many blocks have a score.
@@ -71,7 +71,7 @@ impl Saved {
             return false;
         }
         let blocks = setup.kept_blocks(*n);
-        // Only rows behind the second block can have been moved, and not in front of the place of blocks.
+        // Only rows after the second block can have been moved, and not in front of the place of blocks.
         let fixed = matches!(setup.config.positions, FarPositions::FarFixed { .. });
         let most = if fixed { setup.partition(*n).blocks.saturating_sub(1) * setup.config.block } else { 0 };
         let is_selection = |chosen: &Vec<u32>| {

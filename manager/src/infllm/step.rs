@@ -1,4 +1,4 @@
-//! Steps: what is loaded before one, its index tensors, and what is formed behind it.
+//! Steps: what is loaded before one, its index tensors, and what is formed after it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -170,7 +170,7 @@ impl InfLlmStep<'_> {
         Ok(self.open().index_inputs(self.0.setup.group(layer)))
     }
 
-    /// Shape (B, MaxP): the first slot of each page, -1 behind the last one.
+    /// Shape (B, MaxP): the first slot of each page, -1 after the last one.
     ///
     /// # Errors
     /// [`InfLlmError::Layer`].

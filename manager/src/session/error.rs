@@ -27,7 +27,7 @@ pub enum SessionError {
     #[error("the file has {got} bytes, expected {expected}: it is truncated")]
     Truncated { expected: u64, got: u64 },
 
-    /// A file that goes on behind its last tensor.
+    /// A file with bytes after its last tensor.
     #[error("the file has {got} bytes, expected {expected}: others follow its data")]
     Trailing { expected: u64, got: u64 },
 

@@ -66,7 +66,7 @@ pub(super) fn clip(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
-/// Places tensors one behind the other, the digest last.
+/// Places tensors one after the other, the digest last.
 fn layout(tensors: &[Tensor]) -> Result<Vec<(&str, TensorInfo)>, SessionError> {
     let mut start = 0;
     let mut place = |name, dtype: Dtype, shape: &[usize]| {
@@ -247,7 +247,7 @@ impl<R> Reader<R> {
         self.header.info(name).ok_or_else(|| SessionError::MissingTensor { name: name.to_owned() })
     }
 
-    /// The shape of a tensor of so many dimensions.
+    /// The shape of a tensor of that many dimensions.
     pub(crate) fn shape<const DIMS: usize>(&self, name: &str) -> Result<[usize; DIMS], SessionError> {
         let tensor = self.tensor(name)?;
         let expected = || format!("of {DIMS} dimensions");

@@ -174,7 +174,7 @@ impl Placer<'_> {
         Ok(())
     }
 
-    /// Checks that so many pages, or cells, can be taken.
+    /// Checks that this many pages, or cells, can be taken.
     fn require(&self, need: usize) -> Result<(), SessionError> {
         let page_size = self.spec.page_size();
         let free = self.state.pages.num_free() + self.state.cached.len();
@@ -231,7 +231,7 @@ impl Placer<'_> {
             for (index, tokens) in saved.tokens[..sequence.known].chunks_exact(page_size).enumerate() {
                 let page = sequence.table()[index];
                 let key = sequence.key.followed_by(tokens);
-                // A page of another salt, or of rows behind others: no prefill with this salt has given it.
+                // A page of another salt, or of rows after others: no prefill with this salt has given it.
                 if self.state.prefix.key(page).is_some_and(|sealed| sealed != key) {
                     sequence.known = index * page_size;
                     break;

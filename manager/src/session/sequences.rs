@@ -66,7 +66,7 @@ fn rows_at_once(row_len: usize) -> usize {
     (BLOCK / row_len.max(1)).max(1)
 }
 
-/// Writes sequences to a file, which have so many rows in all. `read_rows` gives the rows of a range.
+/// Writes sequences to a file, which have that many rows in all. `read_rows` gives the rows of a range.
 pub(super) fn write<E: From<SessionError>>(
     path: &Path,
     spec: &CacheSpec,
@@ -206,7 +206,7 @@ fn check_tokens(sequences: &[SavedSequence]) -> Result<(), SessionError> {
 }
 
 impl<R: Read> RowReader<R> {
-    /// Gives all rows to `write`, some at a time: the index of the first, and their bytes. After an error, rows that
+    /// Hands all rows to `write`, some at a time: the index of the first, and their bytes. After an error, rows that
     /// were given may be wrong: the file may have changed since its digest was right.
     pub(super) fn read<E: From<SessionError>>(
         mut self,

@@ -76,7 +76,7 @@ fn refuses(bytes: &[u8], kind: &str, what: &str) {
     assert!(error.to_string().contains(what), "\"{error}\" does not say \"{what}\"");
 }
 
-/// The header of a file, and the data behind it.
+/// The header of a file, and the data after it.
 fn parts(bytes: &[u8]) -> (&str, &[u8]) {
     let (len, rest) = bytes.split_first_chunk().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);

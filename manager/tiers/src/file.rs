@@ -15,14 +15,14 @@ use crate::held::Held;
 /// The name of a file that is being written, around some random letters.
 const PREFIX: &str = ".kvblock-";
 const SUFFIX: &str = ".tmp";
-/// The folder is scanned anew when this part of the capacity was put.
+/// The folder is scanned again when this part of the capacity was put.
 const SCAN: u64 = 16;
 /// Uses of one process are so far apart at least, so that their order can be read from the files' times.
 const STEP: Duration = Duration::from_micros(1);
 /// A file whose time is so far ahead was used while a clock was wrong.
 const AHEAD: Duration = Duration::from_secs(3600);
 
-/// Blocks in a folder, one file each, of so many bytes in all; the least recently used ones are evicted, but for the
+/// Blocks in a folder, one file each, of that many bytes in all; the least recently used ones are evicted, but for the
 /// private ones of this process, of which there is no other copy: a tier that is full of these refuses more. Another
 /// process that has the folder may evict them.
 ///

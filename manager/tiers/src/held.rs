@@ -3,7 +3,7 @@
 use kvcache_manager::{BlockKey, StoreError, Usage};
 use lru::LruCache;
 
-/// Values by key, of so many bytes in all at most; the least recently used go first.
+/// Values by key, of that many bytes in all at most; the least recently used go first.
 #[derive(Debug)]
 pub(crate) struct Held<V> {
     pub(crate) capacity: u64,
@@ -16,7 +16,7 @@ impl<V> Held<V> {
         Self { capacity, values: LruCache::unbounded(), nbytes: 0 }
     }
 
-    /// Checks that a block of so many bytes has room, once all others have gone.
+    /// Checks that a block of that many bytes has room, once all others have gone.
     ///
     /// # Errors
     /// [`StoreError::Capacity`].
@@ -83,7 +83,7 @@ impl<V> Held<V> {
         self.nbytes
     }
 
-    /// The usage of a tier that has evicted so many blocks.
+    /// The usage of a tier that has evicted that many blocks.
     pub(crate) fn usage(&self, evicted: u64) -> Usage {
         Usage { blocks: Some(self.values.len() as u64), nbytes: Some(self.nbytes), evicted }
     }

@@ -6,7 +6,7 @@ use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError, Usage}
 
 use crate::held::Held;
 
-/// Blocks in memory, of so many bytes in all; the least recently used ones are evicted. By itself it keeps private
+/// Blocks in memory, of that many bytes in all; the least recently used ones are evicted. By itself it keeps private
 /// blocks, of which there is no other copy, and refuses more when it is full of them; in [`Tiers`](crate::Tiers) they go
 /// on to the next tier.
 #[derive(Debug)]

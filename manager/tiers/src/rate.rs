@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// A rate is known after so many measurements.
+/// A rate is known after that many measurements.
 const SAMPLES: u32 = 4;
 /// The part of the newest measurement in the average.
 const WEIGHT: f64 = 0.25;
-/// A tier that was slower is measured again once in so many questions.
+/// A tier that was slower is measured again once in that many questions.
 const TRY_AGAIN: u32 = 32;
 
 /// The measured rate of a tier's reads.
@@ -31,7 +31,7 @@ impl Rate {
         (self.samples >= SAMPLES).then_some(self.bytes_per_second)
     }
 
-    /// Whether the tier is not to be asked, since computing gives so many bytes of rows in a second and it gives fewer.
+    /// Whether the tier is not to be asked, since computing gives this many bytes of rows a second and it gives fewer.
     pub(crate) fn is_slower(&mut self, compute: f64) -> bool {
         if !self.get().is_some_and(|rate| rate < compute) {
             return false;

@@ -76,7 +76,7 @@ impl RedisTier {
                     self.idle().push(connection);
                     return Ok(answer);
                 }
-                // The server may have closed it, as when it was started anew: another one, at last a new one.
+                // The server may have closed it, as when it was restarted: another one, at last a new one.
                 Err(error) if is_old && error.is_connection_dropped() => {}
                 Err(error) => return Err(error),
             }

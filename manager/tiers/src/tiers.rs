@@ -1,4 +1,4 @@
-//! Stores one behind the other, the nearest first.
+//! Stores one after the other, the nearest first.
 
 use std::io;
 use std::slice;
@@ -21,7 +21,7 @@ const FINISH: Duration = Duration::from_secs(5);
 /// A host tier and farther ones as one [`BlockStore`] that never waits longer than their deadlines.
 ///
 /// - `put` keeps a block in the host tier and returns. A block of [`BlockKind::Prefix`] is then written to every other
-///   tier, behind; one of [`BlockKind::Private`] to the next tier once the host tier evicts it.
+///   tier, later; one of [`BlockKind::Private`] to the next tier once the host tier evicts it.
 /// - `get` and `get_chain` ask the nearest tier first. What a farther tier gives is kept in the host tier; a bad
 ///   block is read again at once, then the next tier is asked.
 /// - `delete` and then `put` of a key replace what the tiers have under it.
@@ -107,7 +107,7 @@ impl Shared {
         })
     }
 
-    /// Queues a block for the tier behind the host tier.
+    /// Queues a block for the tier after the host tier.
     fn pass_on(&self, key: BlockKey, block: Block, patience: Duration) -> bool {
         self.remote.first().is_some_and(|remote| remote.writes.push(key, Queued::Put(block), patience))
     }
@@ -168,7 +168,7 @@ impl Shared {
         (blocks, error)
     }
 
-    /// Brings blocks to the host tier, in the background: from this tier, and what it has not from those behind.
+    /// Brings blocks to the host tier, in the background: from this tier, and what it lacks from later ones.
     fn prefetch(self: &Arc<Self>, tier: usize, keys: &[BlockKey]) {
         let Some(remote) = self.remote.get(tier) else { return };
         for keys in keys.chunks(CHUNK) {
@@ -181,7 +181,7 @@ impl Shared {
         }
     }
 
-    /// Gives the keys that were not there.
+    /// Returns the keys that were not there.
     fn prefetch_now(&self, remote: &RemoteTier, mut keys: Vec<BlockKey>) -> Vec<BlockKey> {
         keys.retain(|key| match remote.writes.queued(key) {
             Some(Queued::Put(block)) => self.keep(*key, block, Duration::ZERO).is_err(),

@@ -1,4 +1,4 @@
-//! Writes to a store, done behind.
+//! Writes to a store, done in the background.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

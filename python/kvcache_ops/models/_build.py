@@ -76,10 +76,10 @@ def build(
     `context`.
     progress: called with how many tensors are written, and of how many.
 
-    An export is a folder of onnxruntime-genai's model builder, or a graph of its kind beside or below the config.json of
-    its checkpoint; of several graphs, `source` is one. It gets our attention. Its weights stay in its
-    own file, to which the new folder has a hard link, or which is copied where there can be none. An export that its
-    own configuration contradicts is built with a warning.
+    An export is a folder of onnxruntime-genai's model builder, or a graph of its kind in the folder of its checkpoint's
+    config.json or below; of several graphs, `source` is one. Its attention is replaced by ours. Its weights stay in its
+    own file, to which the new folder has a hard link, or else a copy. An export that its own configuration contradicts
+    is built with a warning.
 
     Returns the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_",
     "family_" or "graph_" says what is wrong with `source`; "option_unknown", "context_range", "out_empty",
