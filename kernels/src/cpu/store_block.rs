@@ -1,7 +1,7 @@
 //! Stores of a block: values to the cache.
 //!
 //! ```text
-//! plain stores:                        each row where it goes
+//! plain stores:                        each row where it goes; quantized heads of a layout by heads as those below
 //! streaming, as they are or converted: whole lines where they go, others through the stream writer, which joins lines
 //! streaming, quantized:                neighboring tokens as one long row, whose codes and scales pass through a
 //!                                      staging buffer each and go from there where the layout has them
@@ -28,7 +28,14 @@ impl BlockKernel<'_> {
         let whole_lines = || is_lines_each(&block.rows.cache, block.outer_step.cache, bytes.cache);
         let Some(writers) = writers else {
             // SAFETY: the rows are the block's, whose conditions are the caller's.
-            return unsafe { self.store_plain(block, bytes) };
+            return unsafe {
+                match self.functions.conversion {
+                    Some(Conversion { format: CacheFormat::Quantized, store, .. }) if block.outer > 1 => {
+                        self.store_quantized(block, bytes, store.plain, None);
+                    }
+                    _ => self.store_plain(block, bytes),
+                }
+            };
         };
         // SAFETY: see `# Safety`; lines are whole where that is checked here.
         unsafe {
@@ -40,7 +47,7 @@ impl BlockKernel<'_> {
                 }
                 None => self.store_joined(block, bytes, &mut writers[0]),
                 Some(Conversion { format: CacheFormat::Quantized, store, .. }) => {
-                    self.store_quantized(block, bytes, store.plain, writers);
+                    self.store_quantized(block, bytes, store.plain, Some(writers));
                 }
                 Some(Conversion { format: CacheFormat::Float, store, .. })
                     if whole_lines() && block.rows.row.is_whole_registers() =>
@@ -120,7 +127,7 @@ impl BlockKernel<'_> {
         block: &Block,
         bytes: PerOperand,
         store: RowsFunction,
-        [codes_writer, scales_writer]: &mut Writers<'_>,
+        writers: Option<&mut Writers<'_>>,
     ) {
         let &Block { outer, outer_step, rows, .. } = block;
         // One step of the inner loop is a row of every outer step: these follow one another in values.
@@ -132,22 +139,26 @@ impl BlockKernel<'_> {
             return unsafe { self.store_plain(block, bytes) };
         }
         let at_once = (QUANTIZED_BYTES / step.values.max(1)).min(STAGE_BYTES / largest.max(1)).clamp(1, rows.count);
+        let [mut codes_writer, mut scales_writer] = match writers {
+            Some([codes, scales]) => [Some(codes), Some(scales)],
+            None => [None, None],
+        };
         let (mut codes, mut scales) = (StagingBuffer::new(), StagingBuffer::new());
         let [codes, scales] = [&mut codes, &mut scales].map(|stage| Operand { data: stage.as_mut_ptr(), step: 0 });
         for inner in (0..rows.count).step_by(at_once) {
             let count = at_once.min(rows.count - inner);
             debug_assert!(count * largest <= STAGE_BYTES, "a staging buffer would overflow");
-            let Rows { values, cache, scale, .. } = block.rows_from(0, inner);
+            let Rows { values, cache, scale, prefetch, .. } = block.rows_from(0, inner);
             let staged =
                 |to, outer_step, stage: Operand, len| Staged { to, outer: (outer, outer_step), count, stage, len };
             // SAFETY: inner + count <= rows.count, so these rows are the block's; the staging buffers have room for
             // `at_once` steps.
             unsafe {
-                let prefetch = Some(Prefetch { row: (count * step.values) as isize, scale: 0 });
+                let prefetch = prefetch.map(|_| Prefetch { row: (count * step.values) as isize, scale: 0 });
                 let row = rows.row.times(count * outer);
                 self.store_rows(store, &Rows { count: 1, row, values, cache: codes, scale: scales, prefetch });
-                self.write_staged(&staged(cache, outer_step.cache, codes, bytes.cache), codes_writer);
-                self.write_staged(&staged(scale, outer_step.scale, scales, bytes.scale), scales_writer);
+                self.write_staged(&staged(cache, outer_step.cache, codes, bytes.cache), codes_writer.as_deref_mut());
+                self.write_staged(&staged(scale, outer_step.scale, scales, bytes.scale), scales_writer.as_deref_mut());
             }
         }
     }
@@ -156,11 +167,15 @@ impl BlockKernel<'_> {
     ///
     /// # Safety
     /// The staging buffer holds them, and their places are valid for writes.
-    unsafe fn write_staged(self, staged: &Staged, writer: &mut StreamWriter<'_>) {
+    unsafe fn write_staged(self, staged: &Staged, writer: Option<&mut StreamWriter<'_>>) {
         let &Staged { to, outer: (outers, outer_step), count, len, .. } = staged;
         let stream = self.functions.copy.stream;
         let rows = |outer: usize| staged.rows(outer);
         let (together, contiguous) = (count * len, to.step == len);
+        let Some(writer) = writer else {
+            // SAFETY: the conditions are those of this function.
+            return (0..outers).for_each(|outer| unsafe { (self.functions.copy.plain)(&rows(outer)) });
+        };
         // SAFETY: the staging buffer holds `count` rows of every outer step: this function's condition. Lines are whole
         // where that is checked, and `together` is no more than a staging buffer.
         unsafe {
