@@ -81,6 +81,7 @@ def test_rotary_tables_may_depend_on_the_context(tmp_path: Path) -> None:
         models.build(source, tmp_path / "other", rope="short", context=21)
 
 
+@pytest.mark.filterwarnings("error")
 def test_an_export_may_lie_in_the_folder_of_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without genai_config.json; among several graphs, the user chooses by a path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -153,11 +154,12 @@ def test_a_configuration_that_contradicts_the_graph_is_named(tmp_path: Path) -> 
     """The graph counts."""
     window = {"window_size": 8, "layers": []}
     source = write_export(tmp_path / "export", Graph(), sliding_window=window, num_attention_heads=8)
-    (source / "config.json").write_text('{"model_type": "mistral", "sliding_window": 12}')
+    (source / "config.json").write_text('{"model_type": "mistral", "sliding_window": 12, "rope_theta": 1000}')
     with pytest.warns(UserWarning) as warned:
         models.build(source, tmp_path / "model")
     texts = " " + " ".join(str(warning.message) for warning in warned)
     assert "genai_config.json says num_attention_heads 8, the graph has 4" in texts
+    assert "config.json says rope_theta 1000 and rope_scaling {}, the graph rotates by other angles" in texts
     for said in ("genai_config.json says sliding_window 8", " config.json says sliding_window 12"):
         assert f"{said} of layer 0, the graph has local_window_size -1" in texts
 

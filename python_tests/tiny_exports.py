@@ -206,6 +206,7 @@ def as_on_the_hub(export: Path) -> Path:
     for path in (*export.glob("model.onnx"), *export.glob("model.onnx.data")):
         path.rename(export / "onnx" / path.name)
     facts = {"model_type": "tiny", "hidden_size": HIDDEN, "max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}
+    facts |= {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
     (export / "config.json").write_text(json.dumps(facts))
     (export / "generation_config.json").write_text(json.dumps({"eos_token_id": about["eos_token_id"]}))
     return export

@@ -28,6 +28,7 @@ from kvcache_ops._cache import T1, CacheSpec
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._nodes import DOMAIN
 from kvcache_ops.models._checkpoint import check_tokenizer
+from kvcache_ops.models._config import rotary
 from kvcache_ops.models._decoder import INDICES, graph_inputs
 from kvcache_ops.models._hugging_face import json_of, of_chats, tokenizer_of
 from kvcache_ops.models._onnx_attention import INPUTS, Attention, Replacement, Rotation
@@ -222,6 +223,8 @@ class Export:
         if (self._about / _CONFIG).is_file():
             given = json_of(self._about / _CONFIG)
             sources.append((_CONFIG, _windows_of_config(given.get("text_config", given), config.num_layers)))
+            if (rope := _other_rotation(given, config)) is not None:
+                found.append(f"{_CONFIG} says {rope}, the graph rotates by other angles, which count")
         for source, windows in sources:
             context = config.context_length
             pairs = enumerate(zip(windows, config.windows))
@@ -543,6 +546,20 @@ def _frequencies(rotation: Rotation, values: Values) -> tuple[float, ...]:
     if np.abs(np.sin((found[rows] - rows[:, None] * angles) / 2)).max(initial=0) > 0.1:
         raise unsupported(f"{rotation.cos} has no angles that grow by the same from row to row: {_REMEDY}")
     return tuple(angles.tolist())
+
+
+def _other_rotation(given: dict[str, Any], config: GraphConfig) -> str | None:
+    """What config.json says of the rotary embedding, if the graph has another one in all layers."""
+    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    base = rope.get("rope_theta", given.get("rope_theta"))
+    if base is None or not config.inv_freq:
+        return None
+    try:
+        said, _ = rotary(2 * len(config.inv_freq), base, rope, config.context_length)
+    except KvCacheError:  # a kind that depends on a sequence's length, or that is not known
+        return None
+    apart = np.abs(np.subtract(said, config.inv_freq)) - np.divide(said, 100)
+    return f"rope_theta {base} and rope_scaling {rope}" if apart.max() * config.context_length > 0.05 else None
 
 
 def _windows_of_genai(decoder: dict[str, Any], layers: int) -> list[int | None]:
