@@ -97,6 +97,8 @@ def test_an_export_may_lie_in_the_folder_of_its_checkpoint(tmp_path: Path, monke
         models.open_model(source)
     model = models.open_model(path, cache="float32")
     expect_near(Run(model.path).logits(TOKENS, 9), other.logits(TOKENS), 2e-5)
+    with pytest.raises(KvCacheError, match="has an export, expected a folder that is no export"):
+        models.build(path, source / "onnx")
     (source / "config.json").write_text("{}")
     with pytest.raises(KvCacheError, match=r"max_position_embeddings is None in config\.json, expected a whole number"):
         models.build(path, tmp_path / "model")

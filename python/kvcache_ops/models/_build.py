@@ -97,8 +97,8 @@ def build(
     config = checkpoint.config
     if isinstance(checkpoint, Export) and weights != "auto":
         raise KvCacheError(f"weights is {weights!r}, expected auto: an export's stay as they are", "option_unknown")
-    if (Path(out) / GENAI).is_file():
-        raise KvCacheError(f"{out} has a {GENAI}, expected a folder that is no export", "out_is_source")
+    if (Path(out) / GENAI).is_file() or (isinstance(checkpoint, Export) and checkpoint.lies_in(Path(out))):
+        raise KvCacheError(f"{out} has an export, expected a folder that is no export", "out_is_source")
     spec = CacheSpec(
         max_tokens=1,  # the graph leaves it open
         num_kv_heads=config.num_kv_heads,

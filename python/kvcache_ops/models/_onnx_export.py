@@ -110,6 +110,10 @@ class Export:
         for warning in self._contradictions():
             warnings.warn(warning, stacklevel=4)
 
+    def lies_in(self, folder: Path) -> bool:
+        """Whether its graph is in this folder."""
+        return self._folder.resolve() == folder.resolve()
+
     def _renamed(self) -> dict[str, str]:
         """Frees the names that the new graph's inputs and outputs have; what the export's are called now."""
         graph, wanted = self.model.graph, _section(self._decoder, "outputs").get("logits", "logits")
