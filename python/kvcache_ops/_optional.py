@@ -1,4 +1,4 @@
-"""Packages that only a part of this one needs."""
+"""Packages that only parts of this one need."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def load(module: str, what: str, extra: str = "") -> Any:
 
 
 def _hint(package: str, extra: str) -> str:
-    """The command that installs a package, with what else its extra of this package has."""
+    """The command that installs a package, or the extra that brings it."""
     return f"pip install './python[{extra}]' in a checkout" if extra else f"pip install {package}"

@@ -26,7 +26,7 @@ def library_path() -> str:
 
 
 def supported_versions() -> str:
-    """The versions of ONNX Runtime that the operators work in, in words."""
+    """The supported versions of ONNX Runtime, as text."""
     major, minor = _native.oldest_onnxruntime()
     return f"onnxruntime {major}.{minor} and later (tested with 1.20.1, 1.24.1 and 1.32.0)"
 

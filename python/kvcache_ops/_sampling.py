@@ -25,15 +25,15 @@ class Sampling:
     """How an answer is drawn, and when it ends.
 
     max_new_tokens: at most this many tokens. temperature: 0 always takes the likeliest token, and the next three do not
-    matter. top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest ones, of this probability together.
-    min_p: only tokens of at least this share of the likeliest one's probability. seed: equal ones draw equally; None is
-    a new one each time. stop: texts that end the answer and are not in it. logprobs: how many of the likeliest tokens
-    `Request.logprobs` has beside each one that was drawn; None for no logprobs. prompt_logprobs: the same of the
-    prompt's own tokens, for `Request.prompt_logprobs`; only with it may max_new_tokens be 0, and nothing of the prompt
-    is looked up in the cache. presence_penalty, frequency_penalty: what a token's logit loses if the answer has it, and
-    for each time that it does. repetition_penalty: what a token's logit is divided by, or multiplied if it is negative,
-    if the prompt or the answer has it. grammar: of `Engine.json_grammar`; the answer is as it says, or the beginning of
-    that where max_new_tokens or a stop ends it.
+    matter. top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest tokens that together have this
+    probability. min_p: only tokens of at least this share of the highest probability. seed: equal seeds draw equally;
+    None is a new one each time. stop: texts that end the answer and are not in it. logprobs: how many of the likeliest
+    tokens `Request.logprobs` adds to each drawn one; None for no logprobs. prompt_logprobs: the same for the prompt's
+    tokens, in `Request.prompt_logprobs`; only with it may max_new_tokens be 0, and the prompt is not looked up in the
+    cache. presence_penalty, frequency_penalty: subtracted from a token's logit if the answer has it, and for each
+    occurrence. repetition_penalty: divides a token's logit, or multiplies it if it is negative, if the prompt or the
+    answer has the token. grammar: of `Engine.json_grammar`; the answer follows it, or is cut off by max_new_tokens or a
+    stop.
 
     Raises KvCacheError "sampling_range".
     """
@@ -138,7 +138,7 @@ class Sampler:
         return token
 
     def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits that are less for tokens that were there before."""
+        """Logits, lower for tokens that occurred before."""
         sampling, logits = self._sampling, logits.copy()
         seen, drawn = np.array(sorted(self._seen), np.intp), np.array(sorted(self._drawn), np.intp)
         factor = np.float32(sampling.repetition_penalty)

@@ -1,4 +1,4 @@
-"""What the operators are, as data: schema/*.yaml of the repository, in the form that python/schemas.py gives it."""
+"""The operators as data: schema/*.yaml of the repository, as python/schemas.py writes it."""
 
 from __future__ import annotations
 

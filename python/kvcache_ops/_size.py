@@ -1,4 +1,4 @@
-"""`python -m kvcache_ops size`: what a token takes in every format of cache."""
+"""`python -m kvcache_ops size`: bytes per token in every format of cache."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _INCOMPLETE = "\ufffd"
 
 
 class TextStream:
-    """Decodes tokens that come one by one, after those of a prompt, whose text is not given.
+    """Decodes tokens that come one by one, after a prompt, whose text is left out.
 
     What a token adds depends on those before it: only a text's first word has no space, and a character may be several
     tokens. So each is decoded together with a few tokens before it, whose text is cut off. An incomplete character is

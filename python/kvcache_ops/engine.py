@@ -43,14 +43,14 @@ _SCORED_BYTES = 64 << 20  # of logits of prompts in a step
 
 
 class Request:
-    """A prompt and its answer in the making. Iterating gives the answer's text, in pieces, as it comes.
+    """A prompt and its answer in progress. Iterating yields the answer's text in pieces, as it is computed.
 
-    An iteration that ends before the answer does, by `break` or because the iterator is dropped, cancels the request,
-    and a request that nobody has any more ends, too. `prompt` and `answer` are tokens, `text` is the answer's. `finish`
-    says why it ended: "stop", "length", "cancelled" or "error", whose exception is `error`; None until then. `cached`
-    tokens of the prompt did not have to be computed, `shifted` tokens have left the context, `guessed` tokens of the
-    answer came from the prompt lookup. `logprobs` has, for each token of the answer, what `sampling` asks for, and
-    `prompt_logprobs` for each of the prompt.
+    Ending the iteration before the answer ends, by `break` or by dropping the iterator, cancels the request; so does
+    dropping the request. `prompt` and `answer` are tokens, `text` is the answer's text. `finish` says why it ended:
+    "stop", "length", "cancelled" or "error", whose exception is `error`; None until then. `cached` counts tokens of the
+    prompt that were found in the cache, `shifted` those that left the context, `guessed` those of the answer that came
+    from the prompt lookup. `logprobs` has what `sampling` asks for, for each token of the answer, `prompt_logprobs` for
+    each token of the prompt.
     """
 
     def __init__(self, engine: Engine, prompt: list[int], sampling: Sampling, keep: int | None) -> None:
@@ -167,17 +167,17 @@ def _held(requests: Iterable[ref[Request]]) -> list[Request]:
 class Engine:
     """A model, its session, its cache, and the requests that share them. Threads may share it.
 
-    model: of `models.load`, or the path of one. max_tokens: slots of the cache, for all answers together; by default a
-    context of the model, at most 16384. max_batch: answers that are computed at once. token_budget: tokens of a step,
-    at least `max_batch`. Each answer under way gets its next token; of the rest the oldest prompt gets half, and what
-    remains goes to the prompts with the fewest tokens left, so that a short prompt does not wait for long ones.
-    keep: how many tokens of an answer's beginning stay when it outgrows the context, and half of the others go; None
-    ends it there. prompt_lookup: a step checks up to this many guesses of an answer's next tokens, which are those that
-    followed its last tokens where they were before; the answer is the same, and sooner there where it repeats a text.
-    threads: those of ONNX Runtime, 0 for all processors. management: further arguments of `Manager`, but for `rope`,
+    model: a model from `models.load`, or its path. max_tokens: slots of the cache, for all answers together; by default
+    the model's context, at most 16384. max_batch: answers computed at once. token_budget: tokens of a step, at least
+    `max_batch`. Each running answer gets its next token; of the rest the oldest prompt gets half, and the prompts with
+    the fewest tokens left get the remainder, so that a short prompt does not wait for long ones.
+    keep: when a sequence outgrows the context, its first `keep` tokens stay and half of the others are dropped; None
+    ends the answer there. prompt_lookup: a step checks up to this many guesses of an answer's next tokens, which
+    followed the same tokens earlier in the text; the answer is the same, and sooner where it repeats text.
+    threads: of ONNX Runtime, 0 for all processors. management: further arguments of `Manager`, except `rope`,
     `key_form` "raw" and `mode` "cells", and, where the model's graph has no input attn_mask, `window` and `sink`.
 
-    Raises KvCacheError: "engine_range" for a number, "engine_option" for an option that the graph does not serve, and
+    Raises KvCacheError: "engine_range" for a number, "engine_option" for an option that the graph does not support, and
     what `Manager` raises.
     """
 
@@ -234,9 +234,9 @@ class Engine:
         self.cache.bind(self._binding)
 
     def submit(self, prompt: str | Sequence[int], *, keep: int | None = None, **sampling: Any) -> Request:
-        """A request that joins the next step that has room; nothing is computed before somebody wants its text.
+        """A request that joins the next step that has room; reading an answer drives the steps.
 
-        keep: in the place of the engine's. sampling: as `Sampling` has it. Raises KvCacheError: "prompt_empty",
+        keep: instead of the engine's. sampling: the fields of `Sampling`. Raises KvCacheError: "prompt_empty",
         "prompt_too_long", "prompt_type", "token_range", "keep_range" and what Sampling raises.
         """
         tokens = self._checked(prompt)
@@ -250,10 +250,10 @@ class Engine:
         return request
 
     def json_grammar(self, schema: Mapping[str, Any] | None = None) -> Grammar:
-        """What makes an answer JSON of a schema, by default any object: for `Sampling.grammar`. Waits for no step.
+        """A grammar of JSON for `Sampling.grammar`: of a schema, by default any object. Does not wait for a step.
 
-        Needs the extra `json`, llguidance. Raises KvCacheError: "package_missing", "grammar_schema" for what is none
-        or has unknown keywords, and "grammar_tokenizer".
+        Needs the extra `json`, llguidance. Raises KvCacheError: "package_missing", "grammar_schema" for an invalid
+        schema or unknown keywords, and "grammar_tokenizer".
         """
         with self._grammars_lock:
             if self._grammars is None:
@@ -297,7 +297,7 @@ class Engine:
         return _held(self._running)
 
     def generate(self, prompts: Sequence[str | Sequence[int]], **sampling: Any) -> list[Request]:
-        """Requests for these prompts, all of them finished; what has failed has an `error`.
+        """Finished requests for these prompts; a failed one has an `error`.
 
         Where a prompt is refused, or the call is interrupted, all of them are cancelled.
         """

@@ -1,4 +1,4 @@
-"""A callable under test: arrays for its calls, and what it has done. Nothing is compared here."""
+"""A callable under test: the arrays of its calls, and its results. Nothing is compared here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Caller:
         self.named = named
 
     def __call__(self, case: _native.ConformanceCase) -> list[Reply]:
-        """Makes a case's calls, each on the state that the one before has left, up to one that cannot be made."""
+        """Makes a case's calls, each on the state of the one before, up to one that cannot be made."""
         replies: list[Reply] = []
         cache, scale = case.cache, case.scale
         for number, (inputs, after, _) in enumerate(case.calls()):

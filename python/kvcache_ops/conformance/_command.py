@@ -145,7 +145,7 @@ def _only(given: Namespace) -> dict[str, list[str]]:
 
 
 def _suites(given: Namespace) -> list[str]:
-    """Those that are named; else all, or those that a folder of cases has folders of."""
+    """The named suites; else all, or those in a folder of cases."""
     folders = dict(zip(SUITES, ("cases", "static_cases", "attention_cases")))
     if given.cases is None or given.suite:
         return list(dict.fromkeys(given.suite or SUITES))

@@ -29,7 +29,7 @@ def export_onnx(
     random: int = 0,
     seed: int = 0,
 ) -> str:
-    """Writes the cases of these suites into a folder that has no tests yet; says how many tests there are.
+    """Writes the cases of these suites into a folder that has no tests yet; returns how many there are.
 
     Needs the package onnx. Raises KvCacheError: "package_missing", "export" if a file cannot be written, and those of
     `run` that are about cases.
@@ -55,7 +55,7 @@ def export_onnx(
 
 
 def _write_case(home: Path, suite: str, case: _native.ConformanceCase) -> dict[str, int]:
-    """Writes the calls of a case, as many tests as they need models; how many of each part."""
+    """Writes the calls of a case, one test for each model; returns how many of each part."""
     name = re.sub(r"[^0-9A-Za-z]", "_", f"test_{suite}_{case.name}")
     state = {name: sent for name, sent in (("cache", case.cache), ("scale", case.scale)) if sent is not None}
     groups: dict[str, dict[Any, list[_Call]]] = {"node": {}, "refused": {}}
@@ -76,7 +76,7 @@ def _write_case(home: Path, suite: str, case: _native.ConformanceCase) -> dict[s
 
 
 class _Call:
-    """A call with the state before it, which makes it stand for itself."""
+    """A call with the state before it, so that it can run alone."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _Call:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What tells calls apart that cannot have one model: the names, types and ranks of the inputs."""
+        """The names, types and ranks of the inputs: calls that differ in these need models of their own."""
         return tuple((name, element, len(shape)) for name, (element, shape, _) in self.inputs.items())
 
     @property

@@ -1,6 +1,6 @@
 """A library of custom operators as an implementation: each call runs a model of one node in ONNX Runtime.
 
-The calls are made in a process of their own, so that a library that crashes or hangs takes no report with it.
+Calls run in a separate process, so that the report survives a library that crashes or hangs.
 """
 
 from __future__ import annotations

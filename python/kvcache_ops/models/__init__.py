@@ -1,4 +1,4 @@
-"""Models of checkpoints that people have, with a KV cache of our operators, for ONNX Runtime.
+"""ONNX models with a KV cache of these operators, from checkpoints and exports.
 
     path = kvcache_ops.models.build("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2", cache="int8")
 

@@ -1,4 +1,4 @@
-"""A model as it was found: its configuration, its tensors, its tokenizer, and what a chat with it looks like."""
+"""A checkpoint: configuration, tensors, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Checkpoint:
 
 
 def check_tokenizer(tokenizer: Tokenizer, stops: tuple[int, ...], vocab_size: int) -> None:
-    """Refuses tokens that the model has not."""
+    """Refuses a tokenizer with more tokens than the model."""
     ids = [*tokenizer.get_vocab().values(), *stops]
     largest = max(ids, default=0)
     if min(ids, default=0) < 0:

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its model: sizes, rotary frequencies, the window, and which tensors it must have."""
+"""The configuration of a checkpoint: sizes, rotary frequencies, the window, and which tensors it must have."""
 
 from __future__ import annotations
 

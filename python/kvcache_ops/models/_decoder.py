@@ -1,4 +1,4 @@
-"""The graph of a decoder over a KV cache: ragged tokens in, logits of the rows that are asked for out."""
+"""The graph of a decoder over a KV cache: takes ragged tokens, returns logits of the requested rows."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
 class _Reader(gguf.GGUFReader):
-    """The package's reader, which takes what a truncated file still has of an array for the whole of it."""
+    """The package's reader, which takes the rest of a truncated array for all of it."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
         data: Any = np.asarray(self.data)  # mapped as before, and a slice of it takes a third of the time

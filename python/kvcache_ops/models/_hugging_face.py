@@ -121,7 +121,7 @@ def of_chats(
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of the weights: those that an index names; or else all shards; or else what is not of others."""
+    """The files of the weights: those that an index names, else all shards, else those of no other use."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return _files_without_index(folder)
@@ -151,7 +151,7 @@ def _files_without_index(folder: Path) -> list[Path]:
 
 
 def tokenizer_of(folder: Path, vocab_size: int = 2**32) -> Tokenizer:
-    """That of tokenizer.json, which gives all tokens of a text and no others, and none that the model has not."""
+    """The tokenizer of tokenizer.json, without truncation and padding, and without tokens that the model lacks."""
     text = _text(folder / "tokenizer.json")
     try:
         tokenizer = Tokenizer.from_str(text)

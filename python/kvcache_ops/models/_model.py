@@ -1,4 +1,4 @@
-"""A model that `build` has made, opened again."""
+"""A model that `build` has written, loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_THREADS = 1024  # ONNX Runtime starts them all
 
 @dataclass(frozen=True)
 class Model:
-    """What a program needs to run a model of `build`: see `load`.
+    """A loaded model: see `load`.
 
     `cache` describes the cache of a single token; `stops` end an answer; `bos` is the text of the token that begins a
     conversation, for `chat_template`, one of Jinja's; `fingerprint` is the SHA-256 of the weights, of

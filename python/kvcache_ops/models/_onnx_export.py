@@ -127,7 +127,7 @@ class Export:
         return {kind: names.get(name, name) for kind, name in found.items()}
 
     def _settle(self, genai: dict[str, Any], rope: str, context: int | None) -> tuple[int, str]:
-        """Puts the branch for the context in the place of `If`s by length; the greatest context, and what says so."""
+        """Replaces `If`s by length with the branch for the context; returns the greatest context, and its source."""
         declared = _whole(self._genai, "context_length", self._said) if genai else 1
         block = _section(_section(genai, "engine"), "dynamic_batching").get("block_size", 256)
         choice = LengthChoice(self.model, self._values, partial(_fed, self._names, block))
@@ -214,7 +214,7 @@ class Export:
         )
 
     def _contradictions(self) -> list[str]:
-        """What the export's configurations say of the model that its graph does not do."""
+        """Where the export's configurations contradict its graph."""
         config, decoder = self.config, self._decoder
         graph = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
         graph |= {"num_hidden_layers": config.num_layers, "head_size": config.head_dim}
@@ -243,7 +243,7 @@ class Export:
         return found
 
     def rewrite(self, spec: CacheSpec, kind: str, activations: str) -> None:
-        """Makes of `model` the graph over a cache of `spec`: once."""
+        """Turns `model` into a graph over a cache of `spec`; only once."""
         values, names, graph = self._values, self._names, self.model.graph
         paged = self._attentions[0].node.op_type == "PagedAttention"
         write = Replacement(values, spec, kind, paged, names["position_ids"])
@@ -322,7 +322,7 @@ class Export:
         return node, [helper.make_node("Gather", [hidden, "logit_rows"], ["kvcache/logit_rows"], axis=-2)]
 
     def _check(self, finished: Values) -> None:
-        """Refuses a graph whose logits need an input that is gone, or what sees the row of tokens as one sequence."""
+        """Refuses a graph whose logits need a removed input, or a node that sees all tokens as one sequence."""
         places, leaves = finished.needed(["logits"])
         left = leaves - {tensor.name for tensor in finished.graph.initializer} - set(_OURS)
         for name in sorted(left):
@@ -491,7 +491,7 @@ def _load(file: Path) -> tuple[bytes, ModelProto]:
 
 
 def _data_files(model: ModelProto, folder: Path) -> list[str]:
-    """The files with the model's tensors, each of which is there, and long enough."""
+    """The files with the model's tensors; each exists and is long enough."""
     sizes: dict[str, int] = {}
     for tensor in all_tensors(model.graph):
         if tensor.data_location != TensorProto.EXTERNAL:
@@ -553,7 +553,7 @@ def _frequencies(rotation: Rotation, values: Values) -> tuple[float, ...]:
 
 
 def _other_rotation(given: dict[str, Any], config: GraphConfig) -> str | None:
-    """What config.json says of the rotary embedding, if the graph has another one in all layers."""
+    """The rotary embedding in config.json, if the graph has another one in all layers."""
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     base = rope.get("rope_theta", given.get("rope_theta"))
     if base is None or not config.inv_freq:

@@ -1,4 +1,4 @@
-"""A graph that another program has written: who computes a value, what it depends on, and which branch runs."""
+"""A graph that another program has written: which node computes a value, what it depends on, and which branch runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Values:
         return None if place is None else self.nodes[place]
 
     def needed(self, names: Iterable[str]) -> tuple[set[int], set[str]]:
-        """The places of the nodes that compute these values, and the values among all they need that no node makes."""
+        """The indices of the nodes that compute these values, and the values needed for them that no node makes."""
         places: set[int] = set()
         leaves: set[str] = set()
         wanted = list(names)
@@ -75,7 +75,7 @@ class Values:
         return found
 
     def constant(self, name: str) -> TensorProto | None:
-        """The tensor that a value is in every run, if it is one that the model has."""
+        """The tensor that a value has in every run, if the model contains it."""
         while (node := self.maker(name)) is not None and node.op_type == "Identity":
             name = node.input[0]
         if node is None:
@@ -193,7 +193,7 @@ class LengthChoice:
         return low
 
     def settle(self, length: int) -> None:
-        """Puts the branches of this length in the place of the nodes."""
+        """Replaces the nodes with their branches for this length."""
         branches = dict(zip((node.output[0] for node in self._choices), self.at(length)))
         graph, nodes = self._values.graph, []
         for node in self._values.nodes:

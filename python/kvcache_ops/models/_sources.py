@@ -29,7 +29,7 @@ def open_model(
     """The model of a built folder; or of a source of `build`, built into a folder of the user's cache.
 
     cache, quant_group, rotation, progress: as `build` has them. None is what a built model has, or `build`'s default.
-    What has been built stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is taken again while the source
+    A built model stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is used again while the source
     does not change.
 
     Raises KvCacheError: "cache_mismatch" for a built model with another cache, and what `load` and `build` raise.
@@ -72,7 +72,7 @@ def _home() -> Path:
 
 
 def _key(source: Path, options: Mapping[str, object]) -> str:
-    """What the result depends on: the files by size and time, the options, and what builds."""
+    """What the result depends on: the files by size and time, the options, and the builder's version."""
     files = parts(source)
     if source.is_dir() or source.suffix == ".onnx":
         folders = {source, source / "onnx"} if source.is_dir() else {source.parent, described_by(source)}
