@@ -41,7 +41,7 @@ use crate::tiers::tiers_of;
 /// wanted the least recently wanted goes ("lru"), or the one with the least attention mass, which is multiplied by
 /// `decay` in every step ("decayed").
 /// positions: "true_distance"; "far_constant", far keys are local - 1 in front of the first new token, in a cache of
-/// key_form "raw"; "far_fixed", blocks are rotated once to the positions behind the first tokens, and the others stay
+/// key_form "raw"; "far_fixed", blocks are rotated once to the positions after the first tokens, and the others stay
 /// below `n_ctx`, moved back in time (K-shift), by `rope`.
 /// per_layer: each layer selects for itself; else all see the same blocks, by the mean score of the layers that
 /// selected.
@@ -229,7 +229,7 @@ impl InfLlm {
         Ok(blocks.into_iter().map(i64::from).collect::<Vec<_>>().into_pyarray(py))
     }
 
-    /// The parts of a sequence: its first tokens, its blocks, and the tokens behind these.
+    /// The parts of a sequence: its first tokens, its blocks, and the tokens after these.
     ///
     /// Raises ManagerError: unknown_seq.
     fn partition(&self, py: Python<'_>, s: Id) -> PyResult<(usize, usize, usize)> {

@@ -104,7 +104,7 @@ impl InfLlmStep {
         self.loads
     }
 
-    /// Shape (B, pages): the first slot of each page of a layer, -1 behind the last page.
+    /// Shape (B, pages): the first slot of each page of a layer, -1 after the last page.
     ///
     /// Raises ManagerError: layer.
     #[pyo3(signature = (layer=Layer(0)), text_signature = "($self, layer=0)")]

@@ -25,17 +25,17 @@ use crate::{spec, stats};
 
 /// Decides which slots of the cache of a `CacheSpec` hold which tokens of which sequence. It has metadata only.
 ///
-/// mode: "paged" (pages of the spec's page_size, shared and copied on write) goes with cache_mode 1; with 0 "runs"
-/// (neighboring slots), unless given, or "cells" (slots anywhere, of which attention sees all with a mask). max_pages
-/// fixes the columns of `cachestarts` in "paged"; `pad` is what the number of cells of a step is rounded up to.
+/// mode: "paged" (pages of the spec's page_size, shared and copied on write) with cache_mode 1; with 0 "runs"
+/// (neighboring slots, the default) or "cells" (slots anywhere; attention sees all of them, under a mask). max_pages
+/// fixes the columns of `cachestarts` in "paged"; the number of cells of a step is rounded up to a multiple of `pad`.
 /// key_form: "roped" (keys are stored after rotary embedding, and rotated when positions change; `rope` says how) or
 /// "raw" (the graph rotates them by `key_positions`).
 /// window: attention sees the last `window` positions, and the first `sink` rows; `slack` more positions are kept.
 /// defrag_threshold: the part of free slots past which a commit queues a defragmentation; None or below 0: never.
 /// shift_limit: how many updates may rotate a sequence's rows: a number, None (any), "default" (int4: 4, else any).
-/// prefix_sharing: whether sequences of the same tokens share pages. fingerprint: what makes keys and values of the
-/// same tokens differ: the model, its adapters. computed_by: what computes them, as far as it decides their bits
-/// (instruction set, versions): prefixes in tiers are found where it is equal; sessions need not agree in it.
+/// prefix_sharing: whether sequences of the same tokens share pages. fingerprint: names the model and its adapters,
+/// which decide the keys and values of tokens. computed_by: names what decides their bits (instruction set, versions):
+/// prefixes in tiers are found where it is equal; sessions need not agree in it.
 /// tiers: where rows go when the cache is full, the nearest first: a HostTier, then FileTier, ObjectTier, RedisTier, or
 /// objects with get(key) -> bytes | None, put(key, block), contains(key) -> bool and delete(key), whose keys are texts of
 /// 64 hexadecimal digits. What a tier fails to give, or not in time, is computed again. Managers of one model share
@@ -297,7 +297,7 @@ impl Manager {
         self.with(py, |manager| Ok(stats::moves(manager.compact(pages.0)?)))
     }
 
-    /// Makes the copies that are queued, then rotates the keys whose positions have changed. A step does so by itself.
+    /// Runs queued copies, then rotates the keys whose positions have changed. A step does so by itself.
     ///
     /// Raises ManagerError: step_open, memory_spec, and those of `HostMemory`.
     fn update(&self, py: Python<'_>, memory: &Bound<'_, HostMemory>) -> PyResult<()> {

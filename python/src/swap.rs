@@ -66,7 +66,7 @@ impl Manager {
         self.with(py, kvcache_manager::Manager::offload_prefix)
     }
 
-    /// Waits until what was stored is written, for at most `timeout` seconds. Whether it is.
+    /// Waits at most `timeout` seconds until what was stored is written. Returns whether it is.
     ///
     /// Raises ManagerError: no_tiers, range.
     #[pyo3(signature = (timeout=DEADLINE), text_signature = "($self, timeout=2.0)")]

@@ -21,7 +21,7 @@ pub(crate) const DEADLINE: f64 = 2.0;
 const MAX_QUEUED: Nbytes = Nbytes(256 << 20);
 
 /// Blocks in this process' memory, at most `nbytes` bytes for each manager that is given it: the least recently used ones
-/// go on to the next tier.
+/// continue to the next tier.
 ///
 /// Raises ManagerError: range.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
@@ -39,10 +39,10 @@ impl HostTier {
 }
 
 /// Blocks in files of a folder, at most `nbytes` bytes: the least recently used ones are removed. Processes may share the
-/// folder, and find what an earlier one has left.
+/// folder, and find what an earlier one left.
 ///
 /// deadline: the seconds after which a call of the tier is given up.
-/// max_queued: the most bytes that wait to be written behind steps. Further pages are dropped; rows of sequences that are
+/// max_queued: the most bytes that wait to be written. Further pages are dropped; rows of sequences that are
 /// swapped out wait for room.
 ///
 /// Raises ManagerError: range, tier (the folder cannot be made or read).
@@ -214,7 +214,7 @@ impl BlockStore for PythonStore {
 /// The tiers of a manager; without any, this process' memory.
 ///
 /// # Errors
-/// `TypeError` for what is no list of tiers, or for a HostTier behind another one.
+/// `TypeError` for anything but a list of tiers, or for a HostTier after another one.
 pub fn tiers_of(tiers: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Tiers>> {
     let Some(tiers) = tiers else {
         let all = Tiers::new(core::HostTier::new(u64::MAX), []);

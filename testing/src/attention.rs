@@ -123,7 +123,7 @@ impl Model {
         Tensor::new(element, shape, &bytes).expect("as many values as the shape has")
     }
 
-    /// Makes the calls, in which sequences grow by their parts; gives the rows of each sequence, one after the other.
+    /// Makes the calls, in which sequences grow by their parts; returns the rows of each sequence, one after the other.
     pub fn run(&self, kernel: &dyn AttentionKernel, placement: &Placement, calls: &[Vec<Part>]) -> Vec<Vec<u8>> {
         let count = calls.iter().flatten().map(|part| part.sequence + 1).max().unwrap_or_default();
         let mut ends = vec![0; count];
@@ -252,12 +252,12 @@ impl<'a> Sequences<'a> {
         self.call(&tokens.iter().enumerate().map(part).collect::<Vec<_>>(), None, None, &Serial);
     }
 
-    /// Makes a call; gives `attn_output`.
+    /// Makes a call; returns `attn_output`.
     pub fn attend(&mut self, kernel: &dyn AttentionKernel, parts: &[Part], workers: &dyn Workers) -> Tensor {
         self.call(parts, Some(kernel), None, workers)
     }
 
-    /// Makes a call; gives `attn_output` and `attention_mass`.
+    /// Makes a call; returns `attn_output` and `attention_mass`.
     pub fn attend_with_mass(
         &mut self,
         kernel: &dyn AttentionKernel,

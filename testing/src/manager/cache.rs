@@ -22,13 +22,13 @@ pub struct Cache {
     pub window: Option<Window>,
     pub turns: Option<Turns>,
     pub raw: bool,
-    /// As the specification's default, none, or so many.
+    /// As the specification's default, none, or that many.
     pub shift_limit: Option<Option<u32>>,
     pub pad: usize,
     pub defrag_threshold: Option<f64>,
 }
 
-/// A value, so many times out of so many.
+/// A value, with this probability.
 pub(super) fn some<T>(
     entropy: &mut Unstructured,
     times: usize,

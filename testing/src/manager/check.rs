@@ -176,7 +176,7 @@ impl Run {
     pub fn lose(&mut self) {
         let overwritten: HashSet<usize> = self.memory.log.overwritten.iter().copied().collect();
         self.memory = self.fresh_memory();
-        // What was to be stored behind the copy that failed is not.
+        // What was to be stored after the copy that failed is not.
         (self.all_sealed, self.may_miss) = (false, true);
         for seq in (0..self.ids.len()).rev() {
             let (id, touched) = (self.ids[seq], self.slots(seq).iter().any(|slot| overwritten.contains(slot)));

@@ -27,7 +27,7 @@ impl Managed {
         self.manager.begin_step(appends).unwrap().apply(&mut self.memory).unwrap()
     }
 
-    /// Commits a step; gives how many tokens of each entry were found.
+    /// Commits a step; returns how many tokens of each entry were found.
     pub fn append(&mut self, appends: &[Append<'_>]) -> Vec<usize> {
         let step = self.step(appends);
         let cached = step.cached().iter().map(|&cached| cached as usize).collect();
@@ -36,12 +36,12 @@ impl Managed {
         cached
     }
 
-    /// Appends so many rows to each sequence.
+    /// Appends that many rows to each sequence.
     pub fn grow(&mut self, seqs: &[SeqId], n: usize) {
         self.append(&seqs.iter().map(|&seq| Append::count(seq, n)).collect::<Vec<_>>());
     }
 
-    /// A new sequence of so many rows.
+    /// A new sequence of that many rows.
     pub fn sequence(&mut self, n: usize) -> SeqId {
         let seq = self.manager.create();
         self.grow(&[seq], n);

@@ -29,7 +29,7 @@ pub struct Sequence {
     pub gone_unknown: bool,
 }
 
-/// A window: its width, the rows kept in front, and those kept behind it.
+/// A window: its width, the rows kept in front, and those kept after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     pub width: usize,
@@ -43,7 +43,7 @@ pub struct Rules {
     /// Rows that a window takes at once: those of a page, or one.
     pub page_size: usize,
     pub window: Option<Window>,
-    /// Keys are rotated behind the operator.
+    /// Keys are rotated after the operator.
     pub raw: bool,
     pub turns: Option<Turns>,
     pub shift_limit: Option<u32>,
@@ -226,7 +226,7 @@ impl Model {
             // Only a gap between positions is there.
             edit.may.push("no_progress");
         }
-        // With no position behind what goes, -1 as an end would mean all.
+        // With no position after what goes, -1 as an end would mean all.
         let added = removed.after.add(seq, to, -1, -n_discard);
         Edit {
             after: added.after,
@@ -293,7 +293,7 @@ impl Model {
     }
 }
 
-/// The tag of a row behind known tokens: equal prompts give equal rows.
+/// The tag of a row after known tokens: equal prompts give equal rows.
 pub fn tag(salt: u8, tokens: &[u32]) -> u64 {
     let mix = |hash: u64, x: u32| (hash ^ u64::from(x)).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
     tokens.iter().fold(0xcbf2_9ce4_8422_2325 + u64::from(salt), |hash, &token| mix(hash, token))

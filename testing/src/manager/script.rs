@@ -93,7 +93,7 @@ pub enum Operation {
     OffloadPrefix,
     /// So many rows for a new sequence, with the seed of their tokens.
     Prompt(usize, Option<u32>),
-    /// Saves all, and goes on with a new manager of another mode and layout that has loaded it.
+    /// Saves all, and continues with a new manager of another mode and layout that has loaded it.
     Reload(Mode, CacheLayout, LoadFault),
     /// Saves a sequence, turns rows of it if there is a delta, and loads what was saved.
     Copy(usize, i64, LoadFault),
