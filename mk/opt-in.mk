@@ -1,7 +1,7 @@
 # What needs more than this machine and the package registries have, or as long as it is given.
 
 # The borders to C and to Python under AddressSanitizer: what another language gives and gets is read and written inside
-# its own memory. For C: the tests of capi, whose programs are compiled with the sanitizer, too, and link the shared or
+# its own memory. For C: the tests of capi, whose programs are also compiled with the sanitizer, and link the shared or
 # the static library. For Python: the package in an interpreter where the sanitizer's runtime, GCC's, is loaded first
 # and every object has memory of its own; python_tests/with_asan shows first that too short memory is found. Leaks are
 # looked for in C alone: an interpreter frees not all at its end. The runtime takes the place of C++'s throw, which must
@@ -24,13 +24,13 @@ test-sanitize-borders: .venv/ready
 # What threads share, under ThreadSanitizer: the tasks of a call and the counters by which they are claimed, the memory
 # that attention keeps from call to call, operators that several threads use at once, and the pool of the Python
 # package's process. The sanitizer must see the synchronization inside the standard
-# library, so that is compiled anew. ONNX Runtime, whose own synchronization it would not see, has no part in this.
+# library, so that is compiled again. ONNX Runtime, whose own synchronization it would not see, has no part in this.
 WITH_TSAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=thread cargo test -Zbuild-std --profile sanitize \
 	--locked --target $(SYSTEM) --target-dir "$(TARGET)/threads"
 .PHONY: test-threads
 test-threads:
 	@command -v rustup > /dev/null || { echo "test-threads: there is no rustup, which installs rust-src" >&2; exit 1; }
-	rustup component add rust-src || { echo "test-threads: rustup has not got rust-src" >&2; exit 1; }
+	rustup component add rust-src || { echo "test-threads: rustup does not have rust-src" >&2; exit 1; }
 	$(WITH_TSAN) -p kvcache-kernels -p kvcache-attention -p kvcache-op -p kvcache-python \
 		--test kernels --test attention --test op --test threads
 
@@ -40,7 +40,7 @@ CHECKED_TARGETS ?= aarch64-unknown-linux-gnu aarch64-apple-darwin x86_64-pc-wind
 .PHONY: add-targets check-targets
 add-targets:
 	@command -v rustup > /dev/null || { echo "check-targets: there is no rustup, which installs targets" >&2; exit 1; }
-	rustup target add $(CHECKED_TARGETS) || { echo "check-targets: rustup has not got the targets" >&2; exit 1; }
+	rustup target add $(CHECKED_TARGETS) || { echo "check-targets: rustup does not have the targets" >&2; exit 1; }
 check-targets: add-targets
 	cargo clippy --locked $(LIBRARIES:%=-p kvcache-%) --lib $(CHECKED_TARGETS:%=--target %) -- -D warnings
 
@@ -92,7 +92,7 @@ test-aarch64:
 	@for program in rustup "$(QEMU_AARCH64)" "$(AARCH64_CC)"; do \
 		command -v "$$program" > /dev/null || { echo "test-aarch64: there is no $$program" >&2; exit 1; }; \
 	done
-	rustup target add aarch64-unknown-linux-gnu || { echo "test-aarch64: rustup has not got the target" >&2; exit 1; }
+	rustup target add aarch64-unknown-linux-gnu || { echo "test-aarch64: rustup does not have the target" >&2; exit 1; }
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$(AARCH64_CC)" \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$(QEMU_AARCH64) -L $(AARCH64_ROOT)" \
 	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
