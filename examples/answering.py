@@ -2,9 +2,9 @@
 
     python examples/answering.py SmolLM2-135M-Instruct.Q4_1.gguf
 
-All questions begin with the same instruction, whose keys and values are computed once. Beside the answers stand what
-the cache takes and how fast they came. Each format's first question is asked again, alone in another engine: the exit
-status is 1 if a token of its answer is another, for an answer does not depend on what else is in the batch.
+All questions begin with the same instruction, whose keys and values are computed once. The program also prints the
+cache's size and the speed. It asks each format's first question again, alone in another engine: the exit status is 1 if
+a token of its answer differs, since an answer does not depend on the rest of the batch.
 """
 
 from __future__ import annotations

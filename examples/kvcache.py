@@ -1,4 +1,4 @@
-"""What examples and tests add to `kvcache_ops`: the types of tensors, and the library that they load.
+"""Helpers of examples and tests: the types of tensors, and the library that they load.
 
     session = create_session(model_with_key_value_cache_nodes)
     cache = CacheSpec(max_tokens=4096, num_kv_heads=2, head_dim=64, num_layers=6, quant_bit=4).allocate()

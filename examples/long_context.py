@@ -2,9 +2,9 @@
 
     python examples/long_context.py SmolLM2-135M-Instruct.Q4_1.gguf
 
-Attention sees the first tokens, the last ones, and the blocks between that queries select by bounds of their keys; all
-blocks are in memory of the host, and only those that are seen in the cache. Blocks are rotated to positions that the
-model was trained for. The exit status is 1 if the answer is not the pass key.
+Attention sees the first tokens, the last ones, and blocks between them, which queries select by the bounds of their
+keys. All blocks are in host memory, selected ones also in the cache. Blocks are rotated to positions that the model was
+trained for. The exit status is 1 if the answer is not the pass key.
 """
 
 from __future__ import annotations

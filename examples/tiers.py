@@ -1,4 +1,4 @@
-"""More conversations than the cache has slots for: a real model finds what it has computed of each in tiers.
+"""More conversations than the cache has slots for: a real model finds their keys and values in tiers.
 
     python examples/tiers.py SmolLM2-135M-Instruct.Q4_1.gguf
     python examples/tiers.py SmolLM2-135M-Instruct.Q4_1.gguf --tier redis://localhost:6379/0
@@ -6,9 +6,9 @@
 
 Some conversations about long texts take turns in a cache that holds two of them. Pages that are evicted go to host
 memory and to the tier: files of a folder unless another one is named. Each conversation's second question finds its
-text there. Then another process, whose cache and host memory are empty, asks a third question of each. The exit status
-is 1 if a token of an answer is another than where everything is computed: keys and values that are found give the bits
-of those that are computed.
+text there. Then another process, whose cache and host memory are empty, asks each a third question. The exit status is 1
+if a token of an answer differs from the answer where everything is computed: found keys and values have the bits of
+computed ones.
 """
 
 from __future__ import annotations

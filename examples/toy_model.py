@@ -1,6 +1,6 @@
 """A toy model in numpy, of random weights, for the serving loop in docs/serving.md.
 
-Attention goes through the operator: `forward` has what a session of ONNX Runtime would do with a step.
+Attention is the operator; a session of ONNX Runtime would take the place of `forward`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trained model of austen/ for ONNX Runtime: its graph for any cache format, its tokenizer, the held-out text.
 
-The graph is what `torch.onnx.export` made of a torch module (austen/export.py). A cache format is not built into it:
-it is two attributes of the operator's nodes and the types of two graph inputs.
+`torch.onnx.export` wrote the graph from a torch module (austen/export.py). The cache format is not built in: it is two
+attributes of the operator's nodes and the types of two graph inputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A small trained model writes, with caches of several formats; `make run` runs this where it has no network.
 
-The model has read Jane Austen's novels, but for the last chapter of each (austen/README.md). For each cache format it
-continues a few beginnings in one batch and then is asked how well it predicts the held-out chapters: the
-perplexity says what a format costs in quality. The exit status is 1 if one is off what docs/quality.csv says.
+The model was trained on Jane Austen's novels without the last chapter of each (austen/README.md). For each cache format
+it continues a few beginnings in one batch and then predicts the held-out chapters: the perplexity shows what a format
+costs in quality. The exit status is 1 if one differs from docs/quality.csv.
 """
 
 from __future__ import annotations

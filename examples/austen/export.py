@@ -2,9 +2,8 @@
 
     python export.py [FOLDER]
 
-The graphs name the weights in weights.safetensors by their places in that file, and hold none themselves. Their cache
-is int8 in groups of 32 with float16 scales; another format is a change of attributes and of the types of two inputs.
-Needs what requirements-torch.txt says.
+The graphs refer to the weights in weights.safetensors by offset, and contain none. Their cache is int8 in groups of 32
+with float16 scales; another format changes attributes and the types of two inputs. Needs requirements-torch.txt.
 """
 
 from __future__ import annotations

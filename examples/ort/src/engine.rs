@@ -1,4 +1,4 @@
-//! Who runs in which step. Where rows lie is the manager's business, what they hold the model's.
+//! The scheduler: which request runs in which step. The manager places rows, the model computes them.
 
 use std::collections::VecDeque;
 
@@ -67,7 +67,7 @@ impl Engine {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// A token of every request that runs; gives those that have ended.
+    /// Computes a token of every running request; returns those that have ended.
     pub fn step(&mut self) -> Result<Vec<Answer>> {
         self.join();
         self.make_room()?;
@@ -90,7 +90,7 @@ impl Engine {
         ended.into_iter().map(|(seq, request)| self.end(seq, request)).collect()
     }
 
-    /// Lets those that wait run, as far as the budget goes. What of a prompt is cached is found by the step.
+    /// Lets waiting requests run within the budget. The step finds cached parts of prompts.
     fn join(&mut self) {
         let mut left = self.budget.saturating_sub(self.running.len());
         while let Some(request) = self.waiting.front() {
@@ -102,7 +102,7 @@ impl Engine {
         }
     }
 
-    /// The youngest give their pages back, and wait, until the others have room. Their full pages stay cached as long
+    /// The youngest free their pages, and wait, until the others have room. Their full pages stay cached as long
     /// as nobody needs them.
     fn make_room(&mut self) -> Result<()> {
         loop {
