@@ -6,8 +6,8 @@
 
 Some conversations about long texts take turns in a cache that holds two of them. Pages that are evicted go to host
 memory and to the tier: files of a folder unless another one is named. Each conversation's second question finds its
-text there. Then another process, whose cache and host memory are empty, asks each a third question. The exit status is 1
-if a token of an answer differs from the answer where everything is computed: found keys and values have the bits of
+text there. Then another process, whose cache and host memory are empty, asks each a third question. The exit status is
+1 if a token of an answer differs from the answer where everything is computed: found keys and values have the bits of
 computed ones.
 """
 
