@@ -163,6 +163,8 @@ def test_appends() -> None:
     assert (append.s, append.tokens, append.n, append.first_pos) == (s, [5, 2**32 - 1], 2, 3)
     assert repr(append) == f"Append({s}, tokens=[5, 4294967295], first_pos=3)"
     assert (Append(s, n=4).tokens, Append(s, n=4).n) == (None, 4)
+    capped = Append(s, n=4, most_cached=2)
+    assert (repr(capped), capped.most_cached) == (f"Append({s}, n=4, most_cached=2)", 2)
     for arguments in ({}, {"tokens": [1], "n": 1}):
         with pytest.raises(TypeError, match="either tokens or n"):
             Append(s, **arguments)

@@ -14,6 +14,8 @@ pub struct Append<'a> {
     first_pos: Option<i64>,
     /// Rows that attention sees beside the sequence's own.
     seen: usize,
+    /// The most tokens that are looked up in the prefix index.
+    most_cached: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -26,18 +28,30 @@ impl<'a> Append<'a> {
     /// Appends these tokens. Where the sequence has no rows yet, it begins with the cached pages of the same tokens,
     /// and only the others are in the step.
     pub fn tokens(seq: SeqId, tokens: &'a [u32]) -> Self {
-        Self { seq, rows: Rows::Tokens(tokens), first_pos: None, seen: 0 }
+        Self { seq, rows: Rows::Tokens(tokens), first_pos: None, seen: 0, most_cached: usize::MAX }
     }
 
     /// Appends `n` rows whose tokens the manager does not know.
     pub fn count(seq: SeqId, n: usize) -> Self {
-        Self { seq, rows: Rows::Count(n), first_pos: None, seen: 0 }
+        Self { seq, rows: Rows::Count(n), first_pos: None, seen: 0, most_cached: usize::MAX }
     }
 
     /// The position of the first row; the others follow. Unless given, it is the one after the last, or 0.
     #[must_use]
     pub fn at(self, first_pos: i64) -> Self {
         Self { first_pos: Some(first_pos), ..self }
+    }
+
+    /// At most so many of the tokens come from the prefix index: where another manager has not found more of them.
+    #[must_use]
+    pub fn most_cached(self, most_cached: usize) -> Self {
+        Self { most_cached, ..self }
+    }
+
+    /// The tokens that may be found in the prefix index: not the last one, which is always computed.
+    pub(crate) fn may_be_cached(&self) -> &'a [u32] {
+        let tokens = self.known().unwrap_or_default();
+        &tokens[..tokens.len().saturating_sub(1).min(self.most_cached)]
     }
 
     /// Attention sees this many rows of whole pages beside the sequence's own.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::error::Error;
 use crate::manager::Manager;
+use crate::pages::NULL_PAGE;
 use crate::sequence::MemoryLocation;
 use crate::spec::{CacheSpec, KeyForm, Mode};
 use crate::state::State;
@@ -31,7 +32,7 @@ impl Manager {
                 return Err(broken("where keys are pending, the next update looks for them", at));
             }
         }
-        check_pages(&self.state)?;
+        check_pages(&self.state, self.spec())?;
         check_positions(&self.state, self.spec())?;
         check_index(&self.state)?;
         if self.spec().prefix_sharing() {
@@ -46,7 +47,7 @@ fn broken(what: &'static str, at: impl TryInto<usize>) -> Error {
 }
 
 /// Free, cached and live pages are all pages, each one of the three; reference counts are table entries.
-fn check_pages(state: &State) -> Result<(), Error> {
+fn check_pages(state: &State, spec: &CacheSpec) -> Result<(), Error> {
     let mut pages = vec![Page::Unseen; state.pages.len()];
     let mut see = |page: u32, kind: Page| match pages.get_mut(page as usize) {
         Some(seen @ Page::Unseen) => {
@@ -62,6 +63,9 @@ fn check_pages(state: &State) -> Result<(), Error> {
     };
     for page in state.pages.free_pages() {
         see(page, Page::Free)?;
+    }
+    if spec.keep_rows() {
+        see(NULL_PAGE, Page::Live(1))?;
     }
     for page in state.cached.iter() {
         see(page, Page::Cached)?;
@@ -99,7 +103,7 @@ fn check_positions(state: &State, spec: &CacheSpec) -> Result<(), Error> {
         let positions = sequence.positions.iter().zip(rotated.iter());
         for (row, (position, rotated)) in positions.enumerate() {
             let Some(&page) = sequence.table().get(row / spec.page_size()) else { break };
-            if state.pages.refcount(page) < 2 {
+            if row < sequence.passed.rows || state.pages.refcount(page) < 2 {
                 continue;
             }
             let slot = sequence.slot(row, spec.page_size());
@@ -130,8 +134,15 @@ fn check_index(state: &State) -> Result<(), Error> {
 /// Sealed pages have the key of their tokens. Of those that a sequence has a part of, only others know the rest.
 fn check_keys(state: &State, page_size: usize) -> Result<(), Error> {
     for (at, sequence) in state.sequences.values().enumerate().filter(|(_, sequence)| sequence.swapped.is_none()) {
-        let mut key = sequence.root;
-        for (&page, tokens) in sequence.table().iter().zip(state.tokens(sequence, page_size)) {
+        let passed = sequence.passed;
+        if sequence.table()[..passed.rows / page_size].iter().any(|&page| page != NULL_PAGE) {
+            return Err(broken("rows that a window has passed have the null page", at));
+        }
+        if sequence.known < passed.rows {
+            continue;
+        }
+        let (mut key, pages) = (passed.key, &sequence.table()[passed.rows / page_size..]);
+        for (&page, tokens) in pages.iter().zip(state.tokens(sequence, page_size)) {
             let full = tokens.len() == page_size;
             if full {
                 key = key.followed_by(tokens);

@@ -7,6 +7,9 @@ use crate::bits::{Bits, zeros};
 use crate::cells;
 use crate::error::Error;
 
+/// The page of rows that a window has passed, where these stay. Nothing is written to it.
+pub(crate) const NULL_PAGE: u32 = 0;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     Freed,

@@ -1,5 +1,6 @@
 //! Queries of a manager's sequences.
 
+use crate::append::Append;
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::seq_id::SeqId;
@@ -45,7 +46,21 @@ impl Manager {
         Ok(self.state.sequence(seq)?.pending())
     }
 
-    /// The slots of a sequence's rows: where they are once queued copies are made. None while it is swapped out.
+    /// How many tokens a step would find in the prefix index that appends these alone. What a store may have behind them
+    /// is not asked for.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Swapped`].
+    pub fn cached_prefix(&self, append: &Append<'_>) -> Result<usize, Error> {
+        let (spec, sequence) = (self.spec(), self.state.intact(append.seq)?);
+        if sequence.len() > 0 || append.first_position(0) != 0 || !spec.prefix_sharing() {
+            return Ok(0);
+        }
+        Ok(self.state.find_prefix(spec, sequence.root, append.may_be_cached()).pages.len() * spec.page_size())
+    }
+
+    /// The slots of a sequence's rows: where they are once queued copies are made. None while it is swapped out. Rows
+    /// that a window has passed have those of the null page, where rows stay.
     ///
     /// # Errors
     /// [`Error::UnknownSeq`].

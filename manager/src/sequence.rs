@@ -39,6 +39,17 @@ pub(crate) struct Swapped {
     pub(crate) tokens: Vec<u32>,
 }
 
+/// Why rows are needed that are not there.
+pub(crate) const PASSED: &str = "a window has freed the pages of the first rows";
+
+/// The first rows of a sequence, whole pages of them, which a window has passed: in its table they have the null page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Passed {
+    pub(crate) rows: usize,
+    /// Their prefix key, if their tokens are known.
+    pub(crate) key: BlockKey,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Sequence {
     pub(crate) place: MemoryLocation,
@@ -55,6 +66,7 @@ pub(crate) struct Sequence {
     pub(crate) root: BlockKey,
     /// The prefix key of the last full page of known rows; without one, `root`.
     pub(crate) key: BlockKey,
+    pub(crate) passed: Passed,
     /// The cells that its run has at first, in the mode `runs`.
     pub(crate) reserve: usize,
     /// The last position that a window has removed.
@@ -77,6 +89,7 @@ pub(crate) struct Before {
     pages: usize,
     known: usize,
     key: BlockKey,
+    passed: Passed,
 }
 
 impl MemoryLocation {
@@ -100,6 +113,7 @@ impl Sequence {
             salt,
             root,
             key: root,
+            passed: Passed { rows: 0, key: root },
             reserve,
             gone: None,
             ga_i: 0,
@@ -197,6 +211,11 @@ impl Sequence {
         }
     }
 
+    /// The last position whose row has no page, or is gone, because a window has passed it.
+    pub(crate) fn last_passed(&self) -> Option<i64> {
+        self.gone.max(self.passed.rows.checked_sub(1).map(|row| self.positions.at(row)))
+    }
+
     /// Removes the positions of some rows; later ones close up, and their tokens count as unknown.
     pub(crate) fn remove_positions(&mut self, rows: Range<usize>) {
         self.known = self.known.min(rows.start);
@@ -215,12 +234,12 @@ impl Sequence {
     }
 
     pub(crate) fn before(&self) -> Before {
-        Before { len: self.len(), pages: self.table().len(), known: self.known, key: self.key }
+        Before { len: self.len(), pages: self.table().len(), known: self.known, key: self.key, passed: self.passed }
     }
 
     /// Undoes appends.
     pub(crate) fn restore(&mut self, before: Before) {
-        let Before { len, pages, known, key } = before;
+        let Before { len, pages, known, key, passed } = before;
         if let MemoryLocation::Table(table) = &mut self.place {
             table.truncate(pages);
         }
@@ -228,7 +247,7 @@ impl Sequence {
         if let Some(rotated) = &mut self.rotated {
             rotated.truncate(len);
         }
-        (self.known, self.key) = (known, key);
+        (self.known, self.key, self.passed) = (known, key, passed);
     }
 
     /// Checks that slots and positions are those of the sequence's rows.
@@ -251,9 +270,13 @@ impl Sequence {
             _ => {}
         }
         if let Some(Swapped { rows, tokens }) = &self.swapped
-            && (rows.iter().map(|rows| rows.len).sum::<usize>() != len || tokens.len() != self.known)
+            && (rows.iter().map(|rows| rows.len).sum::<usize>() != len - self.passed.rows
+                || tokens.len() != self.known.saturating_sub(self.passed.rows))
         {
             return broken("a sequence that is swapped out has blocks of its rows, and its tokens");
+        }
+        if self.passed.rows > len || !self.passed.rows.is_multiple_of(page_size) {
+            return broken("rows that a window has passed are whole pages");
         }
         if self.known > len {
             return broken("known rows are rows");
@@ -277,10 +300,11 @@ impl Sequence {
 impl PartialEq for Sequence {
     fn eq(&self, other: &Self) -> bool {
         let Self { place, version: _, positions, rotated, shifts, known, .. } = self;
-        let Self { salt, root, key, reserve, gone, ga_i, swapped, lost, created, append, .. } = self;
+        let Self { salt, root, key, passed, reserve, gone, ga_i, swapped, lost, created, append, .. } = self;
         (place, positions, rotated, *shifts, *known)
             == (&other.place, &other.positions, &other.rotated, other.shifts, other.known)
-            && (salt, *root, *key, *reserve) == (&other.salt, other.root, other.key, other.reserve)
+            && (salt, *root, *key, *passed) == (&other.salt, other.root, other.key, other.passed)
+            && *reserve == other.reserve
             && (*gone, *ga_i, swapped, *lost) == (other.gone, other.ga_i, &other.swapped, other.lost)
             && (*created, *append) == (other.created, other.append)
     }

@@ -56,6 +56,7 @@ pub(crate) struct Window {
     pub(crate) len: Option<usize>,
     pub(crate) sink: usize,
     pub(crate) slack: usize,
+    pub(crate) keep_rows: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,6 +135,8 @@ settings! {
     sink: usize = settings.window.sink;
     /// The number of positions that a window keeps beside its own.
     slack: usize = settings.window.slack;
+    /// Whether rows that a window has passed stay, as rows without a page of their own.
+    keep_rows: bool = settings.window.keep_rows;
     /// The multiple that the number of cells that a step sees is rounded up to.
     pad: usize = settings.pad;
     /// The part of free slots past which a commit queues a defragmentation.

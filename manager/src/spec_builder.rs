@@ -79,6 +79,10 @@ setters! {
     sink(sink: usize) { settings.window.sink = sink }
     /// How many more positions than its own a window keeps, for drafts that are cut back: none unless given.
     slack(slack: usize) { settings.window.slack = slack }
+    /// Whether only the pages of rows go that a window has passed, and the rows stay: `start_pos` and positions are
+    /// those of a sequence without a window, and attention's own window has to hide these rows. In `cachestarts` they
+    /// have the first page of the cache, the null page, which nothing is written to.
+    keep_rows(keep_rows: bool) { settings.window.keep_rows = keep_rows }
     /// What the number of cells that a step sees is rounded up to: 32 unless given.
     pad(pad: usize) { settings.pad = pad }
     /// Queues a defragmentation at commit where more than this part of the slots up to the last used one is free. There
@@ -110,7 +114,9 @@ impl CacheSpecBuilder {
         range("max_t", max_t, 1, limit)?;
         range("page_size", page_size, 1, max_t)?;
         // Pages are counted in 32 bits, and one number is the end of a list.
-        range("max_t / page_size", max_t / page_size, 1, u32::MAX as usize - 1)?;
+        range("max_t / page_size", max_t / page_size, if window.keep_rows { 2 } else { 1 }, u32::MAX as usize - 1)?;
+        let may_keep = window.len.is_some() && window.sink == 0 && matches!(mode, Mode::Paged { .. });
+        range("keep_rows", window.keep_rows.into(), 0, may_keep.into())?;
         if let Some(max_pages) = max_pages {
             range("max_pages", max_pages, 1, max_t)?;
         }
@@ -171,7 +177,7 @@ impl CacheSpec {
             computed_by: String::new(),
             key_form: KeyForm::Roped,
             rope: None,
-            window: Window { len: None, sink: 0, slack: 0 },
+            window: Window { len: None, sink: 0, slack: 0, keep_rows: false },
             pad: 32,
             defrag_threshold: None,
         };

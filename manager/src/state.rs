@@ -12,10 +12,10 @@ use crate::blocks;
 use crate::cells;
 use crate::error::Error;
 use crate::lru::Lru;
-use crate::pages::Pages;
+use crate::pages::{NULL_PAGE, Pages};
 use crate::prefix::Prefix;
 use crate::seq_id::SeqId;
-use crate::sequence::{MemoryLocation, Sequence};
+use crate::sequence::{MemoryLocation, Passed, Sequence};
 use crate::spec::{CacheSpec, Mode};
 
 /// The phase of an update.
@@ -69,6 +69,13 @@ pub(crate) struct State {
     pub(crate) phase: Option<Phase>,
 }
 
+/// The pages that a prompt begins with.
+pub(crate) struct FoundPrefix {
+    /// Their keys, and the sealed pages; none of rows that a window has passed.
+    pub(crate) pages: Vec<(BlockKey, Option<u32>)>,
+    pub(crate) passed: Passed,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Used {
     pub(crate) count: usize,
@@ -79,10 +86,15 @@ pub(crate) struct Used {
 impl State {
     pub(crate) fn new(spec: &CacheSpec) -> Result<Self, Error> {
         let num_pages = spec.num_pages();
-        let pages = match spec.mode() {
+        let mut pages = match spec.mode() {
             Mode::Paged { .. } => Pages::stack(num_pages)?,
             Mode::Runs | Mode::Cells => Pages::cells(num_pages)?,
         };
+        if spec.keep_rows() {
+            // For good: the first of all pages, whose reference count then never falls to 0.
+            pages.take(0);
+            pages.share(NULL_PAGE);
+        }
         Ok(Self {
             sequences: SlotMap::with_key(),
             created: 0,
@@ -215,7 +227,8 @@ impl State {
             None => {
                 let live = |&page: &u32| self.pages.refcount(page) > 0;
                 let end = (0..self.pages.len() as u32).rev().find(live).map_or(0, |page| page as usize + 1);
-                let count = self.pages.len() - self.pages.num_free() - self.cached.len();
+                let nulls = usize::from(spec.keep_rows());
+                let count = self.pages.len() - self.pages.num_free() - self.cached.len() - nulls;
                 Used { count: count * spec.page_size(), end: end * spec.page_size() }
             }
         }
@@ -232,13 +245,46 @@ impl State {
         Error::NoSlot { need, largest, free: self.pages.num_free() }
     }
 
-    /// The known tokens of a sequence, page by page; the last ones may be fewer than a page.
+    /// The known tokens of a sequence behind the rows that a window has passed, page by page; the last ones may be fewer
+    /// than a page.
     pub(crate) fn tokens<'a>(&'a self, sequence: &'a Sequence, page_size: usize) -> impl Iterator<Item = &'a [u32]> {
         let known = if sequence.swapped.is_some() { 0 } else { sequence.known };
-        let segments = sequence.segments(0..known, page_size);
+        let segments = sequence.segments(sequence.passed.rows.min(known)..known, page_size);
         segments.flat_map(move |segment| {
             self.prefix.slot_tokens()[segment.slot..segment.slot + segment.len].chunks(page_size)
         })
+    }
+
+    /// The longest sealed chain behind `root` that these tokens begin with; where a window keeps rows, one of whose last
+    /// tokens, which a token behind them sees, there are all pages.
+    pub(crate) fn find_prefix(&self, spec: &CacheSpec, root: BlockKey, tokens: &[u32]) -> FoundPrefix {
+        let page_size = spec.page_size();
+        let window = spec.window().filter(|_| spec.keep_rows());
+        let (mut key, mut pages) = (root, Vec::new());
+        for chunk in tokens.chunks_exact(page_size) {
+            key = key.followed_by(chunk);
+            let page = self.prefix.find(key, chunk);
+            if page.is_none() && window.is_none() {
+                break;
+            }
+            pages.push((key, page));
+        }
+        let Some(window) = window else {
+            return FoundPrefix { pages, passed: Passed { rows: 0, key: root } };
+        };
+        // Of so many pages the first that is seen.
+        let first = |count: usize| (count * page_size + 1).saturating_sub(window) / page_size;
+        let mut at = pages.len();
+        while at > first(pages.len()) {
+            at -= 1;
+            if pages[at].1.is_none() {
+                pages.truncate(at);
+            }
+        }
+        let passed = first(pages.len());
+        pages[..passed].iter_mut().for_each(|page| page.1 = None);
+        let key = passed.checked_sub(1).map_or(root, |last| pages[last].0);
+        FoundPrefix { pages, passed: Passed { rows: passed * page_size, key } }
     }
 
     /// The prefix key of the full pages of known rows among a sequence's first `rows`.
@@ -253,7 +299,11 @@ impl State {
             // A sealed page of known tokens has the key of all before it.
             key
         } else {
-            self.tokens(sequence, page_size).take(full).fold(sequence.root, |key, tokens| key.followed_by(tokens))
+            // None of the rows that a window has passed goes alone.
+            let (passed, key) =
+                if full == 0 { (0, sequence.root) } else { (sequence.passed.rows, sequence.passed.key) };
+            let tokens = self.tokens(sequence, page_size).take(full - passed / page_size);
+            tokens.fold(key, |key, tokens| key.followed_by(tokens))
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::manager::Manager;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// All slots: used, free and cached ones.
+    /// All slots: used, free and cached ones. The null page of a window that keeps rows is none of these.
     pub slots: usize,
     /// Slots of pages, or cells, that sequences have; in the mode `runs` all that are reserved.
     pub used: usize,
@@ -37,9 +37,9 @@ impl Manager {
     /// The use of the cache. Takes time proportional to its pages, or cells.
     pub fn stats(&self) -> Stats {
         let (state, page_size) = (&self.state, self.spec().page_size());
-        let num_pages = state.pages.len();
+        let (num_pages, nulls) = (state.pages.len(), usize::from(self.spec().keep_rows()));
         let (mut shared, mut run, mut largest) = (0, 0, 0);
-        for page in 0..num_pages as u32 {
+        for page in nulls as u32..num_pages as u32 {
             let refcount = state.pages.refcount(page);
             shared += usize::from(refcount > 1);
             run = if refcount == 0 && state.prefix.key(page).is_none() { run + 1 } else { 0 };
@@ -49,7 +49,7 @@ impl Manager {
             largest = busy.largest_free_run();
         }
         Stats {
-            slots: num_pages * page_size,
+            slots: (num_pages - nulls) * page_size,
             used: state.used_slots(self.spec()).count,
             free: state.pages.num_free() * page_size,
             cached: state.cached.len() * page_size,

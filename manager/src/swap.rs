@@ -8,8 +8,9 @@ use crate::error::Error;
 use crate::journal::Journal;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
+use crate::pages::NULL_PAGE;
 use crate::seq_id::SeqId;
-use crate::sequence::{MemoryLocation, Swapped, SwappedRows};
+use crate::sequence::{MemoryLocation, Sequence, Swapped, SwappedRows};
 use crate::spec::{CacheSpec, Mode};
 use crate::state::{PendingOffload, State};
 use crate::step::Guard;
@@ -20,7 +21,7 @@ const BLOCK_ROWS: usize = 64;
 /// Slots for a sequence that is swapped in.
 struct Placement {
     place: MemoryLocation,
-    /// By row: its slot.
+    /// By row, but those that a window has passed: its slot.
     slots: Vec<usize>,
     /// The blocks whose rows are not in the cache: the index, and the rows.
     missing: Vec<(usize, Range<usize>)>,
@@ -42,7 +43,8 @@ impl Manager {
         blocks.put_refused()?;
         let page_size = spec.page_size();
         let behind = state.queue.len();
-        let slots: Vec<usize> = sequence.slots(page_size).collect();
+        // Of rows that a window has passed there is nothing to keep.
+        let slots: Vec<usize> = sequence.slots(page_size).skip(sequence.passed.rows).collect();
         let tokens = state.tokens(sequence, page_size).flatten().copied().collect();
         let (mut rows, mut offloads) = (Vec::new(), Vec::new());
         for slots in slots.chunks(rows_of_a_block(spec)) {
@@ -79,9 +81,10 @@ impl Manager {
         let Some(swapped) = self.state.sequence(seq)?.swapped.clone() else {
             return self.state.intact(seq).map(|_| 0);
         };
-        let reserve = self.state.sequences[seq].reserve;
+        let Sequence { reserve, passed, .. } = self.state.sequences[seq];
+        let nulls = passed.rows / self.spec.page_size();
         let plan = |manager: &mut Self| {
-            manager.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve))
+            manager.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve, nulls))
         };
         let mut planned = plan(self)?;
         let is_block = |key| swapped.rows.iter().any(|rows| rows.block == key);
@@ -168,12 +171,12 @@ impl Manager {
         rows: &[SwappedRows],
         missing: &[(usize, Range<usize>)],
     ) -> Result<Vec<Block>, Error> {
-        let (_, state, blocks) = self.stored()?;
+        let (_, _, blocks) = self.stored()?;
         let chain: Vec<(BlockKey, usize)> = missing.iter().map(|&(i, _)| (rows[i].block, rows[i].len)).collect();
         let (read, missed) = blocks.read(&chain);
         match (missing.get(read.len()), missed) {
             (Some((_, range)), reason) => {
-                let rows = state.sequences[seq].len();
+                let rows = rows.iter().map(|rows| rows.len).sum();
                 let reason = reason.unwrap_or("absent");
                 Err(Error::RowsMissing { seq, missing: rows - range.start, rows, reason })
             }
@@ -215,13 +218,14 @@ fn in_cache(state: &State, rows: &SwappedRows) -> Option<u32> {
     rows.sealed.and_then(|(key, seal)| state.prefix.same(key, seal))
 }
 
-/// Gives rows that are swapped out slots. All changes are in the journal; after an error they have to be rolled back.
+/// Gives rows that are swapped out slots, behind `nulls` null pages. All changes are in the journal; after an error they have to be rolled back.
 fn land(
     spec: &CacheSpec,
     state: &mut State,
     journal: &mut Journal,
     rows: &[SwappedRows],
     reserve: usize,
+    nulls: usize,
 ) -> Result<Placement, Error> {
     let (page_size, len) = (spec.page_size(), rows.iter().map(|rows| rows.len).sum::<usize>());
     let mut missing = Vec::new();
@@ -247,7 +251,8 @@ fn land(
     }
     let run = if cells && need > 0 { journal.take_cells(state, need) } else { None };
     let mut neighbors = run.map(|start| start as u32..);
-    let mut table = Vec::new();
+    let mut table = vec![NULL_PAGE; nulls];
+    table.iter().for_each(|&page| journal.share(state, page));
     for ((i, range), kept) in ranges(rows).zip(kept) {
         if let Some(page) = kept {
             table.push(page);
@@ -264,7 +269,8 @@ fn land(
         }
         missing.push((i, range));
     }
-    let slots = (0..len).map(|row| table[row / page_size] as usize * page_size + row % page_size).collect();
+    let pages = &table[nulls..];
+    let slots = (0..len).map(|row| pages[row / page_size] as usize * page_size + row % page_size).collect();
     Ok(Placement { place: MemoryLocation::Table(table), slots, missing })
 }
 

@@ -27,7 +27,7 @@ enum Rows {
 /// position of the sequence, or 0.
 ///
 /// Tokens of an empty sequence, from position 0 on, are looked up in the prefix index: the rows that are found need not
-/// be computed, and are not in the step.
+/// be computed, and are not in the step. At most `most_cached` of them, where it is given.
 ///
 /// Raises TypeError unless one of `tokens` and `n` is given, and ManagerError for numbers out of range. Everything else
 /// is checked by `Manager.begin_step`.
@@ -37,6 +37,7 @@ pub struct Append {
     seq: core::SeqId,
     rows: Rows,
     first_pos: Option<i64>,
+    most_cached: Option<usize>,
 }
 
 impl Append {
@@ -46,22 +47,21 @@ impl Append {
             Rows::Tokens(tokens) => core::Append::tokens(self.seq, tokens),
             Rows::Count(n) => core::Append::count(self.seq, *n),
         };
-        match self.first_pos {
-            Some(first_pos) => append.at(first_pos),
-            None => append,
-        }
+        let append = self.first_pos.map_or(append, |first_pos| append.at(first_pos));
+        self.most_cached.map_or(append, |most_cached| append.most_cached(most_cached))
     }
 }
 
 #[pymethods]
 impl Append {
     #[new]
-    #[pyo3(signature = (s, tokens=None, n=None, first_pos=None))]
+    #[pyo3(signature = (s, tokens=None, n=None, first_pos=None, *, most_cached=None))]
     fn new(
         s: Id,
         tokens: Option<&Bound<'_, PyAny>>,
         n: Option<&Bound<'_, PyAny>>,
         first_pos: Option<&Bound<'_, PyAny>>,
+        most_cached: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let rows = match (tokens, n) {
             (Some(tokens), None) => Rows::Tokens(token_ids(tokens)?),
@@ -69,7 +69,8 @@ impl Append {
             _ => return Err(PyTypeError::new_err("Append takes either tokens or n")),
         };
         let first_pos = first_pos.map(|first_pos| integer("range", "first_pos", first_pos)).transpose()?;
-        Ok(Self { seq: s.0, rows, first_pos })
+        let most_cached = most_cached.map(|most| count("range", "most_cached", most)).transpose()?;
+        Ok(Self { seq: s.0, rows, first_pos, most_cached })
     }
 
     /// The sequence's id.
@@ -102,11 +103,18 @@ impl Append {
         self.first_pos
     }
 
+    /// The most tokens that come from the prefix index, or None.
+    #[getter]
+    fn most_cached(&self) -> Option<usize> {
+        self.most_cached
+    }
+
     fn __repr__(&self) -> String {
         let first_pos = self.first_pos.map_or(String::new(), |first_pos| format!(", first_pos={first_pos}"));
+        let most = self.most_cached.map_or(String::new(), |most| format!(", most_cached={most}"));
         match &self.rows {
-            Rows::Tokens(tokens) => format!("Append({}, tokens={:?}{first_pos})", self.s(), tokens.as_slice()),
-            Rows::Count(n) => format!("Append({}, n={n}{first_pos})", self.s()),
+            Rows::Tokens(tokens) => format!("Append({}, tokens={:?}{first_pos}{most})", self.s(), tokens.as_slice()),
+            Rows::Count(n) => format!("Append({}, n={n}{first_pos}{most})", self.s()),
         }
     }
 }

@@ -8,7 +8,7 @@ use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::append::appends_of;
+use crate::append::{Append, appends_of};
 use crate::arguments::{
     D, Delta, GaN, GaW, MaxMoves, MaxPages, NCtx, NDiscard, NKeep, NNew, P0, P1, Pad, Pages, Reserve, ShiftLimit, Sink,
     Slack, Window,
@@ -31,6 +31,8 @@ use crate::{spec, stats};
 /// key_form: "roped" (keys are stored after rotary embedding, and rotated when positions change; `rope` says how) or
 /// "raw" (the graph rotates them by `key_positions`).
 /// window: attention sees the last `window` positions, and the first `sink` rows; `slack` more positions are kept.
+/// keep_rows, in "paged": of rows that the window has passed only the pages go; the rows stay in `start_pos`, with the
+/// cache's first page, which nothing is written to, in `cachestarts`. Attention has a window of its own then.
 /// defrag_threshold: the part of free slots past which a commit queues a defragmentation; None or below 0: never.
 /// shift_limit: how many updates may rotate a sequence's rows: a number, None (any), "default" (int4: 4, else any).
 /// prefix_sharing: whether sequences of the same tokens share pages. fingerprint: names the model and its adapters,
@@ -77,12 +79,12 @@ impl Manager {
     #[pyo3(
         signature = (
             spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=Sink(0), slack=Slack(0),
-            pad=Pad(32), defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true, fingerprint="",
-            computed_by="", tiers=None
+            keep_rows=false, pad=Pad(32), defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true,
+            fingerprint="", computed_by="", tiers=None
         ),
         text_signature = "(spec, *, mode=None, max_pages=None, key_form='roped', rope=None, window=None, sink=0, \
-            slack=0, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, fingerprint='', \
-            computed_by='', tiers=None)"
+            slack=0, keep_rows=False, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, \
+            fingerprint='', computed_by='', tiers=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
     fn new(
@@ -94,6 +96,7 @@ impl Manager {
         window: Option<Window>,
         sink: Sink,
         slack: Slack,
+        keep_rows: bool,
         pad: Pad,
         defrag_threshold: Option<f64>,
         shift_limit: ShiftLimit,
@@ -107,6 +110,7 @@ impl Manager {
             .key_form(spec::key_form(key_form)?)
             .sink(sink.0)
             .slack(slack.0)
+            .keep_rows(keep_rows)
             .pad(pad.0)
             .prefix_sharing(prefix_sharing)
             .fingerprint(fingerprint)
@@ -234,11 +238,18 @@ impl Manager {
     }
 
     /// Shape (seq_len), int64: the slots of the rows, where they are once queued copies are made. Shape (0) while the
-    /// sequence is swapped out.
+    /// sequence is swapped out. With keep_rows, rows that the window has passed have those of the cache's first page.
     ///
     /// Raises ManagerError: unknown_seq.
     fn slots<'py>(&self, py: Python<'py>, s: Id) -> PyResult<Bound<'py, PyArray1<i64>>> {
         self.by_row(py, |manager| Ok(manager.slots(s.0)?.map(|slot| slot as i64).collect()))
+    }
+
+    /// How many tokens a step would find in the prefix index, but for tiers, that appends these alone.
+    ///
+    /// Raises ManagerError: unknown_seq, lost, swapped.
+    fn cached_prefix(&self, py: Python<'_>, append: &Bound<'_, Append>) -> PyResult<usize> {
+        self.with(py, |manager| manager.cached_prefix(&append.get().borrow()))
     }
 
     /// Shape (seq_len), int64: how far the keys of the rows have still to be rotated, in positions.

@@ -33,6 +33,9 @@ impl Editor<'_> {
             return Err(Error::NotEmpty { len });
         }
         let rows = sequence.positions.rows(positions);
+        if rows.len() < sequence.len() {
+            self.check_whole(src)?;
+        }
         let copied = rows.len();
         self.copy_to(src, dst, rows)?;
         Ok(copied)
@@ -59,9 +62,13 @@ impl Editor<'_> {
         let positions = from.positions.slice(rows.clone());
         let rotated = from.rotated.as_ref().map(|rotated| rotated.slice(rows.clone()));
         // A sequence without rows has no past, whatever another one has.
+        let passed = from.passed;
         let past = if rows.is_empty() { (0, None, 0) } else { (from.shifts, from.gone, from.ga_i) };
         let to = &mut self.state.sequences[dst];
         (to.positions, to.rotated, (to.shifts, to.gone, to.ga_i)) = (positions, rotated, past);
+        if passed.rows > 0 && !rows.is_empty() {
+            to.passed = passed;
+        }
         to.settle_rotation();
         if known > 0 {
             (to.known, to.key) = (known, key);

@@ -6,8 +6,9 @@ use kvcache_kernels::RowCopy;
 
 use super::Editor;
 use crate::error::Error;
+use crate::pages::NULL_PAGE;
 use crate::seq_id::SeqId;
-use crate::sequence::MemoryLocation;
+use crate::sequence::{MemoryLocation, PASSED, Passed};
 use crate::spec::Mode;
 
 impl Editor<'_> {
@@ -16,12 +17,16 @@ impl Editor<'_> {
         let Some(window) = self.spec.window() else { return };
         let sequence = &self.state.sequences[seq];
         let kept = (window + self.spec.slack()) as i64;
-        let mut rows = self.spec.sink()..sequence.positions.rows_before(sequence.positions.next() - kept + 1);
+        let first = if self.spec.keep_rows() { sequence.passed.rows } else { self.spec.sink() };
+        let mut rows = first..sequence.positions.rows_before(sequence.positions.next() - kept + 1);
         if let Mode::Paged { page_size } = self.spec.mode() {
             rows = rows.start.next_multiple_of(page_size)..rows.end / page_size * page_size;
         }
         if rows.is_empty() {
             return;
+        }
+        if self.spec.keep_rows() {
+            return self.pass(seq, rows);
         }
         let gone = sequence.positions.at(rows.end - 1);
         if let Err(error) = self.remove_for_good(seq, rows) {
@@ -31,6 +36,26 @@ impl Editor<'_> {
         sequence.gone = sequence.gone.max(Some(gone));
     }
 
+    /// Gives rows, whole pages behind those that a window has passed before, the null page. It is not in the journal.
+    fn pass(&mut self, seq: SeqId, rows: Range<usize>) {
+        let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.end);
+        let pages = rows.start / self.page_size()..rows.end / self.page_size();
+        let sequence = &mut self.state.sequences[seq];
+        (sequence.passed, sequence.version) = (Passed { rows: rows.end, key }, sequence.version + 1);
+        let gone = sequence.table()[pages.clone()].to_vec();
+        sequence.table_mut()[pages].fill(NULL_PAGE);
+        gone.iter().for_each(|_| self.journal.share(self.state, NULL_PAGE));
+        self.drop_pages(&gone);
+    }
+
+    /// Refuses what needs rows that a window has passed, where these stay.
+    pub(super) fn check_whole(&self, seq: SeqId) -> Result<(), Error> {
+        match self.state.sequences[seq].passed.rows {
+            0 => Ok(()),
+            _ => Err(Error::NotShiftable { why: PASSED }),
+        }
+    }
+
     /// Removes the rows of a sequence whose positions are in a range; returns how many they were.
     pub(crate) fn remove_positions(&mut self, seq: SeqId, positions: Range<i64>) -> Result<usize, Error> {
         let sequence = self.state.intact(seq)?;
@@ -38,7 +63,7 @@ impl Editor<'_> {
         if rows.is_empty() {
             return Ok(0);
         }
-        if let (Some(window), Some(gone)) = (self.spec.window(), sequence.gone) {
+        if let (Some(window), Some(gone)) = (self.spec.window(), sequence.last_passed()) {
             let (p0, window) = (positions.start, window as i64);
             if rows.end == sequence.len() && p0 > 0 && gone > p0 - window {
                 return Err(Error::WindowLost { p0, window, gone });
@@ -50,6 +75,9 @@ impl Editor<'_> {
     }
 
     pub(super) fn remove(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
+        if rows.end < self.state.sequences[seq].len() {
+            self.check_whole(seq)?;
+        }
         self.journal.edit(self.state, seq);
         self.remove_for_good(seq, rows)
     }
@@ -72,6 +100,7 @@ impl Editor<'_> {
         sequence.version += 1;
         if sequence.len() == 0 {
             (sequence.shifts, sequence.gone, sequence.ga_i) = (0, None, 0);
+            sequence.passed = Passed { rows: 0, key: sequence.root };
         }
         Ok(())
     }

@@ -101,6 +101,7 @@ impl Editor<'_> {
 
     /// Checks that the keys of a sequence can be rotated once more, where they have to be.
     pub(super) fn check_shiftable(&self, seq: SeqId) -> Result<(), Error> {
+        self.check_whole(seq)?;
         if self.spec.key_form() == KeyForm::PreRope {
             return Ok(());
         }

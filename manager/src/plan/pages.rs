@@ -5,6 +5,7 @@ use kvcache_kernels::RowCopy;
 use super::{Entry, Planner};
 use crate::append::Append;
 use crate::error::Error;
+use crate::pages::NULL_PAGE;
 use crate::seq_id::SeqId;
 
 impl Planner<'_> {
@@ -25,7 +26,8 @@ impl Planner<'_> {
         let seq = append.seq;
         self.journal.note(self.state, seq);
         let (before, position, known) = self.known_rows(append);
-        let cached = if before == 0 { known.map_or(0, |tokens| self.map_prefix(seq, tokens)) } else { 0 };
+        let found = before == 0 && known.is_some() && self.spec.prefix_sharing();
+        let cached = if found { self.map_prefix(seq, append.may_be_cached(), append.len()) } else { 0 };
 
         let replaced = self.own_last_page(seq, i);
         let kvlen = before + append.len();
@@ -47,35 +49,33 @@ impl Planner<'_> {
         }
     }
 
-    /// Begins an empty sequence with the longest sealed chain of its tokens, and continues with pages that the store
-    /// has; gives how many tokens they are. One token is always computed.
-    fn map_prefix(&mut self, seq: SeqId, tokens: &[u32]) -> usize {
-        if !self.spec.prefix_sharing() {
-            return 0;
-        }
+    /// Begins an empty sequence, which gets `len` rows, with the longest sealed chain of tokens, and continues with pages
+    /// that the store has; returns how many tokens they are.
+    fn map_prefix(&mut self, seq: SeqId, tokens: &[u32], len: usize) -> usize {
         let page_size = self.spec.page_size();
-        let mut key = self.state.sequences[seq].key;
-        let mut cached = 0;
-        for chunk in tokens[..tokens.len() - 1].chunks_exact(page_size) {
-            let child = key.followed_by(chunk);
-            let Some(page) = self.state.prefix.find(child, chunk) else {
-                break;
-            };
-            self.journal.map(self.state, page);
-            self.state.sequences[seq].table_mut().push(page);
-            (key, cached) = (child, cached + page_size);
+        let root = self.state.sequences[seq].key;
+        let found = self.state.find_prefix(self.spec, root, tokens);
+        for &(_, page) in &found.pages {
+            match page {
+                Some(page) => self.journal.map(self.state, page),
+                None => self.journal.share(self.state, NULL_PAGE),
+            }
+            self.state.sequences[seq].table_mut().push(page.unwrap_or(NULL_PAGE));
         }
+        let cached = found.pages.len() * page_size;
         let sequence = &mut self.state.sequences[seq];
-        (sequence.key, sequence.known) = (key, cached);
-        cached + self.load_prefix(seq, &tokens[cached..])
+        sequence.passed = found.passed;
+        (sequence.key, sequence.known) = (found.pages.last().map_or(root, |page| page.0), cached);
+        cached + self.load_prefix(seq, &tokens[cached..], len - cached)
     }
 
-    /// Adds the pages of tokens that the store has to a sequence; returns how many tokens they are.
-    fn load_prefix(&mut self, seq: SeqId, tokens: &[u32]) -> usize {
+    /// Adds the pages of tokens that the store has to a sequence, which gets `len` rows more; returns how many tokens they
+    /// are.
+    fn load_prefix(&mut self, seq: SeqId, tokens: &[u32], len: usize) -> usize {
         let page_size = self.spec.page_size();
-        let pages = tokens[..tokens.len() - 1].chunks_exact(page_size);
+        let pages = tokens.chunks_exact(page_size);
         // A step that has no room for the sequence is refused in the end.
-        if self.plan.missing > 0 || tokens.len().div_ceil(page_size) > self.left() || pages.len() == 0 {
+        if self.plan.missing > 0 || len.div_ceil(page_size) > self.left() || pages.len() == 0 {
             return 0;
         }
         let Some(blocks) = self.blocks.as_mut() else { return 0 };

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::seq_id::SeqId;
-use crate::sequence::Sequence;
+use crate::sequence::{PASSED, Sequence};
 use crate::state::State;
 
 /// Gives every row of the sequences its index in the file.
@@ -57,6 +57,9 @@ impl Manager {
         seqs: impl IntoIterator<Item = SeqId>,
     ) -> Result<(), Error> {
         let sequences = seqs.into_iter().map(|seq| self.state.intact(seq)).collect::<Result<Vec<_>, _>>()?;
+        if sequences.iter().any(|sequence| sequence.passed.rows > 0) {
+            return Err(Error::NotShiftable { why: PASSED });
+        }
         let (copies, pending) = self.state.waiting();
         if (copies, pending) != (0, 0) {
             return Err(Error::UpdatePending { copies, sequences: pending });

@@ -5,6 +5,7 @@ mod edits;
 mod golden;
 mod infllm;
 mod infllm_cases;
+mod kept_rows;
 mod prefix;
 mod refusals;
 mod scripts;
