@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
 from kvcache_ops import models
-from kvcache_ops.manager import Append, HostMemory
+from kvcache_ops.manager import Append
 from tokenizers.pre_tokenizers import ByteLevel
 
 SIZES = dict(hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, layers=2)
@@ -140,8 +140,8 @@ class Run:
     def __init__(self, path: Path, max_tokens: int = 512):
         self.model = models.load(path)
         self.session = self.model.session()
-        self.cache = self.model.cache_spec(max_tokens).allocate()
-        self.memory, self.manager = HostMemory(self.cache.spec, *self.cache), self.model.manager(self.cache.spec)
+        self.caches = self.model.caches(max_tokens)
+        self.cache, self.manager, self.memory = self.caches.caches[0], self.caches.manager, self.caches.memory
         self.names = [value.name for value in self.session.get_inputs()]
 
     def step(self, tokens: dict[int, list[int]], rows: list[int] | None = None) -> np.ndarray:
@@ -153,7 +153,7 @@ class Run:
             feeds["logit_rows"] = np.arange(feeds["token_ids"].size) if rows is None else np.array(rows, np.int64)
             if "attn_mask" in self.names:
                 feeds["attn_mask"] = step.mask()
-            return self.session.run(None, feeds | self.cache.ortvalues())[0]
+            return self.session.run(None, feeds | self.caches.ortvalues())[0]
 
     def logits(self, tokens: list[int], prompt: int) -> np.ndarray:
         """(tokens, vocabulary) of one sequence: a prompt, then token by token, beside another sequence's tokens."""

@@ -38,7 +38,7 @@ class Ours(Chunked):
         self, source: str, cache: str, folder: str, sequences: int, length: int, threads: int, **options: Any
     ) -> None:
         if not (Path(folder) / "model.onnx").exists():
-            build(source, folder, cache=cache, **options)
+            build(source, folder, cache=cache, layer_groups=False, **options)  # `place` copies whole sequences
         self._model = load(folder)
         self.tokenizer = self._model.tokenizer
         spec = self._model.cache_spec((sequences + 1) * length)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvcache_ops._errors import KvCacheError, ManagerError
+from kvcache_ops._errors import KvCacheError
 from kvcache_ops._interrupt import interruptible
 from kvcache_ops.engine import Engine, Request
 from kvcache_ops.models import ChatTemplate
@@ -103,7 +103,7 @@ class Chat:
             f"{request.shifted} tokens after the beginning left the context" if request.shifted else "",
             f"{(count - 1) / seconds:.1f} tokens/s" if count > 1 else "",
             f"first token after {waited:.2f} s, {request.cached} of {len(request.prompt)} prompt tokens from the cache",
-            f"cache {held} of {stats['slots']} slots, {held * self._engine.cache.spec.bytes_per_token / 1e6:.1f} MB",
+            f"cache {held} of {stats['slots']} slots, {self._engine.caches.held_bytes / 1e6:.1f} MB",
         ]
         return "; ".join(filter(None, parts))
 
@@ -112,10 +112,16 @@ class Chat:
         if len(self._messages) == len(self._beginning):
             raise KvCacheError("there is no conversation yet, expected a question and its answer", "chat_empty")
         tokens = self._template.tokens(self._messages, False)
-        self._engine.save(_session(path), tokens[: self._engine.context_length])
+        try:
+            self._engine.save(_session(path), tokens[: self._engine.context_length])
+            rows = f"their keys and values in {_session(path)}"
+        except KvCacheError as error:
+            if error.kind != "layer_groups":
+                raise
+            rows = "whose keys and values will be computed again"
         about = {"model": self._engine.model.name, "messages": self._messages}
         path.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        _say(f"{len(self._messages)} messages are in {path}, their keys and values in {_session(path)}")
+        _say(f"{len(self._messages)} messages are in {path}, {rows}")
 
     def _load(self, path: Path) -> None:
         try:
@@ -127,7 +133,7 @@ class Chat:
         if _session(path).exists():
             try:
                 self._engine.load(_session(path))
-            except ManagerError as error:  # of another model or format of cache, or damaged
+            except KvCacheError as error:  # of another model or format of cache, or damaged
                 _say(f"{_session(path)} is not used, the text is computed again: {error}")
         self._messages = messages
         _say(f"{len(messages)} messages of {path}")

@@ -28,11 +28,12 @@ _BUILD = (
     "cache_layout",
     "cache_mode",
     "page_size",
+    "layer_groups",
     "attention",
     "context",
     "rope",
 )
-_ENGINE = ("max_tokens", "max_batch", "token_budget", "prompt_lookup", "threads")
+_ENGINE = ("max_tokens", "window_tokens", "max_batch", "token_budget", "prompt_lookup", "threads")
 _SERVE = ("host", "port", "name", "max_requests", "grace", "context_shift", "api_key", "allow_origin")
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
@@ -50,6 +51,8 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     build.add_argument("--cache-layout", type=int, help="0 to 3 (3)")
     build.add_argument("--cache-mode", type=int, help="0: neighboring slots for a sequence, 1: pages (1)")
     build.add_argument("--page-size", type=int, help="slots of a page (32)")
+    groups = "whether layers that see a window of tokens have a cache of their own, for that alone (they have)"
+    build.add_argument("--layer-groups", action=BooleanOptionalAction, help=groups)
     build.add_argument("--attention", help="fused or packed (fused)")
     build.add_argument("--context", type=int, help="the most tokens of a sequence (the model's)")
     build.add_argument("--rope", help="long or short factors, where an export has both (auto: those for the context)")
@@ -112,6 +115,8 @@ def _add_context_shift(parser: ArgumentParser) -> None:
 
 def _add_engine(parser: ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, help="slots of the cache (the model's context, at most 16384)")
+    windows = "slots of a cache of layers with a window (for a step and 4 windows or more)"
+    parser.add_argument("--window-tokens", type=int, help=windows)
     parser.add_argument("--max-batch", type=int, help="answers computed at once (16)")
     parser.add_argument("--token-budget", type=int, help="tokens of a step (512)")
     lookup = "how many guessed tokens a step checks, taken from earlier text (0)"
@@ -185,7 +190,9 @@ def _cache(model: Model) -> str:
     cache = model.cache
     group = f" in groups of {cache.quant_group}" if cache.quant_bit else ""
     group += ", keys rotated" if cache.quant_rotation else ""
-    return f"{cache.cache_dtype} cache{group}, {cache.bytes_per_token:,} bytes per token"
+    groups = model.layer_groups
+    kept = [f"{groups.of.count(i)} layers keep {window} tokens" for i, window in enumerate(groups.windows) if window]
+    return ", ".join([f"{cache.cache_dtype} cache{group}, {cache.bytes_per_token:,} bytes per token", *kept])
 
 
 def _chat(given: Namespace) -> int:

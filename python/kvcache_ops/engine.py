@@ -27,8 +27,9 @@ from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
 from kvcache_ops._grammar import Grammar, Grammars
 from kvcache_ops._prompt_lookup import PromptLookup
 from kvcache_ops._sampling import Sampler, Sampling, TokenLogprobs
-from kvcache_ops.manager import Append, HostMemory, Step
+from kvcache_ops.manager import Append, Step
 from kvcache_ops.models import Model, load  # which says what to install
+from kvcache_ops.models._caches import GroupsStep
 from kvcache_ops.models._model import session_options
 
 # isort: split
@@ -172,8 +173,11 @@ class Engine:
     `max_batch`. Each running answer gets its next token; of the rest the oldest prompt gets half, and the prompts with
     the fewest tokens left get the remainder, so that a short prompt does not wait for long ones.
     keep: when a sequence outgrows the context, its first `keep` tokens stay and half of the others are dropped; None
-    ends the answer there. prompt_lookup: a step checks up to this many guesses of an answer's next tokens, which
-    followed the same tokens earlier in the text; the answer is the same, and sooner where it repeats text.
+    ends the answer there. window_tokens: slots of each further cache, of layers that see a window of tokens, for all
+    answers together; by default for a step and the windows of all answers, or of 4 if max_tokens is less than 80
+    windows; with tiers these layers keep all tokens. prompt_lookup: a step checks up to this many guesses of an answer's
+    next tokens, which followed the same tokens earlier in the text; the answer is the same, and sooner where it repeats
+    text.
     threads: of ONNX Runtime, 0 for all processors. management: further arguments of `Manager`, except `rope`,
     `key_form` "raw" and `mode` "cells", and, where the model's graph has no input attn_mask, `window` and `sink`.
 
@@ -189,39 +193,47 @@ class Engine:
         max_batch: int = 16,
         token_budget: int = 512,
         keep: int | None = None,
+        window_tokens: int | None = None,
         prompt_lookup: int = 0,
         threads: int = 0,
         **management: Any,
     ) -> None:
         ranges = [("max_batch", max_batch, 1), ("token_budget", token_budget, max_batch)]
         ranges += [("prompt_lookup", prompt_lookup, 0)]
-        ranges += [] if max_tokens is None else [("max_tokens", max_tokens, 1)]
+        given = {"max_tokens": max_tokens, "window_tokens": window_tokens}
+        ranges += [(name, got, 1) for name, got in given.items() if got is not None]
         for name, got, least in ranges:
             if not isinstance(got, Integral) or got < least:
                 why = ", which is max_batch: a step has a token of each answer" if name == "token_budget" else ""
                 raise KvCacheError(f"{name} is {got!r}, expected at least {least}{why}", "engine_range")
         self.model = model if isinstance(model, Model) else load(model)
-        spec = self.model.cache_spec(max_tokens or min(self.model.config.context_length, 16384))
-        self.cache = spec.allocate()
         self._session = self.model.session(session_options(threads))
         names = [value.name for value in self._session.get_inputs()]
-        self._inputs = [name for name in names if hasattr(Step, name)]
+        self._inputs = [name for name in names if hasattr(Step, name.partition(".")[0])]
         self._masked = "attn_mask" in names
         for name in [*_OF_THE_GRAPH, *([] if self._masked else _OF_THE_MASK)]:
             if management.get(name) not in (None, *_ALWAYS_SERVED):
                 message = f"{name} is {management[name]!r}, which the model's graph does not serve"
                 raise KvCacheError(f"{message}: expected it to be left out", "engine_option")
-        if prompt_lookup and (management.get("window") or self.model.config.window):
+        grouped = self.model.layer_groups.windows != (None,)
+        if prompt_lookup and (management.get("window") or self.model.config.window or grouped):
             # After a wrong guess, rows before the window are needed again.
             management = management | {"slack": max(prompt_lookup, management.get("slack", 0))}
-        self._memory, self.manager = HostMemory(spec, *self.cache), self.model.manager(spec, **management)
-        most = spec.max_tokens
+        self._tiers = bool(management.get("tiers"))
+        self.caches = self.model.caches(
+            max_tokens or min(self.model.config.context_length, 16384),
+            batch=None if self._tiers else max_batch,
+            step_tokens=token_budget,
+            window_tokens=window_tokens,
+            **management,
+        )
+        self.cache, self.manager, self._memory = self.caches.caches[0], self.caches.manager, self.caches.memory
+        spec, most = self.cache.spec, self.caches.longest
         if spec.cache_mode == 1:
             pages = min(most // spec.page_size, management.get("max_pages") or most)
             most = pages * spec.page_size
         self.context_length = min(self.model.config.context_length, most)
         self._max_batch, self._budget, self._keep, self._lookup = max_batch, token_budget, keep, prompt_lookup
-        self._tiers = bool(management.get("tiers"))
         # Requests are their users', who may let go of them. Of those that run also the sequence; the youngest last.
         self._waiting: deque[ref[Request]] = deque()
         self._running: dict[ref[Request], int] = {}
@@ -231,7 +243,7 @@ class Engine:
         self._most_scored = max(_SCORED_BYTES // (4 * self.model.config.vocab_size), 1)
         self._logits = np.empty((max_batch, self.model.config.vocab_size), np.float32)
         self._binding = self._session.io_binding()
-        self.cache.bind(self._binding)
+        self.caches.bind(self._binding)
 
     def submit(self, prompt: str | Sequence[int], *, keep: int | None = None, **sampling: Any) -> Request:
         """A request that joins the next step that has room; reading an answer drives the steps.
@@ -336,22 +348,24 @@ class Engine:
         """Writes keys and values of these tokens, computing those that are not cached.
 
         After a `load` a prompt that begins with them needs no more than its last page. Raises KvCacheError for tokens
-        that `submit` refuses as a prompt.
+        that `submit` refuses as a prompt, and "layer_groups" where layers with a window have caches of their own.
         """
+        self.model.layer_groups.check_one("compute the tokens again")
         tokens = self._checked(tokens)
         with self._lock:
             sequence = self.manager.create()
             try:
                 with self.manager.begin_step([Append(sequence, tokens=tokens)], self._memory) as step:
                     self._run(step, [])
-                self.manager.save_seq(path, self._memory, sequence)
+                self.caches.managers[0].save_seq(path, self._memory, sequence)
             finally:
                 self.manager.free(sequence)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads what `save` has written, of the same weights and format of cache. Prompts find its full pages."""
+        self.model.layer_groups.check_one("compute the tokens again")
         with self._lock:
-            self.manager.free(self.manager.load_seq(path, self._memory))
+            self.manager.free(self.caches.managers[0].load_seq(path, self._memory))
 
     def close(self, timeout: float = 2.0) -> bool:
         """Stores the prefixes that the cache has in the tiers, where later engines find them.
@@ -392,9 +406,7 @@ class Engine:
             self._running[ref(request, self._let_go)] = request.sequence
 
     def _has_room(self, tokens: int) -> bool:
-        """Whether slots that no sequence holds, cached ones included, suffice for this many tokens."""
-        stats = self.manager.stats()
-        return tokens + len(self._running) * self.cache.spec.page_size <= stats["free"] + stats["cached"]
+        return self.caches.has_room(tokens, len(self._running))
 
     def _free(self, request: Request) -> None:
         if ref(request) in self._running and not self._free_sequence(ref(request)):
@@ -498,7 +510,7 @@ class Engine:
             if finish is not None:
                 self.end(request, finish)
 
-    def _begin(self) -> tuple[Step, list[tuple[Request, int]]] | None:
+    def _begin(self) -> tuple[Step | GroupsStep, list[tuple[Request, int]]] | None:
         """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
         lookup = self._lookup
         while self.running:
@@ -579,7 +591,7 @@ class Engine:
         request.shifted, request.lookup = request.shifted + removed, PromptLookup()
         del request.context[request.keep : request.keep + removed]
 
-    def _run(self, step: Step, rows: list[int]) -> NDArray[np.float32]:
+    def _run(self, step: Step | GroupsStep, rows: list[int]) -> NDArray[np.float32]:
         """Runs an open step; the logits of these of its tokens, until the next run."""
         feeds = {name: np.atleast_1d(np.asarray(getattr(step, name), np.int64)) for name in self._inputs}
         feeds["logit_rows"] = np.array(rows, np.int64)

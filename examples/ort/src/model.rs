@@ -30,6 +30,7 @@ struct About {
     cache: Cache,
     stops: Vec<u32>,
     fingerprint: String,
+    layer_groups: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -79,6 +80,9 @@ impl Model {
     /// The manager's description of a cache with that many slots.
     pub fn spec(&self, max_tokens: usize) -> Result<CacheSpec> {
         let About { config, cache, fingerprint, .. } = &self.about;
+        if self.about.layer_groups.is_some() {
+            bail!("layers have several caches, expected one: build the model with --no-layer-groups");
+        }
         if cache.cache_mode != 1 {
             bail!("cache_mode is {}, expected 1: build the model with a paged cache", cache.cache_mode);
         }

@@ -24,12 +24,13 @@ from kvcache_ops.models._decoder import Decoder
 from kvcache_ops.models._gguf import read_gguf
 from kvcache_ops.models._graph import Graph
 from kvcache_ops.models._hugging_face import read_folder
+from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_export import GENAI, Export, is_export
 from kvcache_ops.models._weights import Weight, convert
 
 MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
 METADATA = "kvcache_ops.model"
-FORMAT = 2
+FORMAT, FORMAT_OF_GROUPS = 2, 3
 STAMP = 16  # bytes at the data's end, which the model's metadata repeats
 
 _CACHES: dict[T2, int] = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}
@@ -51,6 +52,7 @@ def build(
     cache_layout: int = 3,
     cache_mode: int = 1,
     page_size: int = 32,
+    layer_groups: bool = True,
     attention: str = "fused",
     context: int | None = None,
     rope: str = "auto",
@@ -70,6 +72,8 @@ def build(
     rotation: whether keys are rotated before they are quantized, which helps int4 in large groups; None rotates int4
     alone.
     cache_layout, cache_mode, page_size: as CacheSpec has them.
+    layer_groups: whether layers that see a window of tokens get a cache of their own, in pages, where an engine keeps
+    the window alone. Without, all layers have one cache.
     attention: "fused" is MultiHeadCacheAttention, "packed" KeyValueCache and MultiHeadAttention.
     context: the most tokens of a sequence; None is what the model has.
     rope: of an export whose rotary factors depend on a sequence's length, "long" or "short"; "auto" are those for
@@ -114,8 +118,11 @@ def build(
         page_size=page_size,
         quant_rotation=int(cache == "int4" if rotation is None else rotation),
     )
+    groups = LayerGroups.one(config.num_layers)
+    if layer_groups and cache_mode == 1 and config.window is None and config.windows:
+        groups = LayerGroups.by_window(config.windows, config.context_length)
     if isinstance(checkpoint, Export):
-        checkpoint.rewrite(spec, attention, activations)  # refuses before anything is written
+        checkpoint.rewrite(spec, groups, attention, activations)  # refuses before anything is written
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(suffix=".part", dir=folder) as name:
@@ -123,12 +130,13 @@ def build(
         if isinstance(checkpoint, Export):
             model, facts = checkpoint.model, checkpoint.link(part / DATA, progress)
         else:
-            model, facts = _write(checkpoint, spec, part / DATA, weights, activations, attention, progress)
+            model, facts = _write(checkpoint, spec, groups, part / DATA, weights, activations, attention, progress)
         about = {
-            "format": FORMAT,
+            "format": FORMAT if groups.windows == (None,) else FORMAT_OF_GROUPS,
             "name": checkpoint.name,
             "config": asdict(config),
             "cache": {key: value for key, value in asdict(spec).items() if key != "max_tokens"},
+            "layer_groups": None if groups.windows == (None,) else asdict(groups),
             "bos": checkpoint.bos,
             "stops": checkpoint.stops,
             "chat_template": checkpoint.chat_template,
@@ -146,6 +154,7 @@ def build(
 def _write(
     checkpoint: Checkpoint,
     spec: CacheSpec,
+    groups: LayerGroups,
     path: Path,
     weights: str,
     activations: str,
@@ -166,7 +175,7 @@ def _write(
     stamp = secrets.token_bytes(STAMP)
     with path.open("wb") as data:
         graph = Graph(data, path.name, _ACTIVATIONS[activations])
-        Decoder(graph, checkpoint.config, spec, attention, tensor).write()
+        Decoder(graph, checkpoint.config, spec, groups, attention, tensor).write()
         data.write(stamp)
     facts = {"data_bytes": path.stat().st_size, "stamp": stamp.hex(), "fingerprint": graph.fingerprint()}
     return graph.model(), facts

@@ -14,14 +14,15 @@ from kvcache_ops._nodes import make_node
 from kvcache_ops._operators import node_attributes
 from kvcache_ops.models._config import Config
 from kvcache_ops.models._graph import MICROSOFT, Graph
+from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._weights import Dense, Weight
 
 INDICES = tuple(AttentionIndices.__annotations__)
 """The operators' index inputs, as a step of the manager has them."""
 
 
-def graph_inputs(spec: CacheSpec, masked: bool) -> Iterator[tuple[str, int, list[str | int]]]:
-    """Names, types and shapes of the inputs of a graph over a cache of `spec`."""
+def graph_inputs(spec: CacheSpec, groups: LayerGroups, masked: bool) -> Iterator[tuple[str, int, list[str | int]]]:
+    """Names, types and shapes of the inputs of a graph over caches of `spec`, one for each group of layers."""
     for name in ("token_ids", "positions"):
         yield name, TensorProto.INT64, ["T"]
     shapes: dict[str, list[str | int]] = {"seqstarts": ["B+1"], "kvstarts": ["B+1"], "start_pos": ["B"]}
@@ -31,28 +32,39 @@ def graph_inputs(spec: CacheSpec, masked: bool) -> Iterator[tuple[str, int, list
     yield "logit_rows", TensorProto.INT64, ["R"]
     if masked:
         yield "attn_mask", TensorProto.FLOAT, ["T or 0", "W"]
-    for name, dtype, shape in (
-        ("cache", spec.cache_dtype, spec.cache_shape),
-        ("scale", spec.scale_dtype, spec.scale_shape),
-    ):
-        if shape is not None:
-            dims = ["MaxT" if axis == "MaxT" else length for axis, length in zip(spec.axes, shape)]
-            yield name, ONNX_TYPES[str(dtype)], dims
+    for group in range(len(groups.windows)):
+        names, of = groups.inputs(group), groups.spec(group, spec)
+        if group:
+            yield names["cachestarts"], TensorProto.INT64, shapes["cachestarts"]
+        for name, dtype, shape in (
+            ("cache", of.cache_dtype, of.cache_shape),
+            ("scale", of.scale_dtype, of.scale_shape),
+        ):
+            if shape is not None:
+                slots = f"MaxT.{group}" if group else "MaxT"
+                dims = [slots if axis == "MaxT" else length for axis, length in zip(of.axes, shape)]
+                yield names[name], ONNX_TYPES[str(dtype)], dims
 
 
 class Decoder:
     """Writes the decoder of a Config into a graph, reading tensors as they are needed."""
 
     def __init__(
-        self, graph: Graph, config: Config, spec: CacheSpec, attention: str, tensor: Callable[[str], Weight]
+        self,
+        graph: Graph,
+        config: Config,
+        spec: CacheSpec,
+        groups: LayerGroups,
+        attention: str,
+        tensor: Callable[[str], Weight],
     ) -> None:
         self._graph, self._config, self._spec, self._tensor = graph, config, spec, tensor
-        self._attention = attention
+        self._groups, self._attention = groups, attention
 
     def write(self) -> None:
         """All of it: inputs, layers, head."""
         graph, config = self._graph, self._config
-        for value in graph_inputs(self._spec, masked=config.window is not None):
+        for value in graph_inputs(self._spec, self._groups, masked=config.window is not None):
             graph.input(*value)
         x = graph.embedding("embedding", "token_ids", self._tensor("token_embd.weight"))
         if config.gemma:
@@ -179,24 +191,26 @@ class Decoder:
         sizes |= {name: getattr(config, name) for name in ("scale", "softcap") if getattr(config, name)}
         if config.windows and config.windows[i]:
             sizes["local_window_size"] = config.windows[i]
-        inputs = {index: index for index in INDICES} | {"cache": "cache", "query": query}
-        inputs |= {"current_key": key, "current_value": value}
-        if self._spec.scale_dtype is not None:
-            inputs["scale"] = "scale"
+        group = self._groups.of[i]
+        layer: dict[str, int | float] = {"layer_idx": self._groups.index(i)}
+        inputs = {index: index for index in INDICES} | self._groups.inputs(group)
+        inputs |= {"query": query, "current_key": key, "current_value": value}
+        if self._spec.scale_dtype is None:
+            del inputs["scale"]
         if self._config.window is not None:
             inputs["attn_mask"] = "attn_mask"
         output = f"{name}.heads_mixed"
         if self._attention == "fused":
-            kinds = [("MultiHeadCacheAttention", [output], {"layer_idx": i} | sizes)]
+            kinds = [("MultiHeadCacheAttention", [output], layer | sizes)]
         else:
             inputs |= {"key": f"{name}.keys", "value": f"{name}.values"}
             kinds = [
-                ("KeyValueCache", [f"{name}.keys", f"{name}.values"], {"layer_idx": i}),
+                ("KeyValueCache", [f"{name}.keys", f"{name}.values"], layer),
                 ("MultiHeadAttention", [output], sizes),
             ]
         for op_type, outputs, attributes in kinds:
             taken = {theirs: inputs[theirs] for theirs in _native.input_names(op_type) if theirs in inputs}
-            whole = node_attributes(op_type, self._spec, attributes)
+            whole = node_attributes(op_type, self._groups.spec(group, self._spec), attributes)
             self._graph.add(make_node(op_type, taken, outputs, whole, name=outputs[0]))
         return output
 

@@ -19,8 +19,10 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load as load_package
 from kvcache_ops._registration import register
 from kvcache_ops.manager import Manager, Rope
-from kvcache_ops.models._build import DATA, FORMAT, METADATA, MODEL, TOKENIZER
+from kvcache_ops.models._build import DATA, FORMAT, FORMAT_OF_GROUPS, METADATA, MODEL, TOKENIZER
+from kvcache_ops.models._caches import Caches, open_caches
 from kvcache_ops.models._config import Config
+from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_export import GraphConfig, LinkedFile
 
 _MOST_THREADS = 1024  # ONNX Runtime starts them all
@@ -32,7 +34,8 @@ class Model:
 
     `cache` describes the cache of a single token; `stops` end an answer; `bos` is the text of the token that begins a
     conversation, for `chat_template`, one of Jinja's; `fingerprint` is the SHA-256 of the weights, of
-    large exports of samples; `notes` are what `build` has decided about an export.
+    large exports of samples; `notes` are what `build` has decided about an export; `layer_groups` says which layers
+    have a cache of their own.
     """
 
     path: Path
@@ -44,6 +47,7 @@ class Model:
     stops: tuple[int, ...]
     chat_template: str | None
     fingerprint: str
+    layer_groups: LayerGroups
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -72,15 +76,40 @@ class Model:
         return ids
 
     def cache_spec(self, max_tokens: int) -> CacheSpec:
-        """The model's cache with that many slots."""
+        """The model's cache with that many slots, of all layers together."""
         return replace(self.cache, max_tokens=max_tokens)
+
+    def caches(
+        self,
+        max_tokens: int,
+        *,
+        batch: int | None = None,
+        step_tokens: int = 0,
+        window_tokens: int | None = None,
+        **management: Any,
+    ) -> Caches:
+        """New caches and their manager, one for each group of layers, of which the first has that many slots.
+
+        batch: sequences that are computed at once; None keeps all tokens in all layers. With a number, layers with a
+        window keep that, in `window_tokens` slots; by default they have room for a step of `step_tokens` new tokens and
+        for the windows of `batch` sequences, of 4 where the first group has fewer than 80 windows' slots, of more where
+        it has more. management: as `Manager` has it.
+        """
+        return open_caches(self, max_tokens, batch, step_tokens, window_tokens, **management)
 
     def manager(self, spec: CacheSpec, **management: Any) -> Manager:
         """A manager of that cache, with the model's RoPE, window and fingerprint. management: as `Manager` has it.
 
         Prefixes in tiers are found where the instruction set and the versions that compute them are the same, so that
         they have the bits of computed ones; with `computed_by=""` those of other machines are found, too.
+
+        Raises KvCacheError "layer_groups" where layers have caches of their own, and what `Manager` raises.
         """
+        self.layer_groups.check_one("use `caches`")
+        return self.group_manager(spec, **management)
+
+    def group_manager(self, spec: CacheSpec, **management: Any) -> Manager:
+        """A manager of the cache of a group of layers, as `manager` gives one."""
         rope = None  # nor where layers differ in it: what is shifted is then computed again
         if (pairs := len(self.config.inv_freq)) and not getattr(self.config, "local_inv_freq", ()):
             interleaved = isinstance(self.config, GraphConfig) and self.config.interleaved
@@ -136,8 +165,8 @@ def load(path: str | os.PathLike[str]) -> Model:
         raise KvCacheError(f"{file} is no ONNX model: {error}", "model_damaged") from error
     properties = {entry.key: entry.value for entry in proto.metadata_props}
     about = json.loads(properties.get(METADATA, "{}"))
-    if about.get("format") != FORMAT:
-        message = f"{file} has the format {about.get('format')} of kvcache_ops.models, expected {FORMAT}"
+    if about.get("format") not in (FORMAT, FORMAT_OF_GROUPS):
+        message = f"{file} has the format {about.get('format')} of kvcache_ops.models, expected {FORMAT_OF_GROUPS}"
         raise KvCacheError(message, "model_format")
     facts: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in about["config"].items()
@@ -160,6 +189,7 @@ def load(path: str | os.PathLike[str]) -> Model:
         tuple(about["stops"]),
         about["chat_template"],
         about["fingerprint"],
+        LayerGroups.of_metadata(about.get("layer_groups"), config.num_layers),
         tuple(about.get("notes", ())),
     )
 

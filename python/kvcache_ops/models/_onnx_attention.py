@@ -21,6 +21,7 @@ from kvcache_ops._nodes import make_node
 from kvcache_ops._operators import node_attributes
 from kvcache_ops.models._decoder import INDICES
 from kvcache_ops.models._graph import MICROSOFT
+from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_graph import Values, attributes, called, shape_of, unsupported
 
 # The inputs in their order.
@@ -152,8 +153,10 @@ class Attention:
 class Replacement:
     """Writes the nodes that do what an attention node does, but over `cache`."""
 
-    def __init__(self, values: Values, spec: CacheSpec, kind: str, paged: bool, position_ids: str) -> None:
-        self._values, self._spec, self._kind, self._paged = values, spec, kind, paged
+    def __init__(
+        self, values: Values, spec: CacheSpec, groups: LayerGroups, kind: str, paged: bool, position_ids: str
+    ) -> None:
+        self._values, self._spec, self._groups, self._kind, self._paged = values, spec, groups, kind, paged
         self._position_ids = position_ids  # the export's input
         self._nodes: list[NodeProto] = []
         self._made: set[str] = set()
@@ -240,7 +243,8 @@ class Replacement:
 
     def _operators(self, name: str, attention: Attention, layer: int, query: str, key: str, value: str) -> str:
         """Stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
-        given, spec = attention.given, self._spec
+        given, group = attention.given, self._groups.of[layer]
+        spec, index = self._groups.spec(group, self._spec), {"layer_idx": self._groups.index(layer)}
         more: dict[str, Any] = {"num_heads": given["num_heads"]}
         if given["scale"] and np.float32(given["scale"]) != np.float32(1 / sqrt(spec.head_dim)):
             more["scale"] = given["scale"]
@@ -248,21 +252,21 @@ class Replacement:
             more["softcap"] = given["softcap"]
         if attention.window is not None:
             more["local_window_size"] = attention.window
-        inputs = {index: index for index in INDICES} | {"cache": "cache", "query": query}
-        inputs |= {"current_key": key, "current_value": value}
-        if spec.scale_dtype is not None:
-            inputs["scale"] = "scale"
+        inputs = {name: name for name in INDICES} | self._groups.inputs(group)
+        inputs |= {"query": query, "current_key": key, "current_value": value}
+        if spec.scale_dtype is None:
+            del inputs["scale"]
         if "head_sink" in attention.inputs:
             inputs["head_sink"] = attention.inputs["head_sink"]
         elif given["smooth_softmax"]:
             inputs["head_sink"] = self.constant("head_sink", np.zeros(given["num_heads"], spec.dtype))
         output = f"{name}/attention"
         if self._kind == "fused":
-            kinds = [("MultiHeadCacheAttention", [output], {"layer_idx": layer} | more)]
+            kinds = [("MultiHeadCacheAttention", [output], index | more)]
         else:
             inputs |= {"key": f"{name}/keys", "value": f"{name}/values"}
             kinds = [
-                ("KeyValueCache", [inputs["key"], inputs["value"]], {"layer_idx": layer}),
+                ("KeyValueCache", [inputs["key"], inputs["value"]], index),
                 ("MultiHeadAttention", [output], more),
             ]
         for op_type, outputs, chosen in kinds:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from kvcache_ops.models._checkpoint import check_tokenizer
 from kvcache_ops.models._config import rotary
 from kvcache_ops.models._decoder import INDICES, graph_inputs
 from kvcache_ops.models._hugging_face import json_of, of_chats, tokenizer_of
+from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_attention import INPUTS, Attention, Replacement, Rotation
 from kvcache_ops.models._onnx_graph import (
     LengthChoice,
@@ -47,6 +49,7 @@ from kvcache_ops.models._onnx_graph import (
 GENAI = "genai_config.json"
 _CONFIG = "config.json"
 _OURS = ("token_ids", "positions", *INDICES, "logit_rows", "cache", "scale")
+_OF_A_GROUP = re.compile(r"(cachestarts|cache|scale)\.\d+")  # as LayerGroups names them
 _REMEDY = (
     "export the model with `python -m onnxruntime_genai.models.builder -e cpu`, or build from its checkpoint, a GGUF "
     "file or a folder of safetensors"
@@ -119,7 +122,9 @@ class Export:
         graph, wanted = self.model.graph, _section(self._decoder, "outputs").get("logits", "logits")
         if all(value.name != wanted for value in graph.output):
             raise unsupported(f"{self._file} has no output {wanted}: {_REMEDY}")
-        names = {name: f"export/{name}" for name in (*_OURS, "attn_mask", "logits", wanted)}
+        every = {name for node in all_nodes(graph.node) for name in (*node.input, *node.output)}
+        taken = [name for name in every if _OF_A_GROUP.fullmatch(name)]
+        names = {name: f"export/{name}" for name in (*_OURS, *taken, "attn_mask", "logits", wanted)}
         rename(graph, names)
         inputs = _section(self._decoder, "inputs")
         kinds = ("input_ids", "attention_mask", "position_ids", "block_table", "logits_indices", _LAST)
@@ -242,11 +247,11 @@ class Export:
                 )
         return found
 
-    def rewrite(self, spec: CacheSpec, kind: str, activations: str) -> None:
-        """Turns `model` into a graph over a cache of `spec`; only once."""
+    def rewrite(self, spec: CacheSpec, groups: LayerGroups, kind: str, activations: str) -> None:
+        """Turns `model` into a graph over caches of `spec`, one for each group of layers; only once."""
         values, names, graph = self._values, self._names, self.model.graph
         paged = self._attentions[0].node.op_type == "PagedAttention"
-        write = Replacement(values, spec, kind, paged, names["position_ids"])
+        write = Replacement(values, spec, groups, kind, paged, names["position_ids"])
         replaced: dict[str, list[NodeProto]] = {}
         for layer, attention in enumerate(self._attentions):
             replaced[attention.node.output[0]] = write.attention(attention, layer)
@@ -271,9 +276,10 @@ class Export:
         for field, entries in (("node", nodes), ("input", inputs), ("output", [])):
             graph.ClearField(field)
             getattr(graph, field).extend(entries)
-        self._check(finished := Values(graph, self._folder))
+        ours = [helper.make_tensor_value_info(*value) for value in graph_inputs(spec, groups, masked=False)]
+        self._check(finished := Values(graph, self._folder), {value.name for value in ours})
         finished.only(["logits"])
-        graph.input.extend(helper.make_tensor_value_info(*value) for value in graph_inputs(spec, masked=False))
+        graph.input.extend(ours)
         shape: list[str | int] = ["R", self.config.vocab_size]
         graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape))
         for domain in (DOMAIN, "com.microsoft"):
@@ -321,10 +327,10 @@ class Export:
         node.input[0] = "kvcache/logit_rows"
         return node, [helper.make_node("Gather", [hidden, "logit_rows"], ["kvcache/logit_rows"], axis=-2)]
 
-    def _check(self, finished: Values) -> None:
+    def _check(self, finished: Values, ours: set[str]) -> None:
         """Refuses a graph whose logits need a removed input, or a node that sees all tokens as one sequence."""
         places, leaves = finished.needed(["logits"])
-        left = leaves - {tensor.name for tensor in finished.graph.initializer} - set(_OURS)
+        left = leaves - {tensor.name for tensor in finished.graph.initializer} - ours
         for name in sorted(left):
             reader = called(finished.reader(name, places))
             what = "inputs of tokens and positions alone" if name in finished.inputs else "a node that computes it"
@@ -332,7 +338,7 @@ class Export:
         for node in (finished.nodes[place] for place in sorted(places)):
             counts = node.op_type in ("Range", "CumSum")
             if counts or node.op_type.startswith("Reduce"):
-                of = finished.needed(node.output)[1] & set(_OURS)
+                of = finished.needed(node.output)[1] & ours
                 if (counts and of) or of == {"positions"}:
                     raise unsupported(
                         f"{called(node)} takes a step's tokens for one sequence, expected none: {_REMEDY}"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops.manager import Append, HostMemory
+from kvcache_ops.manager import Append
 from kvcache_ops.models._model import Model, session_options
 
 _CHUNK = 128  # tokens of a step, whose logits are in memory at once
@@ -56,17 +56,16 @@ def perplexity(
         message = f"the text has {len(tokens)} tokens, expected at least {length}, a window"
         raise KvCacheError(message, "text_too_short")
     page = model.cache.page_size
-    cache = model.cache_spec((context + page - 1) // page * page).allocate()
-    session, memory = model.session(session_options(threads)), HostMemory(cache.spec, *cache)
-    manager = model.manager(cache.spec, prefix_sharing=False)
-    names, feeds = [value.name for value in session.get_inputs()], cache.ortvalues()
+    caches = model.caches((context + page - 1) // page * page, prefix_sharing=False)
+    session, manager = model.session(session_options(threads)), caches.manager
+    names, feeds = [value.name for value in session.get_inputs()], caches.ortvalues()
     losses: list[NDArray[np.float64]] = []
     for i, window in enumerate(windows):
         sequence = manager.create()
         for at in range(0, context, _CHUNK):
             chunk = window[at : at + _CHUNK]
             rows = [row for row in range(len(chunk)) if context // 2 <= at + row < context - 1]
-            with manager.begin_step([Append(sequence, tokens=chunk)], memory) as step:
+            with manager.begin_step([Append(sequence, tokens=chunk)], caches.memory) as step:
                 indices = {name: np.atleast_1d(getattr(step, name)) for name in names if hasattr(step, name)}
                 indices["logit_rows"] = np.array(rows, np.int64)
                 if "attn_mask" in names:

@@ -60,7 +60,7 @@ class Metrics:
         if engine.manager.tiers():
             self._registry.register(_Tiers(engine))
         size = Gauge("kvcache_cache_bytes", "Memory of the cache", registry=self._registry)
-        size.set(engine.cache.spec.bytes_per_token * engine.cache.spec.max_tokens)
+        size.set(engine.caches.nbytes)
 
     def ended(self, request: Request, seconds: float) -> None:
         """Counts a request that has ended."""

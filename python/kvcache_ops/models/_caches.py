@@ -1,0 +1,244 @@
+"""The caches of a model: one for each group of layers that see as many tokens, used as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+from kvcache_ops._cache import Cache
+from kvcache_ops._errors import CapacityError, KvCacheError
+from kvcache_ops.manager import Append, HostMemory, Manager, Step
+from kvcache_ops.models._layer_groups import LayerGroups
+
+if TYPE_CHECKING:
+    from kvcache_ops.models._model import Model
+
+_WINDOWS = 4  # windows that a group has room for at least, where the others' cache is short
+_MOST_POSITIONS = 2**31 - 1
+
+
+class GroupsStep:
+    """The open steps of all groups, which end together. Its tensors are the first group's, which all have, but for
+    `cachestarts`: that of another group has its number behind a dot. `known` are those of a step that is not open."""
+
+    def __init__(self, steps: Sequence[Step], **known: Any) -> None:
+        self._steps = steps
+        vars(self).update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        name, _, group = name.partition(".")
+        return getattr(self._steps[int(group or 0)], name)
+
+    def __enter__(self) -> GroupsStep:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _each(self._steps, "__exit__", *error)
+
+    def rollback(self) -> None:
+        """Ends the steps as if they had never begun."""
+        _each(self._steps, "rollback")
+
+    def found(self) -> list[list[int]]:
+        """By group and append: how many tokens it has found."""
+        order = [int(a) for a in self.order]
+        return [[cached for _, cached in sorted(zip(order, step.cached.tolist()))] for step in self._steps]
+
+
+class GroupsManager:
+    """The managers of all groups as one, of what an engine needs: all of them make a change, or none does.
+
+    Sequences have one id and the same rows in all of them. A prefix is found as far as each group has what it needs of
+    it. `step_tokens`: a step of more tokens may be too many for a window; then it only says what it would find.
+    """
+
+    def __init__(self, managers: Sequence[Manager], step_tokens: int | None) -> None:
+        self._managers, self._step_tokens = managers, step_tokens
+
+    def create(self, reserve: int = 0, salt: bytes = b"") -> int:
+        """As `Manager` has it; so have all methods without a sentence."""
+        [sequence] = set(_each(self._managers, "create", reserve, salt))
+        return int(sequence)
+
+    def free(self, s: int) -> None:
+        _each(self._managers, "free", s)
+
+    def seq_len(self, s: int) -> int:
+        return self._managers[0].seq_len(s)
+
+    def positions(self, s: int) -> Any:
+        return self._managers[0].positions(s)
+
+    def seq_rm(self, s: int, p0: int) -> int:
+        """Removes the rows from position p0 on. Windows come first, for only they may refuse."""
+        return int(_each(self._managers[::-1], "seq_rm", s, p0)[-1])
+
+    def context_shift(self, s: int, n_ctx: int, n_new: int, n_keep: int = 0) -> int:
+        """Refused ("not_shiftable"): a manager of one group has no RoPE."""
+        return self._managers[0].context_shift(s, n_ctx, n_new, n_keep)
+
+    def begin_step(self, appends: Sequence[Append], memories: Sequence[HostMemory]) -> GroupsStep:
+        """Opens a step of each group, of appends by tokens. One of too many tokens is not open, and has `order`,
+        `cached`, which may be less than an open one has, and as many `token_ids` alone."""
+        capped = appends
+        while True:
+            try:
+                step = self._open(capped, memories)
+            except CapacityError:
+                found = [self._found(append) for append in appends]
+                new = sum(append.n for append in appends) - sum(found)
+                if self._step_tokens is None or new <= self._step_tokens:
+                    raise
+                return GroupsStep([], order=range(len(found)), cached=found, token_ids=range(new))
+            found = [min(cached) for cached in zip(*step.found())]
+            if all(found == cached for cached in step.found()):
+                return step
+            step.rollback()
+            capped = [Append(a.s, tokens=a.tokens, most_cached=most) for a, most in zip(appends, found)]
+
+    def _open(self, appends: Sequence[Append], memories: Sequence[HostMemory]) -> GroupsStep:
+        steps: list[Step] = []
+        try:
+            for manager, memory in zip(self._managers, memories):
+                steps.append(manager.begin_step(appends, memory))
+        except BaseException:
+            _each(steps, "rollback")
+            raise
+        return GroupsStep(steps)
+
+    def _found(self, append: Append) -> int:
+        """How many tokens of an append all groups have."""
+        found, before = append.n, -1
+        while found != before:
+            before = found
+            for manager in self._managers:
+                found = manager.cached_prefix(Append(append.s, tokens=append.tokens, most_cached=found))
+        return found
+
+    def defrag(self) -> list[tuple[int, int, int]]:
+        return [move for moves in _each(self._managers, "defrag") for move in moves]
+
+    def update(self, memories: Sequence[HostMemory]) -> None:
+        for manager, memory in zip(self._managers, memories):
+            manager.update(memory)
+
+    def offload_prefix(self) -> None:
+        _each(self._managers, "offload_prefix")
+
+    def flush(self, timeout: float) -> bool:
+        return all(_each(self._managers, "flush", timeout))
+
+    def tiers(self) -> list[dict[str, Any]]:
+        """As `Manager` has it; what managers have counted is summed."""
+        counts = ("hits", "bytes_read", "bytes_written", "puts", "writes_dropped")
+        return [
+            tier[0]
+            | {name: sum(each[name] for each in tier) for name in counts}
+            | {"misses": dict(sum((Counter(each["misses"]) for each in tier), Counter()))}
+            for tier in zip(*_each(self._managers, "tiers"))
+        ]
+
+    def check(self) -> None:
+        _each(self._managers, "check")
+
+    def stats(self) -> dict[str, Any]:
+        """Of the first group, with the sums of all groups' slots."""
+        stats: list[dict[str, Any]] = _each(self._managers, "stats")
+        return stats[0] | {name: sum(s[name] for s in stats) for name in ("slots", "used", "free", "cached", "shared")}
+
+
+class Caches:
+    """A cache for each of a model's groups of layers: what `Model.caches` gives.
+
+    caches, managers: by group. manager: all of them as one, whose methods take `memory` in the place of a HostMemory.
+    longest: the most rows of a sequence that there is room for.
+    """
+
+    def __init__(
+        self, parts: Sequence[tuple[Cache, Manager]], graph: LayerGroups, step_tokens: int | None, most: Sequence[float]
+    ) -> None:
+        self.caches, self.managers = [cache for cache, _ in parts], [manager for _, manager in parts]
+        self._graph, self._most = graph, most
+        memories = [HostMemory(cache.spec, *cache) for cache in self.caches]
+        self.manager: Manager | GroupsManager = self.managers[0]
+        self.memory: Any = memories[0]
+        if graph.windows != (None,):
+            self.manager, self.memory = GroupsManager(self.managers, step_tokens), memories
+        slots = self.caches[0].spec.max_tokens
+        self.longest = slots if most[0] == inf else _MOST_POSITIONS
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all caches."""
+        return sum(cache.spec.cache_bytes + cache.spec.scale_bytes for cache in self.caches)
+
+    @property
+    def held_bytes(self) -> int:
+        """Those of slots that sequences have, or that are kept for prompts to come."""
+        stats = [manager.stats() for manager in self.managers]
+        each = zip(self.caches, stats)
+        return sum((slots["used"] + slots["cached"]) * cache.spec.bytes_per_token for cache, slots in each)
+
+    def has_room(self, tokens: int, sequences: int) -> bool:
+        """Whether slots that no sequence holds, cached ones included, suffice for so many tokens of one sequence.
+
+        sequences: how many grow meanwhile.
+        """
+        for cache, manager, most in zip(self.caches, self.managers, self._most):
+            stats = manager.stats()
+            if min(tokens, most) + sequences * cache.spec.page_size > stats["free"] + stats["cached"]:
+                return False
+        return True
+
+    def bind(self, io_binding: Any) -> None:
+        """Binds all memory to the graph's inputs: once, for every later run."""
+        for group, cache in enumerate(self.caches):
+            names = self._graph.inputs(group)
+            cache.bind(io_binding, names["cache"], names["scale"])
+
+    def ortvalues(self) -> dict[str, Any]:
+        """Feeds of `session.run` on all memory, by the graph's inputs."""
+        values: dict[str, Any] = {}
+        for group, cache in enumerate(self.caches):
+            names = self._graph.inputs(group)
+            values |= {names[name]: value for name, value in cache.ortvalues().items()}
+        return values
+
+
+def open_caches(
+    model: Model, max_tokens: int, batch: int | None, step_tokens: int, window_tokens: int | None, **management: Any
+) -> Caches:
+    """See `Model.caches`."""
+    graph, page = model.layer_groups, model.cache.page_size
+    parts, most = [], []
+    for group, window in enumerate(graph.windows):
+        slots, longest, options = max_tokens, inf, dict(management)
+        if window is not None and batch is not None:
+            held = window + options.get("slack", 0) + page  # rows of a sequence between two steps
+            least = held + step_tokens
+            if window_tokens is not None and window_tokens < least:
+                message = f"window_tokens is {window_tokens}, expected at least {least}: a window of {window}, a page"
+                raise KvCacheError(f"{message} and the {step_tokens} tokens of a step", "engine_range")
+            own = window_tokens or step_tokens + held * min(batch, max(_WINDOWS, max_tokens // (16 * window)))
+            own = -(-own // page) * page + page  # and the null page
+            if own < max_tokens if group else least + page <= max_tokens:
+                slots, longest = own if group else max_tokens, least
+                options |= {"window": window, "keep_rows": True}
+        if graph.windows != (None,):
+            options |= {"rope": None}
+        if group:
+            given = options.get("fingerprint", model.fingerprint)
+            options |= {"fingerprint": f"{given}, layers of window {window}"}
+        cache = graph.spec(group, replace(model.cache, max_tokens=slots)).allocate()
+        parts.append((cache, model.group_manager(cache.spec, **options)))
+        most.append(longest)
+    return Caches(parts, graph, step_tokens if min(most) < inf else None, most)
+
+
+def _each(all_: Sequence[Any], name: str, *arguments: object) -> list[Any]:
+    """Calls a method of each. Between the calls no Python code runs, so no interrupt comes."""
+    return list(map(methodcaller(name, *arguments), all_))
