@@ -22,8 +22,7 @@ use crate::tensors::Tensors;
 pub struct Create<'a> {
     /// In the mode `runs`, the cells that its run has at first, if its first append does not need more.
     pub reserve: usize,
-    /// It shares prefixes only with sequences of the same salt. Salts are compared by a hash that does not resist
-    /// made-up collisions: they are no barrier against an attacker.
+    /// It shares prefixes only with sequences of the same salt, which is a part of their SHA-256.
     pub salt: &'a [u8],
 }
 
