@@ -1,10 +1,10 @@
 /*
  * The operator dynamic_batching.KeyValueCache: stores the current keys and values of a ragged batch in a cache, and
- * gives back all keys and values of every sequence.
+ * returns all keys and values of every sequence.
  *
  * Generated from the sources of kvcache-capi; do not edit.
  *
- * Every function that can fail returns a kvcache_error, or NULL if it has done what it says; free an error with
+ * Every function that can fail returns a kvcache_error, or NULL if it has done its work; free an error with
  * kvcache_error_free. A function that fails has written nothing to cache, scale, key or value. Tensors are borrowed:
  * the library keeps no pointer to them beyond a call, except as kvcache_step_begin says. They are in host memory,
  * contiguous in row-major order; int4 elements are packed, element 2i in the low nibble of byte i.
@@ -67,7 +67,7 @@ typedef struct {
 #define KVCACHE_VERSION_MINOR 1
 #define KVCACHE_VERSION_PATCH 0
 
-/// Why a function has not done what it says.
+/// Why a function failed.
 typedef struct kvcache_error kvcache_error;
 
 /// The operator with checked attributes. Nothing in it changes: several threads may use it at once.
@@ -150,40 +150,40 @@ struct kvcache_attributes kvcache_attributes_default(void);
 /// The stable name of the rule that is broken, such as "kvlen_mismatch"; "null_pointer" and "threads" are this
 /// interface's own, and "panic" is a defect of the library. It lives as long as the error. An empty text for NULL.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `error` is NULL or an error that has not been freed.
 const char *kvcache_error_kind(const struct kvcache_error *error);
 
 /// One line that names the input, what the call has and what is expected, in UTF-8. It lives as long as the error. An
 /// empty text for NULL.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `error` is NULL or an error that has not been freed.
 const char *kvcache_error_message(const struct kvcache_error *error);
 
 /// Frees an error; NULL is none.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `error` is NULL or an error that has not been freed; it is not used again.
 void kvcache_error_free(struct kvcache_error *error);
 
 /// Makes the operator with these attributes; free it with kvcache_free.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `attributes` is NULL or valid for reads, `op` NULL or valid for writes.
 struct kvcache_error *kvcache_create(const struct kvcache_attributes *attributes,
                                      struct kvcache_operator **op);
 
 /// Frees an operator; NULL is none.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `op` is NULL or an operator that has not been freed; nobody uses it, now or later.
 void kvcache_free(struct kvcache_operator *op);
 
 /// Checks a call without running it, and returns the shape of its outputs: (`kvstarts[B]`, H * num_repeat, Dh). Nothing
 /// is written but `shape`, which may be NULL. `scale` is NULL where quant_bit is 0.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `op` is an operator, `inputs` is NULL or valid, `shape` NULL or valid for writes of 3 numbers; every tensor
 /// describes memory as it says.
 struct kvcache_error *kvcache_check(const struct kvcache_operator *op,
@@ -198,7 +198,7 @@ struct kvcache_error *kvcache_check(const struct kvcache_operator *op,
 ///
 /// Calls on one cache may run at once if none writes slots of a layer that another one reads or writes.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `op` is an operator, `inputs` is NULL or valid, `workers` is NULL or has not been freed; every tensor describes
 /// memory as it says, and during the call nobody else writes what it reads, or accesses what it writes.
 struct kvcache_error *kvcache_run(const struct kvcache_operator *op,
@@ -216,7 +216,7 @@ struct kvcache_error *kvcache_run(const struct kvcache_operator *op,
 /// Until then the library keeps the addresses of the indices' elements, of the cache's and of the scale's memory, not
 /// the DLTensor structures. Nobody writes the indices meanwhile.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `op` is an operator, `indices` and `step` are NULL or valid; every tensor describes memory as it says, which stays
 /// valid until the step has ended.
 struct kvcache_error *kvcache_step_begin(const struct kvcache_operator *op,
@@ -228,13 +228,13 @@ struct kvcache_error *kvcache_step_begin(const struct kvcache_operator *op,
 
 /// Returns the shape of each layer's key and value: (`kvstarts[B]`, H * num_repeat, Dh).
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `step` is NULL or has not ended, `shape` NULL or valid for writes of 3 numbers.
 struct kvcache_error *kvcache_step_shape(const struct kvcache_step *step, int64_t *shape);
 
-/// The call of one layer, as kvcache_run: layers can be called in any order, again too, and one at a time.
+/// The call of one layer, as kvcache_run: layers can be called in any order, repeatedly, one at a time.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `step` is NULL or has not ended and is used by no other thread; otherwise as for kvcache_run.
 struct kvcache_error *kvcache_step_layer(struct kvcache_step *step,
                                          int64_t layer_idx,
@@ -246,7 +246,7 @@ struct kvcache_error *kvcache_step_layer(struct kvcache_step *step,
 
 /// Ends a step; NULL is none.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `step` is NULL or has not ended; nobody uses it, now or later.
 void kvcache_step_end(struct kvcache_step *step);
 
@@ -256,13 +256,13 @@ const char *kvcache_version(void);
 /// Makes a pool of `threads` threads, or as many as the machine runs at once if it is 0; free it with
 /// kvcache_workers_free. After a fork the child makes one of its own: it has none of its parent's threads.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `workers` is NULL or valid for writes.
 struct kvcache_error *kvcache_workers_new(size_t threads, struct kvcache_workers **workers);
 
 /// Makes workers of the caller's own `threads` threads (0 counts as 1); free them with kvcache_workers_free.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `workers` is NULL or valid for writes. Until they are freed, `parallel_for` does as its type says, and can be called
 /// with `context` from any thread and from several at once.
 struct kvcache_error *kvcache_workers_from(size_t threads,
@@ -272,7 +272,7 @@ struct kvcache_error *kvcache_workers_from(size_t threads,
 
 /// Frees workers; NULL is none. A pool's threads end.
 ///
-/// The caller sees to it:
+/// The caller must ensure:
 /// `workers` is NULL or has not been freed; no call uses it, now or later.
 void kvcache_workers_free(struct kvcache_workers *workers);
 

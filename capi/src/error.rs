@@ -33,7 +33,7 @@ impl Error {
     }
 }
 
-/// Why a function has not done what it says.
+/// Why a function failed.
 pub struct kvcache_error {
     kind: CString,
     message: CString,

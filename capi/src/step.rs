@@ -57,7 +57,7 @@ pub unsafe extern "C" fn kvcache_step_shape(step: *const kvcache_step, shape: *m
     })
 }
 
-/// The call of one layer, as kvcache_run: layers can be called in any order, again too, and one at a time.
+/// The call of one layer, as kvcache_run: layers can be called in any order, repeatedly, one at a time.
 ///
 /// # Safety
 /// `step` is NULL or has not ended and is used by no other thread; otherwise as for kvcache_run.

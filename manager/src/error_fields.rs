@@ -24,7 +24,7 @@ pub enum Detail {
     Text(String),
     /// Several numbers: a shape, say.
     Numbers(Vec<usize>),
-    /// Something that there is not.
+    /// No value.
     None,
 }
 

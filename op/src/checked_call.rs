@@ -89,7 +89,7 @@ impl Layers<'_> {
     }
 
     /// The call of one layer; nothing is written yet. `current_key` and `current_value` are of type T1 and shape
-    /// (`seqstarts[B]`, H, Dh). Layers can be called in any order, again too, and one at a time.
+    /// (`seqstarts[B]`, H, Dh). Layers can be called in any order, repeatedly, one at a time.
     ///
     /// # Errors
     /// [`Error::AttributeOutOfRange`] for a layer that the cache does not have, and every [`Error`] that concerns

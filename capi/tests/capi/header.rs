@@ -19,7 +19,7 @@ fn the_header_is_that_of_the_sources() {
     let mut made = Vec::new();
     cbindgen::generate_with_config(root, config).unwrap().write(&mut made);
     // Rust's heading of what a caller must see to.
-    let made = String::from_utf8(made).unwrap().replace("# Safety\n", "The caller sees to it:\n");
+    let made = String::from_utf8(made).unwrap().replace("# Safety\n", "The caller must ensure:\n");
     let header = root.join("include/kvcache.h");
     if env::var_os("KVCACHE_WRITE_HEADER").is_some() {
         fs::write(&header, &made).unwrap();

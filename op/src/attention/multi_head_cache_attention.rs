@@ -245,8 +245,8 @@ pub struct AttentionLayers<'a> {
 
 impl AttentionLayers<'_> {
     /// The call of one layer; nothing is written yet. `query` is of type T1 and shape (`seqstarts[B]`, Hq, Dh),
-    /// `current_key` and `current_value` are (`seqstarts[B]`, Hk, Dh). Layers can be called in any order, again too,
-    /// and one at a time.
+    /// `current_key` and `current_value` are (`seqstarts[B]`, Hk, Dh). Layers can be called in any order, repeatedly,
+    /// one at a time.
     ///
     /// # Errors
     /// [`Error::AttributeOutOfRange`] for a layer that the cache does not have, and every [`Error`] that concerns
