@@ -104,7 +104,7 @@ def exported(request: pytest.FixtureRequest, folder: Path) -> Path:
 
 def test_the_guide_to_exports(exported: Path) -> None:
     """It leaves a model beside the export."""
-    assert pages.run(pages.DOCS / WITH_EXPORT) == 3
+    assert pages.run(pages.DOCS / WITH_EXPORT) == 2
     assert (exported / "lowered.onnx").exists()
 
 
