@@ -12,7 +12,7 @@ ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/
 
 # What tests are built from. Cargo gives a crate the features that the selected packages want, those of tests only where
 # a test or an example is selected: with these flags, and one of those, no command compiles what another has compiled.
-FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-manager/cuda,kvcache-python/cuda,kvcache-bench-device/cuda
+FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-manager/cuda,kvcache-python/cuda
 # Fuzz targets are built under sanitizers, what measures is built for release.
 WORKSPACE := --workspace --exclude kvcache-fuzz --exclude kvcache-bench --locked --features $(FEATURES)
 LIBRARIES := schema simd kernels attention op manager tiers ort capi

@@ -40,8 +40,6 @@ test-cuda: package
 	mkdir -p "$(EMULATION)"
 	ln -sf ../debug/libkvcache_cuda_driver.so "$(EMULATION)/libcuda.so"
 	$(EMULATED) cargo test $(WORKSPACE) --test cuda
-	$(EMULATED) KVCACHE_BENCH_QUICK=1 KVCACHE_BENCH_FILTER=B1-kvlen1-,attention-decode-B1-kvlen1024-R1-layout3-float16-int8 \
-		"$(TARGET)/debug/kvcache-bench-device"
 	$(ON_PACKAGE) $(EMULATED) KVCACHE_CUDA_EMULATED=1 KVCACHE_ORT_LIB="$(TARGET)/debug/libkvcache_ort.so" \
 		$(VENV) -m pytest -q python_tests/test_cuda.py
 

@@ -1,7 +1,7 @@
 //! Attention on a device: long heads, sequences of several KV splits, scratch memory.
 
 use kvcache_conformance::backends::{attention_attributes, check_attention, write};
-use kvcache_conformance::{Call, Operator, Tensor};
+use kvcache_conformance::{Call, Operator, Tensor, Value};
 use kvcache_op::cuda::Error;
 use kvcache_op::{
     AttentionAttributes, AttentionBackend, Backend, CacheAttentionAttributes, ElementType, MultiHeadCacheAttention,
@@ -10,7 +10,7 @@ use kvcache_op::{
 use libtest_mimic::Failed;
 
 use crate::call::{Checked, How, Uploaded, write as on_device};
-use crate::device::{Buffer, Gpu, of_numbers};
+use crate::device::{Buffer, Gpu, Result as OnGpu, of_numbers, untouched};
 
 /// Heads that are too long are refused when the kernels are prepared.
 pub fn long_heads_are_refused(gpu: &Gpu) -> Result<(), Failed> {
@@ -92,6 +92,18 @@ fn attend_to_long_sequences(gpu: &Gpu, has_variants: bool) -> Result<(), Failed>
         assert!(difference < 2e-5, "{difference} from the reference");
     }
     Ok(())
+}
+
+/// Whether a call's output is the CPU's, but for a hundredth of the largest number.
+pub fn is_near_the_cpu(call: &Call, got: &Tensor) -> OnGpu<bool> {
+    let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
+    let (attributes, backends) = (attention_attributes(&call.attributes, &call.floats), Default::default());
+    let checked = check_attention(&attributes, &call.inputs, [cache.as_mut(), scale.as_mut()], backends)?;
+    let mut output = untouched(call.t1(), &checked.output_shape());
+    checked.run(write(&mut output), &Serial)?;
+    let floats = |tensor| (0..Value::count(tensor)).map(|i| Value::at(tensor, i).float().unwrap_or(f64::NAN));
+    let largest = floats(&output).map(f64::abs).fold(0.0, f64::max);
+    Ok(floats(got).zip(floats(&output)).all(|(got, expected)| (got - expected).abs() <= 0.01 * largest))
 }
 
 /// Scratch memory that is missing, or too small, is refused before anything is launched.

@@ -39,9 +39,9 @@ pub fn left_to_device(case: &Case, step: usize) -> Option<&str> {
 }
 
 /// The operators on the GPU as the conformance suite sees them.
-struct OnDevice<'a> {
-    gpu: &'a Gpu,
-    how: How,
+pub struct OnDevice<'a> {
+    pub gpu: &'a Gpu,
+    pub how: How,
 }
 
 impl OnDevice<'_> {
