@@ -82,8 +82,6 @@ def groups(chosen: argparse.Namespace) -> Groups:
     yield "decode peers", partial(decoding_peers, chosen.with_torch)
     for seqlen in (512, 2048) if chosen.quick else (512, 1024, 2048, 4096):
         yield f"prefill {seqlen}", partial(prompt, seqlen, chosen.with_torch)
-    yield "decode window", window_decoding
-    yield "prefill window", window_prompt
     yield "long", long
     yield "small", small
 
@@ -179,23 +177,6 @@ def long() -> list[Row]:
         loops = [loop for count in (1, THREADS) for loop in rooflines.of(case, count)]
         rows.append(Row(f"{name}, of reading alone", loops, halves))
     return rows
-
-
-def window_decoding() -> list[Row]:
-    """A window costs a window: decoding after many keys takes as long as after few."""
-    rows = []
-    for form in (F32, F16, INT8S[1]):
-        many, few = (case_of(decode(1, kvlen), form, cold=False, window=512) for kvlen in (32768, 512))
-        contenders = [direct(expecting(each), THREADS) for each in (many, few)]
-        rows.append(Row(f"{many.lengths.name} {form.name} window 512, of kvlen 512", contenders, quotient, at_most=1.3))
-    return rows
-
-
-def window_prompt() -> list[Row]:
-    """A prompt under a window, of the same prompt without."""
-    cases = [case_of(prefill(1, 8192), F32, cold=False, window=window) for window in (512, -1)]
-    contenders = [direct(expecting(each), THREADS) for each in cases]
-    return [Row("prefill 8192 f32 window 512, of no window", contenders, quotient, at_most=0.2)]
 
 
 def halves(*ns: float) -> float:
