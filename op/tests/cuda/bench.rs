@@ -16,8 +16,8 @@ use kvcache_op::{CacheLayout, CacheMode, ElementType};
 use libtest_mimic::{Failed, Measurement};
 
 use crate::attention::is_near_the_cpu;
-use crate::call::{Checked, How, Uploaded, captured, write, written};
-use crate::device::{Buffer, Gpu, Result, of_numbers};
+use crate::call::{How, Uploaded, Written, captured};
+use crate::device::{Gpu, Result, of_numbers};
 use crate::golden::OnDevice;
 
 /// Heads of a cache, as models of eight billion parameters have them.
@@ -130,22 +130,35 @@ impl Bench {
         loaded + batch * (current * (cached + t1.byte_len(values)) + (past + current) * t1.byte_len(values))
     }
 
-    /// Makes small calls, or measures.
+    /// Measures; as a test a small call, whose time means nothing.
     pub fn run(self, is_test: bool) -> std::result::Result<Option<Measurement>, Failed> {
         let gpu = Gpu::capturable(primary_context(0)?)?;
-        match is_test {
-            // As small as the batch of the same kind.
-            true if self.batch == 1 && self.past > 0 => Ok(None),
-            true => {
-                let small = Self { batch: 2, past: self.past.min(300), current: self.current.min(3), ..self };
-                let replays = small.replays(&gpu, 2)?;
-                replays.graph.launch()?;
-                gpu.stream.synchronize()?;
-                gpu.nothing_found()?;
-                Ok(None)
+        if is_test {
+            // Without a batch it is as small as with one of the same kind.
+            if self.batch > 1 || self.past == 0 {
+                Self { batch: 2, past: self.past.min(300), current: self.current.min(3), ..self }
+                    .measure(&gpu, 2, 1)?;
             }
-            false => Ok(Some(self.measure(&gpu)?)),
+            return Ok(None);
         }
+        let moved = self.moved();
+        let [us, copy_us] = self.measure(&gpu, (ROTATED_BYTES / moved + 1).min(64), SAMPLES)?;
+        println!("{us:.2} us, {:.0} GB/s, {:.2} of a copy's speed", moved as f32 / us / 1e3, copy_us / us);
+        Ok(Some(Measurement { avg: (us * 1e3) as u64, variance: 0 }))
+    }
+
+    /// The microseconds of a call, and those of a copy of as many bytes.
+    fn measure(&self, gpu: &Gpu, sets: usize, samples: usize) -> Result<[f32; 2]> {
+        let replays = self.replays(gpu, sets)?;
+        let us = median_us(gpu, &replays.graph, sets, samples)?;
+        gpu.nothing_found()?;
+        drop(replays);
+        let half = self.moved().div_ceil(2);
+        let pair = |_| Ok((gpu.stream.alloc_zeros::<u8>(half)?, gpu.stream.alloc_zeros::<u8>(half)?));
+        let mut pairs = (0..sets).map(pair).collect::<Result<Vec<_>>>()?;
+        gpu.stream.synchronize()?;
+        let copies = || pairs.iter_mut().try_for_each(|(from, to)| Ok(gpu.stream.memcpy_dtod(from, to)?));
+        Ok([us, median_us(gpu, &captured(gpu, copies)?, sets, samples)?])
     }
 
     /// A graph of the call on several sets of tensors, whose answer has been compared.
@@ -159,62 +172,22 @@ impl Bench {
             assert!(report.passed() == 1, "{}: {report}", self.name());
         }
         let uploaded = (0..sets).map(|_| Uploaded::new(gpu, &call, how)).collect::<Result<Vec<_>>>()?;
-        let outputs = uploaded.iter().map(|uploaded| {
-            let buffer = |element, shape: &[usize]| Buffer::untouched(gpu, element, shape, 0);
-            match uploaded.check(gpu, &call, None)? {
-                Checked::Stores(call) => [(); 2].map(|()| buffer(self.types.t1, &call.output_shape())),
-                Checked::Attention(call) => {
-                    let scratch = buffer(ElementType::Int8, &[call.scratch_bytes()?]);
-                    [buffer(self.types.t1, &call.output_shape()), scratch]
-                }
-                Checked::Static(_) => unreachable!("no such call is made"),
-            }
-            .into_iter()
-            .collect()
-        });
-        let outputs = outputs.collect::<Result<Vec<Vec<_>>>>()?;
-        let graph = captured(gpu, || {
-            uploaded.iter().zip(&outputs).try_for_each(|(uploaded, outputs)| {
-                match uploaded.check(gpu, &call, None)? {
-                    Checked::Attention(call) => {
-                        let [output, scratch] = [0, 1].map(|i| write(gpu, &outputs[i]));
-                        call.launch(output, Some(scratch), &gpu.status, &gpu.stream)?;
-                    }
-                    Checked::Stores(call) => call.launch(written(gpu, outputs), &gpu.status, &gpu.stream)?,
-                    Checked::Static(_) => unreachable!("no such call is made"),
-                }
-                Ok(())
-            })
-        })?;
-        Ok(Replays { graph, _tensors: (uploaded, outputs) })
-    }
-
-    fn measure(&self, gpu: &Gpu) -> Result<Measurement> {
-        let (moved, half) = (self.moved(), self.moved().div_ceil(2));
-        let sets = (ROTATED_BYTES / moved + 1).min(64);
-        let replays = self.replays(gpu, sets)?;
-        let us = median_us(gpu, &replays.graph, sets)?;
-        gpu.nothing_found()?;
-        drop(replays);
-        let pair = |_| Ok((gpu.stream.alloc_zeros::<u8>(half)?, gpu.stream.alloc_zeros::<u8>(half)?));
-        let mut pairs = (0..sets).map(pair).collect::<Result<Vec<_>>>()?;
-        gpu.stream.synchronize()?;
-        let copies = || pairs.iter_mut().try_for_each(|(from, to)| Ok(gpu.stream.memcpy_dtod(from, to)?));
-        let of_copy = median_us(gpu, &captured(gpu, copies)?, sets)? / us;
-        let speed = moved as f32 / us / 1e3;
-        println!("{us:.2} us, {speed:.0} GB/s, {of_copy:.2} of a copy's speed");
-        Ok(Measurement { avg: (us * 1e3) as u64, variance: 0 })
+        let ready = uploaded.iter().map(|set| set.check(gpu, &call, None)?.with_outputs(gpu, self.types.t1, how));
+        let (ready, written): (Vec<_>, Vec<_>) = ready.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        let launch = || ready.into_iter().zip(&written).try_for_each(|(call, written)| call.launch(gpu, written));
+        let graph = captured(gpu, launch)?;
+        Ok(Replays { graph, _tensors: (uploaded, written) })
     }
 }
 
 /// A graph of calls, and the memory that it uses.
 struct Replays {
     graph: CudaGraph,
-    _tensors: (Vec<Uploaded>, Vec<Vec<Buffer>>),
+    _tensors: (Vec<Uploaded>, Vec<Written>),
 }
 
 /// The median time in microseconds of one of the `count` pieces of work of a graph.
-fn median_us(gpu: &Gpu, graph: &CudaGraph, count: usize) -> Result<f32> {
+fn median_us(gpu: &Gpu, graph: &CudaGraph, count: usize, samples: usize) -> Result<f32> {
     let event = || gpu.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
     let (start, end) = (event()?, event()?);
     let sample = |replays: usize| -> Result<f32> {
@@ -226,11 +199,12 @@ fn median_us(gpu: &Gpu, graph: &CudaGraph, count: usize) -> Result<f32> {
         end.synchronize()?;
         Ok(start.elapsed_ms(&end)? * 1e3 / (replays * count) as f32)
     };
-    for _ in 0..3 {
-        sample(1)?;
+    let first = sample(1)?;
+    if samples == 1 {
+        return Ok(first);
     }
     let replays = (SAMPLE_US / (sample(1)? * count as f32)).clamp(1.0, 200.0) as usize;
-    let mut samples = (0..SAMPLES).map(|_| sample(replays)).collect::<Result<Vec<_>>>()?;
+    let mut samples = (0..samples).map(|_| sample(replays)).collect::<Result<Vec<_>>>()?;
     samples.sort_by(f32::total_cmp);
-    Ok(samples[SAMPLES / 2])
+    Ok(samples[samples.len() / 2])
 }

@@ -103,6 +103,51 @@ pub unsafe fn check<'a>(
     }
 }
 
+/// What a call writes beside its state.
+pub struct Written {
+    pub outputs: Vec<Buffer>,
+    scratch: Option<Buffer>,
+}
+
+impl<'a> Checked<'a> {
+    /// The call, and memory for what it writes.
+    pub fn with_outputs(self, gpu: &Gpu, t1: ElementType, how: How) -> Result<(Self, Written)> {
+        let output = |shape: &[usize]| how.output(gpu, t1, shape);
+        match self {
+            Self::Stores(call) => {
+                let outputs = vec![output(&call.output_shape())?, output(&call.output_shape())?];
+                Ok((Self::Stores(call), Written { outputs, scratch: None }))
+            }
+            Self::Static(call) => {
+                let outputs = vec![output(&call.output_shape())?, output(&call.output_shape())?];
+                Ok((Self::Static(call), Written { outputs, scratch: None }))
+            }
+            Self::Attention(mut call) => {
+                let mut outputs = vec![output(&call.output_shape())?];
+                if how.has_mass {
+                    let mass = how.output(gpu, ElementType::Float32, &call.mass_shape())?;
+                    call = call.with_mass(write(gpu, &mass))?;
+                    outputs.push(mass);
+                }
+                let scratch = Some(Buffer::untouched(gpu, ElementType::Int8, &[call.scratch_bytes()?], 0)?);
+                Ok((Self::Attention(call), Written { outputs, scratch }))
+            }
+        }
+    }
+
+    pub fn launch(self, gpu: &Gpu, Written { outputs, scratch }: &Written) -> Result<()> {
+        let (status, stream) = (&gpu.status, &gpu.stream);
+        Ok(match self {
+            Self::Stores(call) => call.launch(written(gpu, outputs), status, stream)?,
+            Self::Static(call) => call.launch(written(gpu, outputs), status, stream)?,
+            Self::Attention(call) => {
+                let scratch = scratch.as_ref().map(|scratch| write(gpu, scratch));
+                call.launch(write(gpu, &outputs[0]), scratch, status, stream)?
+            }
+        })
+    }
+}
+
 /// How a call is made.
 #[derive(Clone, Copy, Default)]
 pub struct How {
@@ -174,9 +219,20 @@ impl Uploaded {
     /// Makes the call; gives its outputs, which are done when this returns. What the device found is left in the status
     /// word.
     pub fn run(&self, gpu: &Gpu, call: &Call, how: How) -> Result<Vec<Tensor>> {
-        let outputs = self.launch(gpu, call, how)?;
+        let (checked, written) = self.check(gpu, call, None)?.with_outputs(gpu, call.t1(), how)?;
+        match how.captured {
+            true => {
+                if let Checked::Static(_) = checked {
+                    let op = StaticKeyValueCache::new(static_attributes(&call.attributes))?;
+                    let t3 = call.scale.as_ref().map(Tensor::element);
+                    op.prepare_device(call.t1(), call.cache().element(), t3, &gpu.stream)?;
+                }
+                captured(gpu, || checked.launch(gpu, &written))?.launch()?;
+            }
+            false => checked.launch(gpu, &written)?,
+        }
         gpu.stream.synchronize()?;
-        outputs.iter().map(|output| output.download(gpu)).collect()
+        written.outputs.iter().map(|output| output.download(gpu)).collect()
     }
 
     /// What the call of `KeyValueCache` leaves behind.
@@ -184,37 +240,6 @@ impl Uploaded {
         let [key, value] = self.run(gpu, call, how)?.try_into().map_err(|_| "a call has two outputs")?;
         let [cache, scale] = self.state(gpu)?;
         Ok(After { key, value, cache: cache.ok_or("there is a cache")?, scale })
-    }
-
-    fn launch(&self, gpu: &Gpu, call: &Call, how: How) -> Result<Vec<Buffer>> {
-        let t1 = call.t1();
-        match self.check(gpu, call, None)? {
-            Checked::Stores(checked) => {
-                let outputs = [(); 2].map(|()| how.output(gpu, t1, &checked.output_shape()));
-                let outputs = outputs.into_iter().collect::<Result<Vec<_>>>()?;
-                launched(gpu, how, || Ok(checked.launch(written(gpu, &outputs), &gpu.status, &gpu.stream)?))?;
-                Ok(outputs)
-            }
-            Checked::Static(checked) => {
-                let outputs = [(); 2].map(|()| how.output(gpu, t1, &checked.output_shape()));
-                let outputs = outputs.into_iter().collect::<Result<Vec<_>>>()?;
-                if how.captured {
-                    let op = StaticKeyValueCache::new(static_attributes(&call.attributes))?;
-                    let element = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::element);
-                    op.prepare_device(t1, element(&call.cache).unwrap_or(t1), element(&call.scale), &gpu.stream)?;
-                }
-                launched(gpu, how, || Ok(checked.launch(written(gpu, &outputs), &gpu.status, &gpu.stream)?))?;
-                Ok(outputs)
-            }
-            Checked::Attention(checked) => {
-                let output = how.output(gpu, t1, &checked.output_shape())?;
-                let mass = how.output(gpu, ElementType::Float32, &checked.mass_shape())?;
-                let checked = if how.has_mass { checked.with_mass(write(gpu, &mass))? } else { checked };
-                let scratch = Buffer::untouched(gpu, ElementType::Int8, &[checked.scratch_bytes()?], 0)?;
-                checked.launch(write(gpu, &output), Some(write(gpu, &scratch)), &gpu.status, &gpu.stream)?;
-                Ok([Some(output), how.has_mass.then_some(mass)].into_iter().flatten().collect())
-            }
-        }
     }
 }
 
@@ -226,11 +251,6 @@ pub fn write(gpu: &Gpu, buffer: &Buffer) -> DeviceMut<'static> {
 
 pub fn written(gpu: &Gpu, outputs: &[Buffer]) -> DeviceOutputs<'static> {
     DeviceOutputs { key: write(gpu, &outputs[0]), value: write(gpu, &outputs[1]) }
-}
-
-/// Launches at once, or by a graph.
-fn launched(gpu: &Gpu, how: How, launch: impl FnOnce() -> Result<()>) -> Result<()> {
-    if how.captured { Ok(captured(gpu, launch)?.launch()?) } else { launch() }
 }
 
 /// A graph of what `launch` puts into the stream.
