@@ -20,7 +20,8 @@ from schemas import part  # noqa: E402
 
 Entry = dict[str, Any]
 
-# An entry `as_in` another page's, at most with a shape of its own, says nothing else: a link stands for its text.
+# Entries `as_in` another page's become links if they add at most a shape.
+LINKED = "dimensions attributes inputs outputs cache_modes cache_layouts combinations rules".split()
 SAME = {"id", "name", "as_in", "shape"}
 
 
@@ -103,19 +104,7 @@ def main() -> int:
             schema=schema,
             rows=combined(legal),
             limits=limits,
-            of={
-                key: origins(whole, key)
-                for key in (
-                    "dimensions",
-                    "attributes",
-                    "inputs",
-                    "outputs",
-                    "cache_modes",
-                    "cache_layouts",
-                    "combinations",
-                    "rules",
-                )
-            },
+            of={key: origins(whole, key) for key in LINKED},
             elsewhere=elsewhere(schemas, whole),
         )
         path = ROOT / "docs" / f"{title}.md"
