@@ -2,7 +2,7 @@
 
     bench_operator.py                     everything; writes operator.md and operator.json in target/bench
     bench_operator.py --quick             a sample of the cases
-    bench_operator.py --table             the table in docs/numbers.md: all but small calls
+    bench_operator.py --table             the table in bench/results/operator.md: all but small calls
     bench_operator.py --filter prefill    only the cases whose names contain a word
 
 `make bench-operator BENCH="--quick"` builds what it needs. An answer that is not the reference kernel's, bit for bit,
@@ -39,7 +39,7 @@ def rows_of(case: Case, threads: int) -> list[Row]:
 def main() -> int:
     """Runs the benchmark."""
     parser = arguments(__doc__, rounds=15, quick_rounds=9)
-    parser.add_argument("--table", action="store_true", help="the cases of docs/numbers.md's table")
+    parser.add_argument("--table", action="store_true", help="the cases of the table in bench/results/operator.md")
     parser.add_argument("--threads", type=int, default=2, help="of every contender")
     chosen = parser.parse_args()
     cases = (quick_cases() if chosen.quick else table_cases()) + ([] if chosen.table else small_cases())
