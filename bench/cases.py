@@ -136,7 +136,7 @@ INT8_F16, INT4_F16 = quantized(INT8, (8,))[0], quantized(INT4, (32,))[0]
 
 
 def table_cases() -> list[Case]:
-    """The table in bench/results/operator.md: loads by type, layout and mode, prefill, tensors that begin past a line."""
+    """The table in bench/results/operator.md: loads by type, layout and mode, prefill, tensors off a cache line."""
     loads = [Case(LONG, *each) for each in product((F16, F32), LAYOUTS, (True, False))]
     repeated = [Case(LONG_REPEATED, *each, num_repeat=4) for each in product((F16, F32), (3,), (True, False))]
     loads_quantized = [

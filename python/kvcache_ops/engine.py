@@ -173,11 +173,12 @@ class Engine:
     `max_batch`. Each running answer gets its next token; of the rest the oldest prompt gets half, and the prompts with
     the fewest tokens left get the remainder, so that a short prompt does not wait for long ones.
     keep: when a sequence outgrows the context, its first `keep` tokens stay and half of the others are dropped; None
-    ends the answer there. window_tokens: slots of each further cache, of layers that see a window of tokens, for all
-    answers together; by default for a step and the windows of all answers, or of 4 if max_tokens is less than 80
-    windows; with tiers these layers keep all tokens. prompt_lookup: a step checks up to this many guesses of an answer's
-    next tokens, which followed the same tokens earlier in the text; the answer is the same, and sooner where it repeats
-    text.
+    ends the answer there.
+    window_tokens: slots of each further cache, for layers that see a window of tokens, for all answers together; by
+    default room for a step and the windows of all answers, or of 4 if max_tokens is less than 80 windows. With tiers
+    these layers keep all tokens.
+    prompt_lookup: a step checks up to this many guesses of an answer's next tokens, which followed the same tokens
+    earlier in the text; the answer is the same, and sooner where it repeats text.
     threads: of ONNX Runtime, 0 for all processors. management: further arguments of `Manager`, except `rope`,
     `key_form` "raw" and `mode` "cells", and, where the model's graph has no input attn_mask, `window` and `sink`.
 
