@@ -15,7 +15,7 @@ from kvcache_ops._cache import ONNX_TYPES
 from ml_dtypes import bfloat16, float8_e4m3fn
 from onnx import TensorProto, helper, numpy_helper
 
-from compare import Arrays
+from compare import Arrays, assert_same_arrays, assert_same_outputs
 from graph import IR_VERSION, OPSET
 from kvcache import DOMAIN, create_session
 from kvcache import ELEMENT_TYPES as OF_NUMPY
@@ -298,3 +298,19 @@ def one_call(node: Node, seqlens: list[int], past: list[int] | None = None) -> t
     memory = node.memory(random)
     node.run(node.inputs(random, ragged.step(random, everyone, past)), memory)
     return node.inputs(random, ragged.step(random, everyone, seqlens)), memory
+
+
+class Example:
+    """A call, and what the node by itself makes of it: outputs and memory."""
+
+    def __init__(self, node: Node, seqlens: list[int], past: list[int] | None = None):
+        self.node = node
+        self.inputs, self.before = one_call(node, seqlens, past)
+        self.expected = copy_of(self.before)
+        self.outputs = node.run(self.inputs, self.expected)
+        assert (self.expected.cache != self.before.cache).any(), "it writes something"
+
+    def check(self, outputs: list[np.ndarray], memory: Cache) -> None:
+        """A call has given the same."""
+        assert_same_outputs([outputs], [self.outputs])
+        assert_same_arrays(arrays_of(memory), arrays_of(self.expected))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from compare import assert_same_arrays, assert_same_bits, assert_same_outputs
+from compare import assert_same_arrays, assert_same_bits
 from kvcache import create_session, find_library
 from one_node import (
     DOMAINS,
@@ -14,6 +14,7 @@ from one_node import (
     INT8,
     RUNTIME,
     STATIC_DOMAINS,
+    Example,
     Node,
     arrays_of,
     copy_of,
@@ -78,15 +79,11 @@ def test_a_legacy_page_table() -> None:
 def test_domains_and_absent_attributes(stored: Node) -> None:
     """A node without attributes but those that switch others on does what one with each default written out does; and
     a graph of the older domain gets the same bits."""
-    inputs, before = one_call(stored, [300, 1])
-    expected_memory = copy_of(before)
-    expected = stored.run(inputs, expected_memory)
+    example = Example(stored, [300, 1])
     needed = {name: value for name, value in stored.attributes.items() if name in ("quant_bit", "cache_mode") and value}
     for attributes, domain in ((needed, DOMAINS[0]), (stored.attributes, DOMAINS[1])):
-        memory = copy_of(before)
-        got = stored.run(inputs, memory, session_of(node_model(stored.types(), attributes, domain=domain)))
-        assert_same_outputs([got], [expected])
-        assert_same_arrays(arrays_of(memory), arrays_of(expected_memory))
+        memory, model = copy_of(example.before), node_model(stored.types(), attributes, domain=domain)
+        example.check(stored.run(example.inputs, memory, session_of(model)), memory)
 
 
 @pytest.mark.skipif(RUNTIME < (1, 24), reason="ONNX Runtime before 1.24 itself crashes on an empty-named last input")
