@@ -1,8 +1,8 @@
 """A small trained model writes, with caches of several formats; `make run` runs this where it has no network.
 
-The model was trained on Jane Austen's novels without the last chapter of each (austen/README.md). For each cache format
-it continues a few beginnings in one batch and then predicts the held-out chapters: the perplexity shows what a format
-costs in quality. The exit status is 1 if one differs from docs/quality.csv.
+The model was trained on Jane Austen's novels without the last chapter of each (austen/README.md). It continues a few
+beginnings in one batch, and then predicts the held-out chapters with each cache format: the perplexity shows what a
+format costs in quality. The exit status is 1 if one differs from docs/quality.csv.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import argparse
 import csv
 import sys
 import textwrap
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -43,25 +41,6 @@ BEGINNINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Served:
-    """What a cache format costs and gives: the tokens of each request, and how fast they came."""
-
-    name: str
-    bytes_per_token: int
-    perplexity: float
-    written: list[list[int]]
-    tokens_per_second: float
-
-    def same_text(self, other: Served) -> float:
-        """The share of new tokens before the first that differs, over all requests."""
-        agreed = 0
-        for mine, theirs in zip(self.written, other.written):
-            same = [a == b for a, b in zip(mine, theirs)][-NEW_TOKENS:]
-            agreed += same.index(False) if False in same else NEW_TOKENS
-        return agreed / (NEW_TOKENS * len(self.written))
-
-
 def write(model: TrainedModel) -> list[list[int]]:
     """All beginnings grow in one batch, token by token; each follows a line's end, as a paragraph of the novels does.
 
@@ -80,17 +59,6 @@ def write(model: TrainedModel) -> list[list[int]]:
     return list(texts.values())
 
 
-def serve(name: str) -> Served:
-    """Writes with one cache format, then measures the perplexity."""
-    model = TrainedModel(KEPT_AS[name], max_t=len(BEGINNINGS) * CONTEXT, fused=True)
-    begin = time.perf_counter()
-    written = write(model)
-    rate = len(written) * NEW_TOKENS / (time.perf_counter() - begin)
-    measured = perplexity(model, tokenizer().encode(held_back_text()), CONTEXT)
-    model.manager.check()
-    return Served(name, model.cache.spec.bytes_per_token, measured, written, rate)
-
-
 def recorded() -> dict[str, tuple[int, float]]:
     """What docs/quality.csv says, by format: bytes for a token, and the perplexity."""
     with RECORD.open(newline="", encoding="utf-8") as file:
@@ -98,16 +66,8 @@ def recorded() -> dict[str, tuple[int, float]]:
     return {name: (int(nbytes), float(measured)) for name, nbytes, measured in rows}
 
 
-def record(served: list[Served]) -> None:
-    """Writes docs/quality.csv."""
-    with RECORD.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["cache", "bytes per token", "perplexity"])
-        writer.writerows([result.name, result.bytes_per_token, f"{result.perplexity:.4f}"] for result in served)
-
-
 def main() -> int:
-    """Serves with every format, prints what is written and the table, returns the exit status."""
+    """Measures every format, prints what is written with the first one and the table, returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--formats", nargs="+", choices=KEPT_AS, default=list(KEPT_AS), help="cache formats")
     parser.add_argument("--record", action="store_true", help="writes docs/quality.csv from what all formats gave")
@@ -118,33 +78,29 @@ def main() -> int:
         print(f"operator library {find_library()}, onnxruntime {onnxruntime.__version__}")
     except FileNotFoundError as error:
         sys.exit(str(error))
-    served: list[Served] = []
+    measured: list[tuple[str, int, float]] = []
     for name in arguments.formats:
-        served.append(serve(name))
-        if len(served) == 1:
-            print(f"\nwritten with {name}:")
-            for tokens in served[0].written:
-                print()
-                for paragraph in tokenizer().decode(tokens).strip("\n").split("\n"):
-                    print(textwrap.fill(paragraph, 100, initial_indent=INDENT, subsequent_indent=INDENT))
+        model = TrainedModel(KEPT_AS[name], max_t=len(BEGINNINGS) * CONTEXT, fused=True)
+        for tokens in write(model) if not measured else []:
             print()
-        print(f"{name}: perplexity {served[-1].perplexity:.3f}", flush=True)
+            for paragraph in tokenizer().decode(tokens).strip("\n").split("\n"):
+                print(textwrap.fill(paragraph, 100, initial_indent=INDENT, subsequent_indent=INDENT))
+        found = perplexity(model, tokenizer().encode(held_back_text()), CONTEXT)
+        measured.append((name, model.cache.spec.bytes_per_token, found))
 
-    print(f"\n{'cache':20}  bytes/token  tokens/s  perplexity  same text")
     if arguments.record:
-        record(served)
+        with RECORD.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["cache", "bytes per token", "perplexity"])
+            writer.writerows([name, nbytes, f"{found:.4f}"] for name, nbytes, found in measured)
     expected, right = recorded(), True
-    for result in served:
-        line = (
-            f"{result.name:20}  {result.bytes_per_token:11}  {result.tokens_per_second:8.0f}  "
-            f"{result.perplexity:10.3f}  {result.same_text(served[0]):9.1%}"
-        )
-        nbytes, known = expected[result.name]
-        if not abs(result.perplexity / known - 1) <= TOLERANCE or nbytes != result.bytes_per_token:
+    print(f"\n{'cache':20}  bytes/token  perplexity")
+    for name, nbytes, found in measured:
+        line = f"{name:20}  {nbytes:11}  {found:10.3f}"
+        if not abs(found / expected[name][1] - 1) <= TOLERANCE or nbytes != expected[name][0]:
             right = False
-            line += f"  WRONG: expected {nbytes} bytes, perplexity {known:.3f}"
+            line += f"  WRONG: expected {expected[name][0]} bytes, perplexity {expected[name][1]:.3f}"
         print(line)
-    print(f"same text: the share of written tokens before the first that is not {served[0].name}'s")
     print("every perplexity is what docs/quality.csv says" if right else "wrong: see WRONG above")
     return 0 if right else 1
 
