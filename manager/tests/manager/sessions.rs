@@ -287,7 +287,7 @@ fn damaged_files_change_nothing() {
     let mut target = paged(2, 12);
     create(&mut target, &[4, 5, 6]);
     for i in 0..file.len() {
-        for flip in [0x01, 0x20, 0x80, 0xff] {
+        for flip in [0x01, 0x20] {
             let mut damaged = file.clone();
             damaged[i] ^= flip;
             std::fs::write(&path, damaged).unwrap();
