@@ -51,9 +51,10 @@ _READ = {
     "local_window_size": -1,
     "smooth_softmax": 0,
     "qk_norm_epsilon": 1e-6,
-    "q_norm_epsilon": None,
-    "k_norm_epsilon": None,
+    "q_norm_epsilon": 0.0,  # which is qk_norm_epsilon
+    "k_norm_epsilon": 0.0,
 }
+_FLAGS = ("do_rotary", "rotary_interleaved", "smooth_softmax")
 _FIXED = {
     "causal": 1,
     "is_causal": 1,
@@ -95,9 +96,15 @@ class Attention:
                 raise unsupported(f"{called(node)} has {name} {self.inputs[name]}, expected none: export without it")
         self.given = {**_READ, **(found := attributes(node))}
         for name, value in found.items():
+            kind = type(_READ.get(name, value))
+            if not isinstance(value, kind) or (name in _FLAGS and value not in (0, 1)):
+                expected = "0 or 1" if name in _FLAGS else f"a value of the type {kind.__name__}"
+                raise unsupported(f"{called(node)} has {name} {value!r}, expected {expected}")
             if value != _FIXED.get(name, value) or name not in {*_READ, *_FIXED, *_OF_THE_CACHE}:
                 expected = f"{_FIXED[name]!r}" if name in _FIXED else "no such attribute"
                 raise unsupported(f"{called(node)} has {name} {value!r}, expected {expected}")
+        if "query" not in self.inputs:
+            raise unsupported(f"{called(node)} has no query, expected it")
         for name in ("past_key", "past_value"):
             if self.inputs.get(name) not in values.inputs:
                 got = self.inputs.get(name, "absent")
@@ -179,8 +186,7 @@ class Replacement:
             by_heads = self.constant(f"{count}_heads", np.array([-1, count, head_dim]))
             if letter != "v" and "q_norm_weight" in inputs:
                 x = self._node("Reshape", [x, by_heads], f"{part}/unscaled")
-                given = attention.given[f"{letter}_norm_epsilon"]
-                epsilon = attention.given["qk_norm_epsilon"] if given is None else given
+                epsilon = attention.given[f"{letter}_norm_epsilon"] or attention.given["qk_norm_epsilon"]
                 norm = [x, inputs[f"{letter}_norm_weight"]]
                 x = self._node("SimplifiedLayerNormalization", norm, f"{part}/normal", axis=-1, epsilon=epsilon)
             if letter != "v" and attention.rotation is not None:

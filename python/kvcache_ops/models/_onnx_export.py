@@ -41,6 +41,7 @@ from kvcache_ops.models._onnx_graph import (
     all_tensors,
     bytes_of,
     called,
+    check_texts,
     rename,
     shape_of,
     unsupported,
@@ -128,7 +129,7 @@ class Export:
         rename(graph, names)
         inputs = _section(self._decoder, "inputs")
         kinds = ("input_ids", "attention_mask", "position_ids", "block_table", "logits_indices", _LAST)
-        found = {kind: inputs.get(kind, kind) for kind in kinds} | {"logits": wanted}
+        found = {kind: str(inputs.get(kind, kind)) for kind in kinds} | {"logits": str(wanted)}
         return {kind: names.get(name, name) for kind, name in found.items()}
 
     def _settle(self, genai: dict[str, Any], rope: str, context: int | None) -> tuple[int, str]:
@@ -193,7 +194,7 @@ class Export:
         head_dim = head_dim or _whole(decoder, "head_size", self._said)
         tables = {attention.rotation for attention in attentions}
         names = {rotation.cos for rotation in tables if rotation is not None}
-        names |= {node.input[2] for node in self._values.nodes if node.op_type == "RotaryEmbedding"}
+        names |= {name for node in self._values.nodes if node.op_type == "RotaryEmbedding" for name in node.input[2:3]}
         for name in names:
             table = self._values.constant(name)
             if table is not None and len(table.dims) == 2 and table.dims[0] < most:
@@ -230,8 +231,8 @@ class Export:
         ]
         sources = [(GENAI, _windows_of_genai(decoder, config.num_layers))]
         if (self._about / _CONFIG).is_file():
-            given = json_of(self._about / _CONFIG)
-            sources.append((_CONFIG, _windows_of_config(given.get("text_config", given), config.num_layers)))
+            given = _config_of_text(self._about)
+            sources.append((_CONFIG, _windows_of_config(given, config.num_layers)))
             if (rope := _other_rotation(given, config)) is not None:
                 found.append(f"{_CONFIG} says {rope}, the graph rotates by other angles, which count")
         for source, windows in sources:
@@ -257,7 +258,7 @@ class Export:
             replaced[attention.node.output[0]] = write.attention(attention, layer)
         for node in values.nodes:
             if (node.op_type, node.domain) == ("RotaryEmbedding", "com.microsoft"):
-                if node.input[1] == names["position_ids"]:
+                if node.input[1:2] == [names["position_ids"]]:
                     replaced[node.output[0]] = write.rotary(node)
             if node.op_type == "MatMulNBits" and activations == "float32":
                 level = [a for a in node.attribute if a.name != "accuracy_level"]
@@ -267,7 +268,7 @@ class Export:
         replaced[head.output[0]] = [*gather, head]
         nodes = self._prelude(write)
         for node in values.nodes:
-            nodes.extend(replaced.pop(node.output[0], [node]))
+            nodes.extend(replaced.pop(next(iter(node.output), ""), [node]))
         by_rows = write.constant("logits_shape", np.array([-1, self.config.vocab_size]))
         rows = helper.make_node("Reshape", [names["logits"], by_rows], ["kvcache/logits"])
         nodes += [rows, helper.make_node("Cast", ["kvcache/logits"], ["logits"], to=TensorProto.FLOAT)]
@@ -404,11 +405,13 @@ def graphs(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.onnx")) or sorted(folder.glob("onnx/*.onnx"))
 
 
-def _graph_of(path: Path, named: str | None) -> Path:
+def _graph_of(path: Path, named: Any) -> Path:
     """The file of the graph: this one; the one that genai_config.json names; the only one."""
     if path.is_file():
         return path
     if named is not None:
+        if not isinstance(named, str):
+            raise KvCacheError(f"filename is {named!r} in {GENAI}, expected a text", "config_type")
         return path / named
     found = graphs(path)
     if len(found) > 1:
@@ -430,8 +433,7 @@ def _description(folder: Path) -> tuple[str, dict[str, Any]]:
         return GENAI, json_of(folder / GENAI)
     if not (folder / _CONFIG).is_file():
         return "", {}
-    given = json_of(folder / _CONFIG)
-    given |= text if isinstance(text := given.get("text_config"), dict) else {}
+    given = _config_of_text(folder)
     names = {"head_size": "head_dim"} | {
         name: name for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
     }
@@ -486,6 +488,7 @@ def _load(file: Path) -> tuple[bytes, ModelProto]:
     content = file.read_bytes()
     try:
         model = ModelProto.FromString(content)
+        check_texts(model.graph)
     except Exception as error:  # protobuf's own
         raise KvCacheError(f"{file} is no ONNX model: {error}", "source_damaged") from error
     newest = {"": onnx.defs.onnx_opset_version(), "ai.onnx": onnx.defs.onnx_opset_version(), "com.microsoft": 1}
@@ -547,21 +550,31 @@ def _frequencies(rotation: Rotation, values: Values) -> tuple[float, ...]:
     """
     tables = [values.constant(name) for name in (rotation.cos, rotation.sin)]
     cos, sin = (values.array(table) for table in tables if table is not None)
+    if cos.shape != sin.shape or cos.ndim != 2 or not cos.size:
+        raise unsupported(
+            f"{rotation.cos} has the shape {cos.shape} and {rotation.sin} {sin.shape}, expected one of rows"
+        )
     found = np.arctan2(sin, cos, dtype=np.float64)
     angles, apart = found[min(1, len(found) - 1)], 2
     while apart < len(found):
         turns = np.round((apart * angles - found[apart]) / (2 * np.pi))
         angles, apart = found[apart] / apart + 2 * np.pi * turns / apart, 2 * apart
     rows = np.linspace(0, len(found) - 1, 100).astype(int)
-    if np.abs(np.sin((found[rows] - rows[:, None] * angles) / 2)).max(initial=0) > 0.1:
+    if not np.abs(np.sin((found[rows] - rows[:, None] * angles) / 2)).max() <= 0.1:  # nor NaN
         raise unsupported(f"{rotation.cos} has no angles that grow by the same from row to row: {_REMEDY}")
     return tuple(angles.tolist())
+
+
+def _config_of_text(folder: Path) -> dict[str, Any]:
+    """config.json, of a model of images and texts the part of texts."""
+    given = json_of(folder / _CONFIG)
+    return given | (text if isinstance(text := given.get("text_config"), dict) else {})
 
 
 def _other_rotation(given: dict[str, Any], config: GraphConfig) -> str | None:
     """The rotary embedding in config.json, if the graph has another one in all layers."""
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
-    base = rope.get("rope_theta", given.get("rope_theta"))
+    base = rope.get("rope_theta", given.get("rope_theta")) if isinstance(rope, dict) else None
     if base is None or not config.inv_freq:
         return None
     try:
@@ -577,12 +590,19 @@ def _windows_of_genai(decoder: dict[str, Any], layers: int) -> list[int | None]:
     given = decoder.get("sliding_window")
     if not isinstance(given, dict) or not isinstance(window := given.get("window_size"), int):
         return []
-    local = given.get("layers") or range(layers)  # none of them: the builder did not find out which
+    local = given.get("layers")
+    if not isinstance(local, list) or not local:  # the builder did not find out which
+        return [window] * layers
     return [window if i in local else None for i in range(layers)]
 
 
 def _windows_of_config(given: dict[str, Any], layers: int) -> list[int | None]:
     """The windows of layers by config.json, as transformers reads it."""
+
+    def number(name: str, default: int) -> int:
+        value = given.get(name)
+        return value if isinstance(value, int) and value > 0 else default
+
     window, kind = given.get("sliding_window"), str(given.get("model_type", ""))
     used = given.get("use_sliding_window", not kind.startswith("qwen"))
     if not isinstance(window, int) or not used:
@@ -591,8 +611,8 @@ def _windows_of_config(given: dict[str, Any], layers: int) -> list[int | None]:
     if isinstance(types, list) and len(types) == layers:
         local = [kind == "sliding_attention" for kind in types]
     elif kind.startswith(("gemma2", "gemma3")):
-        pattern = given.get("sliding_window_pattern", 2 if kind == "gemma2" else 6)
+        pattern = number("sliding_window_pattern", 2 if kind == "gemma2" else 6)
         local = [(i + 1) % pattern != 0 for i in range(layers)]
     else:
-        local = [i >= given.get("max_window_layers", 0) for i in range(layers)]
+        local = [i >= number("max_window_layers", 0) for i in range(layers)]
     return [window if here else None for here in local]

@@ -93,7 +93,10 @@ class Values:
                 whole.raw_data = data.read(bytes_of(tensor))
             whole.ClearField("external_data")
             whole.data_location = TensorProto.DEFAULT
-        array: NDArray[Any] = numpy_helper.to_array(whole)
+        try:
+            array: NDArray[Any] = numpy_helper.to_array(whole)
+        except Exception as error:  # numpy's, for elements that are not as many as the dimensions say, or of no type
+            raise KvCacheError(f"{tensor.name} is no tensor: {error}", "source_damaged") from error
         return array
 
     def only(self, keep: Iterable[str]) -> None:
@@ -110,9 +113,14 @@ class Values:
 
 def bytes_of(tensor: TensorProto) -> int:
     """The bytes of a tensor's elements."""
-    kind = TensorProto.DataType.Name(tensor.data_type)
-    bits = 4 if "INT4" in kind or "T4E" in kind else 2 if "INT2" in kind else 0
-    bits = bits or 8 * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
+    try:
+        kind = TensorProto.DataType.Name(tensor.data_type)
+        bits = 4 if "INT4" in kind or "T4E" in kind else 2 if "INT2" in kind else 0
+        bits = bits or 8 * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
+    except (KeyError, ValueError) as error:
+        raise KvCacheError(
+            f"{tensor.name} has the type {tensor.data_type}, expected one of ONNX", "source_damaged"
+        ) from error
     return int(prod(tensor.dims) * bits + 7) // 8
 
 
@@ -140,6 +148,17 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
         yield node
         for inner in _graphs(node):
             yield from all_nodes(inner.node)
+
+
+def check_texts(graph: GraphProto) -> None:
+    """Reads the names in a graph: protobuf says only then which are no text."""
+    for node in all_nodes(graph.node):
+        for text in (node.name, node.op_type, node.domain, *node.input, *node.output):
+            if not isinstance(text, str):
+                raise ValueError(f"{text!r} is no text")
+    for value in (*all_tensors(graph), *graph.input, *graph.output, *graph.value_info):
+        if not isinstance(value.name, str):
+            raise ValueError(f"{value.name!r} is no text")
 
 
 def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
@@ -177,8 +196,10 @@ class LengthChoice:
     ) -> None:
         self._model, self._values, self._feeds = model, values, feeds
         self._choices = [
-            node for node in values.nodes if node.op_type == "If" and values.inputs_of(node.input[0])
-        ]  # fmt: skip
+            node
+            for node in values.nodes
+            if node.op_type == "If" and len(list(_graphs(node))) == 2 and values.inputs_of(node.input[0])
+        ]
 
     def at(self, length: int) -> tuple[bool, ...]:
         """Which branches run: the first ones, or the others."""
