@@ -1,4 +1,4 @@
-"""The benchmark of attention: against loops that only read, matrix products, peers, and an operator that does nothing.
+"""The benchmark of attention: against its roofline, matrix products, peers, and an operator that does nothing.
 
     bench_attention.py                     everything; writes attention.md and attention.json in target/bench
     bench_attention.py --quick             fewer rounds, and a sample of the calls
@@ -37,7 +37,7 @@ from cases import (
     ragged,
 )
 from harness import Groups, Row, arguments, difference, fastest_of, microseconds, quotient, run
-from native import Rooflines, direct, expecting
+from native import PRODUCTS, Rooflines, direct, expecting, multiply_adds
 from peers import LIBRARIES, flash_attention, torch_attention
 from runtime import empty, group_query_attention, matrix_product, operator
 
@@ -47,9 +47,9 @@ INT8S, INT4S = quantized(INT8, (8, 32, 128)), quantized(INT4, (8, 16, 32, 128))
 INT8_F32, INT4_F32 = quantized(INT8, (32,), FLOAT)[0], quantized(INT4, (32,), FLOAT)[0]
 SOME = (F32, F16, INT8S[1], INT4S[2])
 
-# By the type of the cache: of the loop that reads as many bytes.
-OF_READ = {INT8: 0.6}
-OTHERS_OF_READ = 0.8
+# By the type of the cache, of the roofline.
+GOALS = {INT8: 0.7, INT4: 0.65}
+FLOAT_GOAL = 0.85
 NO_GOAL = -inf
 
 
@@ -78,50 +78,41 @@ def groups(chosen: argparse.Namespace) -> Groups:
         yield ragged(100_000, 256, 8), 3, (F16, INT8S[1])
 
     yield from (cached(*each) for each in all_decoding())
-    yield "decode arithmetic", arithmetic
     yield "decode peers", partial(decoding_peers, chosen.with_torch)
     for seqlen in (512, 2048) if chosen.quick else (512, 1024, 2048, 4096):
         yield f"prefill {seqlen}", partial(prompt, seqlen, chosen.with_torch)
+    yield "decode window", window_decoding
+    yield "prefill window", window_prompt
     yield "long", long
     yield "small", small
 
 
 def decoding(name: str, case: Case, formats: Iterable[Format]) -> list[Row]:
-    """Decoding over caches of several formats, each of the speed of loops that only read, and of each other's."""
-    rooflines, rows, ours = Rooflines(), [], {}
+    """Decoding over caches of several formats, each of the speed of its roofline, and of each other's.
+
+    The roofline takes as long as the slower of two loops: one reads as many bytes, one makes as many multiply-adds.
+    """
+    rooflines, rows, ours, products = Rooflines(), [], {}, multiply_adds(THREADS)
     for form in formats:
         each = case.of(form)
         ours[form] = direct(expecting(each), THREADS)
-        goal = OF_READ.get(form.t2, OTHERS_OF_READ if form.t3 is None else NO_GOAL)
-        loops = rooflines.of(each, THREADS)
-        rows.append(Row(f"{name}, {form.name}, of reading", [ours[form], *loops], fastest_of, at_least=goal))
+        work = each.operations / 2 / PRODUCTS
+
+        def of_roofline(ns: float, *loops: float, work: float = work) -> float:
+            return max(min(loops[:-1]), loops[-1] * work) / ns
+
+        def arithmetic_of_reading(*loops: float, work: float = work) -> float:
+            return loops[-1] * work / min(loops[:-1])
+
+        loops, goal = [*rooflines.of(each, THREADS), products], GOALS.get(form.t2, FLOAT_GOAL)
+        rows.append(Row(f"{name}, {form.name}, of the roofline", [ours[form], *loops], of_roofline, at_least=goal))
+        rows.append(Row(f"{name}, {form.name}, arithmetic of reading", loops, arithmetic_of_reading))
     for form in formats:
         if form.t2 == INT8 and F32 in ours:
-            rows.append(Row(f"{name}, f32 of {form.name}", [ours[F32], ours[form]], quotient, at_least=2.5))
+            rows.append(Row(f"{name}, f32 of {form.name}", [ours[F32], ours[form]], quotient))
         if form.t2 == INT4:
-            goal = 1.3 if form.quant_group >= 16 else NO_GOAL
             same = next((each for each in ours if each.t2 == INT8 and each.quant_group == form.quant_group), INT8S[1])
-            what = f"{name}, {same.name} of {form.name}"
-            rows.append(Row(what, [ours[same], ours[form]], quotient, at_least=goal))
-    return rows
-
-
-def arithmetic() -> list[Row]:
-    """Decoding over caches that stay in the processor's cache, of the speed of loops that only read from memory: what
-    decoding from memory would reach if reading cost nothing, and beside it what it reaches. On one thread, since waking
-    another takes as long as so small a call."""
-    rooflines, rows = Rooflines(), []
-    for form in (F32, F16, INT8_F32, *INT8S, *INT4S[1:]):
-        cold, warm = case_of(LONG, form), case_of(decode(1, 256), form, cold=False)
-        times = cold.traffic[0] / warm.traffic[0]
-
-        def without_reading(*ns: float, times: float = times) -> float:
-            return fastest_of(*ns) / times
-
-        loops = rooflines.of(cold, 1)
-        name = f"decode B8 kvlen2048 {form.name}, of reading"
-        rows.append(Row(name, [direct(expecting(cold), 1), *loops], fastest_of))
-        rows.append(Row(f"{name}, if that cost nothing", [direct(expecting(warm), 1), *loops], without_reading))
+            rows.append(Row(f"{name}, {same.name} of {form.name}", [ours[same], ours[form]], quotient))
     return rows
 
 
@@ -162,7 +153,7 @@ def prompt(seqlen: int, with_torch: bool) -> list[Row]:
         peers["torch"] = torch_attention(tensors, THREADS)
     contenders = [direct(tensors, THREADS), *matrix_product(THREADS, size)]
     return [
-        Row(f"{name}, of matrix products", contenders, of_products, at_least=0.7),
+        Row(f"{name}, of matrix products", contenders, of_products, at_least=0.95 if seqlen >= 2048 else 0.85),
         *(Row(f"{name}, {who} of ours", [peer, ours], quotient, at_least=1.2) for who, peer in peers.items()),
     ]
 
@@ -177,6 +168,23 @@ def long() -> list[Row]:
         loops = [loop for count in (1, THREADS) for loop in rooflines.of(case, count)]
         rows.append(Row(f"{name}, of reading alone", loops, halves))
     return rows
+
+
+def window_decoding() -> list[Row]:
+    """A window costs a window: decoding after many keys takes as long as after few."""
+    rows = []
+    for form in (F32, F16, INT8S[1]):
+        many, few = (case_of(decode(1, kvlen), form, cold=False, window=512) for kvlen in (32768, 512))
+        contenders = [direct(expecting(each), THREADS) for each in (many, few)]
+        rows.append(Row(f"{many.lengths.name} {form.name} window 512, of kvlen 512", contenders, quotient, at_most=1.3))
+    return rows
+
+
+def window_prompt() -> list[Row]:
+    """A prompt under a window, of the same prompt without."""
+    cases = [case_of(prefill(1, 8192), F32, cold=False, window=window) for window in (512, -1)]
+    contenders = [direct(expecting(each), THREADS) for each in cases]
+    return [Row("prefill 8192 f32 window 512, of no window", contenders, quotient, at_most=0.2)]
 
 
 def halves(*ns: float) -> float:

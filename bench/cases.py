@@ -89,6 +89,7 @@ class Case:
     heads: Heads = CACHE
     num_repeat: int = 1
     cold: bool = True
+    window: int = -1  # keys that a query of attention sees at most
     past_line: int = 0  # bytes between the start of a cache line and the start of each large tensor
 
     @property
@@ -96,6 +97,7 @@ class Case:
         """All that tells it from other cases; what `--filter` looks at."""
         words = [self.lengths.name, self.format.name, f"layout{self.cache_layout}", "paged" if self.paged else "offset"]
         words += [f"r{self.num_repeat}", "cold" if self.cold else "warm"]
+        words += [f"window{self.window}"] * (self.window > 0)
         return ".".join(words + [f"past{self.past_line}"] * (self.past_line > 0))
 
     def of(self, form: Format) -> Case:

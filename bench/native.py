@@ -1,4 +1,4 @@
-"""The native extension module: operators called without ONNX Runtime, and rooflines."""
+"""The native extension module: operators called without ONNX Runtime, and rooflines of bytes and of arithmetic."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from harness import ROOT, Contender, WrongAnswer
 from tensors import ROTATION, Tensors, allocate, random_tensor, tensors_of
 
 LINE = 64  # bytes of a cache line
+PRODUCTS = 1 << 27  # multiply-adds of a run of nothing else
 
 
 def library_path() -> Path:
@@ -105,3 +106,15 @@ class Rooflines:
             name = f"roofline of {case.name}, {streams} streams on {threads} threads"
             contenders.append(Contender(name, runs, threads, is_busy=True))
         return contenders
+
+
+def multiply_adds(threads: int) -> Contender:
+    """`PRODUCTS` fused multiply-adds of float32, in the widest registers: the roofline of arithmetic.
+
+    Raises `WrongAnswer` unless the sums say so.
+    """
+    loop = module().MultiplyAdds(threads)
+    made, counted = loop.run(PRODUCTS)
+    if made != PRODUCTS or counted != made:
+        raise WrongAnswer(f"{PRODUCTS} multiply-adds on {threads} threads: {made} made, {counted} counted")
+    return Contender("multiply-adds", [partial(loop.run, PRODUCTS)], threads, cold=False, is_busy=True)

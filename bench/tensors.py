@@ -169,7 +169,7 @@ class Tensors:
             key, value = (values(kv, b).transpose(1, 0, 2) for kv in range(2))
             scores = np.einsum("qkgd,ktd->kgqt", query, key, optimize=True) / np.sqrt(heads.dim)
             ahead = np.arange(m) - (m - n + chosen)[:, None]
-            scores[..., ahead > 0] = -np.inf
+            scores[..., (ahead > 0) | (ahead <= -(self.case.window if self.case.window > 0 else m))] = -np.inf
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)
             answer = np.einsum("kgqt,ktd->qkgd", weights, value, optimize=True)
@@ -238,6 +238,7 @@ def tensors_of(case: Case) -> Tensors:
     }
     if heads.query:
         attributes |= {"num_heads": heads.query, "num_kv_heads": heads.key, "head_dim": heads.dim}
+        attributes["local_window_size"] = case.window
         outputs = {"attn_output": tensor(form.t1, query, past)}
     else:
         attributes["num_repeat"] = case.num_repeat

@@ -6,6 +6,7 @@
 mod blocks;
 mod calls;
 mod empty;
+mod multiply_adds;
 mod roofline;
 mod steps;
 
@@ -23,6 +24,8 @@ mod kvcache_bench {
     use super::blocks::Blocks;
     #[pymodule_export]
     use super::calls::Call;
+    #[pymodule_export]
+    use super::multiply_adds::MultiplyAdds;
     #[pymodule_export]
     use super::roofline::Roofline;
     #[pymodule_export]
