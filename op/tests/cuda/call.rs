@@ -137,14 +137,15 @@ impl<'a> Checked<'a> {
 
     pub fn launch(self, gpu: &Gpu, Written { outputs, scratch }: &Written) -> Result<()> {
         let (status, stream) = (&gpu.status, &gpu.stream);
-        Ok(match self {
+        match self {
             Self::Stores(call) => call.launch(written(gpu, outputs), status, stream)?,
             Self::Static(call) => call.launch(written(gpu, outputs), status, stream)?,
             Self::Attention(call) => {
                 let scratch = scratch.as_ref().map(|scratch| write(gpu, scratch));
-                call.launch(write(gpu, &outputs[0]), scratch, status, stream)?
+                call.launch(write(gpu, &outputs[0]), scratch, status, stream)?;
             }
-        })
+        }
+        Ok(())
     }
 }
 
