@@ -1,19 +1,12 @@
 //! Device memory and page-locked host memory.
 
 use std::ffi::{c_uchar, c_uint, c_void};
-use std::{env, slice};
+use std::slice;
 
 use kvcache_emulation_ptx::DeviceMemory;
 use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
 
 use crate::state::{Memory, Node, Out, State, context_of, current, driver};
-
-/// The reported size of the device's memory, unless `KVCACHE_EMULATED_MEMORY` gives another: too small for the tests of
-/// large caches, which would take minutes here.
-const MEMORY: usize = 1 << 28;
-
-/// Allocations from this size on are sparse.
-const SPARSE: usize = 1 << 30;
 
 /// The bytes of an allocation.
 fn find_mut(state: &mut State, address: u64, len: usize) -> Result<&mut [u8], CUresult> {
@@ -41,8 +34,7 @@ fn allocate_in_order(state: &mut State, address: Out<u64>, len: usize) -> Result
     if len == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // The pages of large caches are allocated when they are written.
-    let memory = if len < SPARSE { DeviceMemory::new(len, 0) } else { DeviceMemory::sparse(len) };
+    let memory = DeviceMemory::new(len, 0);
     let at = memory.address();
     state.memory.insert(at, Memory(memory));
     address.put(at);
@@ -126,14 +118,6 @@ extern "C" fn cuMemHostGetDevicePointer_v2(address: Out<u64>, memory: u64, _flag
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeHost(address: u64) -> CUresult {
     driver(|state| free(state, address))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> CUresult {
-    let bytes = env::var("KVCACHE_EMULATED_MEMORY").ok().and_then(|bytes| bytes.parse().ok()).unwrap_or(MEMORY);
-    free.put(bytes);
-    total.put(bytes);
-    CUresult::CUDA_SUCCESS
 }
 
 #[unsafe(no_mangle)]

@@ -66,28 +66,15 @@ pub fn golden(suite: Suite) -> Vec<Case> {
     cases(suite).expect("the golden cases can be read")
 }
 
-pub fn stored(device: EmulatedCuda) -> [Report; 2] {
-    let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
-    [Suite::KeyValueCache, Suite::Static].map(|suite| run_cases(&emulated, &golden(suite)))
-}
-
-/// The report of attention, where the caller says this bound of seqlen.
-pub fn attended(device: EmulatedCuda, max_seqlen: usize) -> Report {
-    run_cases(&Emulated(EmulatedAttention { device, max_seqlen }), &golden(Suite::Attention))
-}
-
 /// Gives the outputs of the cases with a mass.
 fn all_cases_pass(device: EmulatedCuda, max_seqlen: usize) -> Vec<CallResult> {
-    for report in stored(device) {
-        assert!(report.failed() + report.unsupported() == 0 && report.passed() > 50, "{device:?}: {report}");
-    }
-    let report = attended(device, max_seqlen);
-    assert!(report.failed() == 0 && report.passed() > 200, "{device:?}: {report}");
-    let cases = golden(Suite::Attention);
     let emulated = Emulated(EmulatedAttention { device, max_seqlen });
-    let results =
-        cases.iter().filter(|case| case.has_mass()).flat_map(|case| emulated.run(case).expect("it has passed"));
-    results.collect()
+    for suite in Suite::ALL {
+        let report = run_cases(&emulated, &golden(suite));
+        assert!(report.failed() == 0 && report.passed() > 200, "{device:?}: {report}");
+    }
+    let with_mass = golden(Suite::Attention).into_iter().filter(Case::has_mass);
+    with_mass.flat_map(|case| emulated.run(&case).expect("it has passed")).collect()
 }
 
 /// What GPUs may do otherwise, the second does otherwise. Together the two launch every kernel that stores, loads or
