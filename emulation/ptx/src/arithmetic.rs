@@ -116,6 +116,7 @@ pub(crate) fn compute(name: &str, freedom: Freedom) -> Option<Compute> {
     match parts[..] {
         ["add", "rn", "f16x2"] => return Some(halves(|a, b| a + b)),
         ["sub", "rn", "f16x2"] => return Some(halves(|a, b| a - b)),
+        ["mul", "rn", "f16x2"] => return Some(halves(|a, b| a * b)),
         _ => (),
     }
     let (of, parts) = parts.split_last()?;
@@ -195,6 +196,10 @@ pub(crate) fn compute(name: &str, freedom: Freedom) -> Option<Compute> {
         (["add", "rn"], 'f', 32) => float(|a, b, _| a + b),
         (["sub", "rn"], 'f', 32) => float(|a, b, _| a - b),
         (["mul", "rn"], 'f', 32) => float(|a, b, _| a * b),
+        // Of two zeros the positive one is the larger; a NaN is none.
+        (["max"], 'f', 32) => {
+            float(|a, b, _| if a == b { f32::from_bits(a.to_bits() & b.to_bits()) } else { a.max(b) })
+        }
         (["fma", "rn"], 'f', 32) => float(|a, b, c| odd_sum(f64::from(a) * f64::from(b), c.into()) as f32),
         (["div", "rn"], 'f', 32) => float(|a, b, _| a / b),
         (["rcp", "rn"], 'f', 32) => float(|a, _, _| 1.0 / a),
@@ -208,6 +213,7 @@ pub(crate) fn compute(name: &str, freedom: Freedom) -> Option<Compute> {
                 exact => exact,
             }
         }),
+        (["abs"], 'f', 32) => one(|a| a & 0x7fff_ffff),
         (["neg"], 'f', 32) => {
             let canonical = freedom.canonical_neg;
             one(move |a| if canonical && f(a).is_nan() { 0x7fff_ffff } else { a ^ 0x8000_0000 })
