@@ -10,6 +10,7 @@ import pytest
 from kvcache_ops import KvCacheError, models
 from kvcache_ops.engine import Engine
 from kvcache_ops.manager import Append, CapacityError, tier
+from kvcache_ops.serve._metrics import Metrics
 
 from compare import refused
 from tiny_exports import CONTEXT, Graph, write_export
@@ -92,7 +93,11 @@ def test_pages_behind_the_window_are_free_again(paths: list[Path]) -> None:
     assert max(used for used, _ in held) == 224 and max(used for _, used in held) <= WINDOW + 2 * PAGE
     sizes = [cache.spec for cache in groups.caches.caches]
     assert groups.caches.nbytes == sum(spec.max_tokens * spec.bytes_per_token for spec in sizes)
+    metrics = Metrics()
+    metrics.watch(groups, lambda: 0)
+    assert f"kvcache_cache_bytes {groups.caches.nbytes:.1f}" in metrics.text().decode()
     kept = [manager.stats()["cached"] for manager in groups.caches.managers]
+    assert f'kvcache_cache_slots{{state="cached"}} {sum(kept):.1f}' in metrics.text().decode()
     assert groups.caches.held_bytes == sum(n * spec.bytes_per_token for n, spec in zip(kept, sizes)) > 0
 
 
@@ -180,7 +185,7 @@ def test_what_groups_refuse(paths: list[Path], tmp_path: Path) -> None:
     """By name, before anything changes; a model that was built before there were groups is one."""
     groups = engine(paths[0], **KEPT)
     for call in (lambda: groups.save(tmp_path / "session", TEXT), lambda: groups.load(tmp_path / "session")):
-        with refused("layer_groups", "layers have 2 caches, expected one"):
+        with refused("layer_groups", "layers with a window keep that alone, expected all tokens"):
             call()
     assert not list(tmp_path.iterdir()) and groups.manager.stats()["cached"] == 0
     with refused("layer_groups", "layers have 2 caches, expected one"):

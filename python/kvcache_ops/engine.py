@@ -349,9 +349,9 @@ class Engine:
         """Writes keys and values of these tokens, computing those that are not cached.
 
         After a `load` a prompt that begins with them needs no more than its last page. Raises KvCacheError for tokens
-        that `submit` refuses as a prompt, and "layer_groups" where layers with a window have caches of their own.
+        that `submit` refuses as a prompt, and "layer_groups" where layers with a window keep that alone.
         """
-        self.model.layer_groups.check_one("compute the tokens again")
+        self._check_whole()
         tokens = self._checked(tokens)
         with self._lock:
             sequence = self.manager.create()
@@ -364,9 +364,14 @@ class Engine:
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads what `save` has written, of the same weights and format of cache. Prompts find its full pages."""
-        self.model.layer_groups.check_one("compute the tokens again")
+        self._check_whole()
         with self._lock:
             self.manager.free(self.caches.managers[0].load_seq(path, self._memory))
+
+    def _check_whole(self) -> None:
+        if self.model.layer_groups.windows != (None,):
+            message = "layers with a window keep that alone, expected all tokens: build with layer_groups=False"
+            raise KvCacheError(message, "layer_groups")
 
     def close(self, timeout: float = 2.0) -> bool:
         """Stores the prefixes that the cache has in the tiers, where later engines find them.

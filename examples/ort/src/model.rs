@@ -30,7 +30,12 @@ struct About {
     cache: Cache,
     stops: Vec<u32>,
     fingerprint: String,
-    layer_groups: Option<serde::de::IgnoredAny>,
+    layer_groups: Option<LayerGroups>,
+}
+
+#[derive(Deserialize)]
+struct LayerGroups {
+    windows: Vec<Option<usize>>,
 }
 
 #[derive(Deserialize)]
@@ -80,7 +85,7 @@ impl Model {
     /// The manager's description of a cache with that many slots.
     pub fn spec(&self, max_tokens: usize) -> Result<CacheSpec> {
         let About { config, cache, fingerprint, .. } = &self.about;
-        if self.about.layer_groups.is_some() {
+        if self.about.layer_groups.as_ref().is_some_and(|groups| groups.windows.len() > 1) {
             bail!("layers have several caches, expected one: build the model with --no-layer-groups");
         }
         if cache.cache_mode != 1 {

@@ -132,7 +132,7 @@ def build(
         else:
             model, facts = _write(checkpoint, spec, groups, part / DATA, weights, activations, attention, progress)
         about = {
-            "format": FORMAT if groups.windows == (None,) else FORMAT_OF_GROUPS,
+            "format": FORMAT if len(groups.windows) == 1 else FORMAT_OF_GROUPS,
             "name": checkpoint.name,
             "config": asdict(config),
             "cache": {key: value for key, value in asdict(spec).items() if key != "max_tokens"},

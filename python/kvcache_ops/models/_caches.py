@@ -50,36 +50,22 @@ class GroupsStep:
 
 
 class GroupsManager:
-    """The managers of all groups as one, of what an engine needs: all of them make a change, or none does.
+    """The managers of all groups as one, for an engine: all of them make a change, or none does.
 
     Sequences have one id and the same rows in all of them. A prefix is found as far as each group has what it needs of
-    it. `step_tokens`: a step of more tokens may be too many for a window; then it only says what it would find.
+    it. Methods that are not here are called on each manager, and return what the first does. `step_tokens`: a step of
+    more tokens may be too many for a window; then it only says what it would find.
     """
 
     def __init__(self, managers: Sequence[Manager], step_tokens: int | None) -> None:
         self._managers, self._step_tokens = managers, step_tokens
 
-    def create(self, reserve: int = 0, salt: bytes = b"") -> int:
-        """As `Manager` has it; so have all methods without a sentence."""
-        [sequence] = set(_each(self._managers, "create", reserve, salt))
-        return int(sequence)
-
-    def free(self, s: int) -> None:
-        _each(self._managers, "free", s)
-
-    def seq_len(self, s: int) -> int:
-        return self._managers[0].seq_len(s)
-
-    def positions(self, s: int) -> Any:
-        return self._managers[0].positions(s)
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **more: _each(self._managers, name, *arguments, **more)[0]
 
     def seq_rm(self, s: int, p0: int) -> int:
         """Removes the rows from position p0 on. Windows come first, for only they may refuse."""
         return int(_each(self._managers[::-1], "seq_rm", s, p0)[-1])
-
-    def context_shift(self, s: int, n_ctx: int, n_new: int, n_keep: int = 0) -> int:
-        """Refused ("not_shiftable"): a manager of one group has no RoPE."""
-        return self._managers[0].context_shift(s, n_ctx, n_new, n_keep)
 
     def begin_step(self, appends: Sequence[Append], memories: Sequence[HostMemory]) -> GroupsStep:
         """Opens a step of each group, of appends by tokens. One of too many tokens is not open, and has `order`,
@@ -119,17 +105,13 @@ class GroupsManager:
                 found = manager.cached_prefix(Append(append.s, tokens=append.tokens, most_cached=found))
         return found
 
-    def defrag(self) -> list[tuple[int, int, int]]:
-        return [move for moves in _each(self._managers, "defrag") for move in moves]
-
     def update(self, memories: Sequence[HostMemory]) -> None:
+        """Makes the copies that are queued."""
         for manager, memory in zip(self._managers, memories):
             manager.update(memory)
 
-    def offload_prefix(self) -> None:
-        _each(self._managers, "offload_prefix")
-
     def flush(self, timeout: float) -> bool:
+        """Whether all that was put is written."""
         return all(_each(self._managers, "flush", timeout))
 
     def tiers(self) -> list[dict[str, Any]]:
@@ -141,9 +123,6 @@ class GroupsManager:
             | {"misses": dict(sum((Counter(each["misses"]) for each in tier), Counter()))}
             for tier in zip(*_each(self._managers, "tiers"))
         ]
-
-    def check(self) -> None:
-        _each(self._managers, "check")
 
     def stats(self) -> dict[str, Any]:
         """Of the first group, with the sums of all groups' slots."""
@@ -239,6 +218,6 @@ def open_caches(
     return Caches(parts, graph, step_tokens if min(most) < inf else None, most)
 
 
-def _each(all_: Sequence[Any], name: str, *arguments: object) -> list[Any]:
-    """Calls a method of each. Between the calls no Python code runs, so no interrupt comes."""
-    return list(map(methodcaller(name, *arguments), all_))
+def _each(all_: Sequence[Any], name: str, *arguments: object, **more: object) -> list[Any]:
+    """Calls a method of each. No Python code runs between the calls, so no interrupt comes there."""
+    return list(map(methodcaller(name, *arguments, **more), all_))

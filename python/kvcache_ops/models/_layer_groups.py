@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvcache_ops._cache import CacheSpec
-from kvcache_ops._errors import KvCacheError
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,6 @@ class LayerGroups:
         kept = [max(window, 2) if window and window < context else None for window in windows]  # a manager's least
         order = sorted(set(kept), key=lambda window: window or context, reverse=True)
         return cls(tuple(order), tuple(order.index(window) for window in kept))
-
-    def check_one(self, remedy: str) -> None:
-        """Refuses several groups where there can be one cache."""
-        if self.windows != (None,):
-            message = f"layers have {len(self.windows)} caches, expected one that keeps all tokens"
-            raise KvCacheError(f"{message}: {remedy}, or build with layer_groups=False", "layer_groups")
 
     def spec(self, group: int, whole: CacheSpec) -> CacheSpec:
         """The cache of a group, of the one of all layers."""

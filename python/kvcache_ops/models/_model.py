@@ -105,7 +105,9 @@ class Model:
 
         Raises KvCacheError "layer_groups" where layers have caches of their own, and what `Manager` raises.
         """
-        self.layer_groups.check_one("use `caches`")
+        if (count := len(self.layer_groups.windows)) > 1:
+            message = f"layers have {count} caches, expected one: use `caches`, or build with layer_groups=False"
+            raise KvCacheError(message, "layer_groups")
         return self.group_manager(spec, **management)
 
     def group_manager(self, spec: CacheSpec, **management: Any) -> Manager:
