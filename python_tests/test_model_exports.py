@@ -65,8 +65,9 @@ def test_what_onnx_runtime_does_not_compute_is_as_the_same_in_nodes(
 
 
 def test_rotary_tables_may_depend_on_the_context(tmp_path: Path) -> None:
-    """LongRoPE's `If`: the branch for the context asked for, or the one asked for, all the time."""
+    """LongRoPE's `If`: the branch for the context asked for, or the one asked for; of nodes in any order."""
     graph = Graph(rotary="by length")
+    graph.model.graph.node.reverse()  # builders up to 0.7 write them in no order
     source = write_export(tmp_path / "export", graph)
     for asked, kind, context, tokens in [
         (dict(), "long", CONTEXT, [*TOKENS, *TOKENS]),
@@ -223,6 +224,7 @@ REFUSED: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
     "kinds": (other_kind, "GroupQueryAttention and MultiHeadAttention, expected one kind"),
     "mask": (before_the_logits("Add", "mask.less"), "the logits come from Add last, expected a MatMul"),
     "mask in a layer": (with_input(0, "mask.less"), "ReduceSum mask.sum needs attention_mask, not for attention alone"),
+    "cycle": (lambda model: model.graph.node[-1].input.append("logits"), "MatMul logits needs what it computes itself"),
     "head": (before_the_logits("Softmax"), "the logits come from Softmax last, expected a MatMul"),
     "opset": (lambda model: setattr(model.opset_import[0], "version", 99), "has opset 99 of ai.onnx, expected at most"),
     "output": (lambda model: setattr(model.graph.output[0], "name", "hidden"), "has no output logits"),

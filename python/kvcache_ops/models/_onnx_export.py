@@ -44,6 +44,7 @@ from kvcache_ops.models._onnx_graph import (
     check_texts,
     rename,
     shape_of,
+    sort,
     unsupported,
 )
 
@@ -496,7 +497,9 @@ def _load(file: Path) -> tuple[bytes, ModelProto]:
         if opset.version > newest.get(opset.domain, opset.version):
             message = f"{file} has opset {opset.version} of {opset.domain or 'ai.onnx'}"
             raise unsupported(f"{message}, expected at most {newest[opset.domain]}")
-    return content, inliner.inline_local_functions(model) if model.functions else model
+    model = inliner.inline_local_functions(model) if model.functions else model
+    sort(model.graph)
+    return content, model
 
 
 def _data_files(model: ModelProto, folder: Path) -> list[str]:

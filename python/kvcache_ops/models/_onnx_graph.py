@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,21 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
         yield node
         for inner in _graphs(node):
             yield from all_nodes(inner.node)
+
+
+def sort(graph: GraphProto) -> None:
+    """Puts every node behind those that it reads from, as ONNX has it; ONNX Runtime takes any order."""
+    nodes = list(graph.node)
+    makers = {name: place for place, node in enumerate(nodes) for name in node.output}
+    reads = {place: {makers[name] for name in _reads(node) if name in makers} for place, node in enumerate(nodes)}
+    if all(other < place for place, others in reads.items() for other in others):
+        return
+    try:
+        order = list(TopologicalSorter(reads).static_order())
+    except CycleError as error:
+        raise unsupported(f"{called(nodes[error.args[1][0]])} needs what it computes itself") from error
+    del graph.node[:]
+    graph.node.extend(nodes[place] for place in order)
 
 
 def check_texts(graph: GraphProto) -> None:
