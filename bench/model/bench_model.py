@@ -234,13 +234,16 @@ class Model:
         engine = Process(OurEngine, str(self._folder), self._chosen.threads)
         share = engine("own_share", text, SEQUENCES, 128, 32)[0]
         cold, warm = engine("first_tokens", text[:PREFIX], text[PREFIX : PREFIX + NEW])[0]
+        faster, right = engine("repeating", text[:256], 128)[0]
         engine.end()
+        repeat = f"{cache}, Engine: 128 tokens that repeat a text, {right} of them guessed, times as fast"
         what = f"{cache}, Engine: first token of {PREFIX + NEW}, with {PREFIX} cached"
         return [
             *rows,
             known(f"{cache}, Engine: its own part of a step of {SEQUENCES} answers", share, at_most=0.03),
             known(what, warm * 1e3, "ms"),
             known(f"{what}, of without", warm / cold, at_most=0.1),
+            known(repeat, faster),
         ]
 
     def groups(self) -> Groups:

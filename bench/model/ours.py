@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,16 @@ class OurEngine:
             engine.generate([prefix + tokens], max_new_tokens=1)
             seconds.append(time.perf_counter() - begin)
         return seconds[0], seconds[1]
+
+    def repeating(self, tokens: list[int], steps: int) -> tuple[float, int]:
+        """How many times as fast an answer that repeats its prompt is with 8 guesses a step; how many were right."""
+        engines = [Engine(self._model, max_tokens=2048, threads=self._threads, prompt_lookup=n) for n in (0, 8)]
+        seconds: list[list[float]] = [[], []]
+        for _ in range(6):
+            answers = []
+            for engine, taken in zip(engines, seconds):
+                begin = time.perf_counter()
+                answers += engine.generate([tokens + tokens], max_new_tokens=steps)
+                taken.append(time.perf_counter() - begin)
+            assert answers[0].answer == answers[1].answer
+        return median(seconds[0][1:]) / median(seconds[1][1:]), answers[1].guessed
