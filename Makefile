@@ -18,6 +18,7 @@
 # make test-float16     every float16 as a value, with every largest of its group; as a scale, with every code
 # make test-wheel       the published wheel, installed by each of PYTHONS; its self-test and all golden cases
 # make test-tiers       pages in S3 and Redis, on servers that are started and killed
+# make test-serving     replicas under Ray Serve on two hosts, of which one is killed; lm-evaluation-harness
 # make test-oldest      the oldest supported ONNX Runtime, and one between it and the newest
 #
 # make test-sanitize-borders    the C interface and the Python package under AddressSanitizer

@@ -46,7 +46,7 @@ wheel: .venv/ready
 	$(VENV) -m maturin build --quiet --release --locked --manifest-path python/Cargo.toml --out "$(WHEELS)"
 
 # Installs it into an environment.
-.venv/wheel .venv-oldest/wheel .venv-middle/wheel .venv-torch/wheel: %/wheel: %/ready wheel
+.venv/wheel .venv-oldest/wheel .venv-middle/wheel .venv-serving/wheel .venv-torch/wheel: %/wheel: %/ready wheel
 	$*/bin/python $(INSTALL) --no-index --no-deps --force-reinstall "$(WHEELS)"/*.whl
 
 # The package as it is published: the source distribution, which has every golden case because the wheel, built from it,

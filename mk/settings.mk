@@ -22,12 +22,14 @@ REQUIREMENTS_OF_.venv := requirements.txt
 REQUIREMENTS_OF_.venv-oldest := requirements-oldest.txt
 REQUIREMENTS_OF_.venv-middle := requirements-middle.txt
 REQUIREMENTS_OF_.venv-tiers := requirements-tiers.txt
+REQUIREMENTS_OF_.venv-serving := requirements-serving.txt
 REQUIREMENTS_OF_.venv-torch := requirements-torch.txt
 REQUIREMENTS_OF_.venv-peers := --no-deps requirements-peers.txt
 REQUIREMENTS_OF_.venv-release := requirements-release.txt
 REQUIREMENTS_OF_.venv-gpu := requirements-gpu.txt
 REQUIREMENTS_OF_.venv-cuda := --no-deps kernels/src/cuda/requirements.txt
-ENVIRONMENTS := .venv .venv-oldest .venv-middle .venv-tiers .venv-torch .venv-peers .venv-release .venv-gpu .venv-cuda
+ENVIRONMENTS := .venv .venv-oldest .venv-middle .venv-tiers .venv-serving .venv-torch .venv-peers \
+	.venv-release .venv-gpu .venv-cuda
 .SECONDEXPANSION:
 $(ENVIRONMENTS:%=%/ready): %/ready: $$(lastword $$(REQUIREMENTS_OF_$$*))
 	$(PYTHON) -m venv $*

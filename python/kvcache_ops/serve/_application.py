@@ -224,12 +224,13 @@ async def _whole(receive: Receive, answers: Answers, reply: Reply, count: int) -
 
 
 async def _events(answers: Answers, reply: Reply, roles: int, usage: bool) -> AsyncIterator[bytes]:
-    for index in range(roles):
-        yield reply.role(index)
     async for piece in answers.pieces():
         if piece.error is not None:
             yield event(of_answer(piece.error).content())
             return
+        for index in range(roles):  # with the first piece: before it, nothing is lost where somebody asks again
+            yield reply.role(index)
+        roles = 0
         yield reply.piece(piece)
     if usage:
         yield reply.usage(answers.usage())
