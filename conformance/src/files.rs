@@ -1,35 +1,19 @@
 //! The files of a case as a program is given them, and the file that it writes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 
 use kvcache_schema::{ElementType, static_key_value_cache};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
-use serde::Serialize;
 
-use crate::case::{Case, Expected, Operator};
+use crate::case::{Case, Expected, Operator, Step};
 use crate::implementation::{CallResult, Outcome};
 #[cfg(feature = "embedded")]
 use crate::read::embedded;
-use crate::read::{TENSORS, YAML, dtype, read_tensor};
+use crate::read::{CaseFile, CompareFile, NanFile, StepFile, TENSORS, YAML, dtype, read_tensor};
 use crate::tensor::Tensor;
-
-#[derive(Serialize)]
-struct CaseFile<'a> {
-    about: &'a str,
-    rules: &'a [String],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    domain: Option<&'static str>,
-    types: BTreeMap<&'static str, &'static str>,
-    attributes: &'a BTreeMap<&'static str, i64>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    int4: BTreeMap<&'static str, &'a [usize]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    compare: Option<BTreeMap<&'static str, &'static str>>,
-    steps: Vec<BTreeMap<&'static str, &'a str>>,
-}
 
 /// The contents of `case.yaml` and `tensors.safetensors`: those that the case was read from, or those of a random case
 /// of `KeyValueCache`.
@@ -48,22 +32,23 @@ pub fn files(case: &Case) -> io::Result<[Vec<u8>; 2]> {
 }
 
 fn yaml(case: &Case) -> Result<String, serde_yaml::Error> {
-    let any = [("nan", "any"), ("why", "arithmetic makes NaN, with the machine's sign and payload")];
-    let step = |expected| match expected {
-        &Expected::Success(_) => BTreeMap::new(),
-        Expected::Refusal { kind, .. } => BTreeMap::from([("error", kind.as_str())]),
-    };
     let cache = case.cache.iter().filter(|cache| cache.element() == ElementType::Int4);
+    let why = || "arithmetic makes NaN, with the machine's sign and payload".to_owned();
+    let step = |step: &Step| match &step.expected {
+        Expected::Success(_) => StepFile::default(),
+        Expected::Refusal { kind, .. } => StepFile { error: Some(kind.clone()), mentions: Vec::new() },
+    };
     serde_yaml::to_string(&CaseFile {
-        about: &case.about,
-        rules: &case.rules,
-        // A case of dynamic batching leaves its domain out.
-        domain: (case.operator == Operator::StaticKeyValueCache).then_some(static_key_value_cache::DOMAINS[0]),
-        types: case.types().into_iter().map(|(name, element)| (name, element.name())).collect(),
-        attributes: &case.attributes,
-        int4: cache.map(|cache| ("cache", cache.shape())).collect(),
-        compare: case.any_nan.then(|| any.into_iter().collect()),
-        steps: case.steps.iter().map(|step_of| step(&step_of.expected)).collect(),
+        about: case.about.clone(),
+        rules: case.rules.clone(),
+        operator: None,
+        outputs: None,
+        domain: (case.operator == Operator::StaticKeyValueCache).then(|| static_key_value_cache::DOMAINS[0].to_owned()),
+        types: case.types().into_iter().map(|(name, element)| (name.to_owned(), element.name().to_owned())).collect(),
+        attributes: case.attributes.iter().map(|(&name, &value)| (name.to_owned(), value.into())).collect(),
+        int4: cache.map(|cache| ("cache".to_owned(), cache.shape().to_vec())).collect(),
+        compare: case.any_nan.then(|| CompareFile { nan: NanFile::Any, why: why() }),
+        steps: case.steps.iter().map(step).collect(),
     })
 }
 

@@ -7,7 +7,7 @@ use std::{fs, io};
 use kvcache_schema::{ElementType, static_key_value_cache};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::case::{AFTER, Case, Expected, Operator, Step, Suite, Tensors};
@@ -93,47 +93,51 @@ impl Cause {
     }
 }
 
-#[derive(Deserialize)]
+/// The contents of `case.yaml`.
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CaseFile {
-    about: String,
-    rules: Vec<String>,
+pub(crate) struct CaseFile {
+    pub(crate) about: String,
+    pub(crate) rules: Vec<String>,
     /// The operator, if it is one of attention.
-    operator: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) operator: Option<String>,
     /// The outputs, if they are others than the required ones.
-    outputs: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) outputs: Option<Vec<String>>,
     /// The domain, if it is that of static batching.
-    domain: Option<String>,
-    types: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) domain: Option<String>,
+    pub(crate) types: BTreeMap<String, String>,
     #[serde(default)]
-    attributes: BTreeMap<String, serde_yaml::Number>,
-    #[serde(default)]
-    int4: BTreeMap<String, Vec<usize>>,
-    compare: Option<CompareFile>,
-    steps: Vec<StepFile>,
+    pub(crate) attributes: BTreeMap<String, serde_yaml::Number>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) int4: BTreeMap<String, Vec<usize>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) compare: Option<CompareFile>,
+    pub(crate) steps: Vec<StepFile>,
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CompareFile {
-    #[serde(rename = "nan")]
-    _nan: NanFile,
-    #[serde(rename = "why")]
-    _why: String,
+pub(crate) struct CompareFile {
+    pub(crate) nan: NanFile,
+    pub(crate) why: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum NanFile {
+pub(crate) enum NanFile {
     Any,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StepFile {
-    error: Option<String>,
-    #[serde(default)]
-    mentions: Vec<String>,
+pub(crate) struct StepFile {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) mentions: Vec<String>,
 }
 
 impl CaseFile {
