@@ -48,6 +48,15 @@ impl Tensor {
         Some(tensor)
     }
 
+    /// A tensor of indices of this shape.
+    ///
+    /// # Panics
+    /// If there are not as many as the shape needs.
+    pub fn of_indices(indices: &[i64], shape: &[usize]) -> Self {
+        let bytes: Vec<_> = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
+        Self::new(ElementType::Int64, shape.to_vec(), &bytes).expect("as many indices as the shape needs")
+    }
+
     /// A tensor of zero bytes; `None` if its size overflows.
     pub fn zeros(element: ElementType, shape: Vec<usize>) -> Option<Self> {
         let memory = Memory::zeros(shape::bytes(element, &shape)?, element.align());

@@ -6,8 +6,7 @@ use super::unstructured::Unstructured;
 use crate::tensor::{Tensor, Value};
 
 pub(super) fn indices(shape: &[usize], values: &[i64]) -> Tensor {
-    let bytes: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    tensor(ElementType::Int64, shape, &bytes)
+    Tensor::of_indices(values, shape)
 }
 
 /// A tensor of random bytes. Of a float type they are any bits.

@@ -10,7 +10,7 @@ use kvcache_op::{
 use libtest_mimic::Failed;
 
 use crate::call::{Checked, How, Uploaded, write as on_device};
-use crate::device::{Buffer, Gpu, Result as OnGpu, of_numbers, untouched};
+use crate::device::{Buffer, Gpu, Result as OnGpu, untouched};
 
 /// Heads that are too long are refused when the kernels are prepared.
 pub fn long_heads_are_refused(gpu: &Gpu) -> Result<(), Failed> {
@@ -40,11 +40,11 @@ fn long_call(max_seqlen: i64, has_variants: bool) -> Call {
             ("query", floats([4, 4, 24], 1)),
             ("key", floats([1800, 2, 24], 1000)),
             ("value", floats([1800, 2, 24], 500_000)),
-            ("seqstarts", of_numbers(&[0, 1, 4], &[3])),
-            ("kvstarts", of_numbers(&[0, 1100, 1800], &[3])),
-            ("decoding_batches", of_numbers(&[1], &[1])),
-            ("max_seqlen", of_numbers(&[max_seqlen], &[1])),
-            ("max_kvlen", of_numbers(&[1100], &[1])),
+            ("seqstarts", Tensor::of_indices(&[0, 1, 4], &[3])),
+            ("kvstarts", Tensor::of_indices(&[0, 1100, 1800], &[3])),
+            ("decoding_batches", Tensor::of_indices(&[1], &[1])),
+            ("max_seqlen", Tensor::of_indices(&[max_seqlen], &[1])),
+            ("max_kvlen", Tensor::of_indices(&[1100], &[1])),
         ]
         .into(),
         cache: None,

@@ -17,7 +17,7 @@ use libtest_mimic::{Failed, Measurement};
 
 use crate::attention::is_near_the_cpu;
 use crate::call::{How, Uploaded, Written, captured};
-use crate::device::{Gpu, Result, of_numbers};
+use crate::device::{Gpu, Result};
 use crate::golden::OnDevice;
 
 /// Heads of a cache, as models of eight billion parameters have them.
@@ -99,8 +99,8 @@ impl Bench {
         let max_p = (past + current).div_ceil(PAGE_SIZE);
         let mut pages: Vec<_> = (0..batch * max_p).map(|page| (page * PAGE_SIZE) as i64).collect();
         random.shuffle(&mut pages);
-        call.inputs.insert("cachestarts", of_numbers(&pages, &[batch, max_p]));
-        call.inputs.insert("max_seqlen", of_numbers(&[current as i64], &[1]));
+        call.inputs.insert("cachestarts", Tensor::of_indices(&pages, &[batch, max_p]));
+        call.inputs.insert("max_seqlen", Tensor::of_indices(&[current as i64], &[1]));
         if queries > 0 {
             let heads = NUM_HEADS * queries;
             call.operator = Operator::MultiHeadCacheAttention;
@@ -113,7 +113,7 @@ impl Bench {
             let query = Tensor::new(types.t1, vec![batch * current, heads, HEAD_DIM], &query);
             let decoding = if current == 1 { batch } else { 0 };
             call.inputs.insert("query", query.expect("the bytes of its shape"));
-            call.inputs.insert("decoding_batches", of_numbers(&[decoding as i64], &[1]));
+            call.inputs.insert("decoding_batches", Tensor::of_indices(&[decoding as i64], &[1]));
         }
         call
     }

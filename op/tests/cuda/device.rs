@@ -115,12 +115,3 @@ pub fn untouched(element: ElementType, shape: &[usize]) -> Tensor {
     tensor.bytes_mut().fill(UNTOUCHED);
     tensor
 }
-
-pub fn numbers(tensor: &Tensor) -> Vec<i64> {
-    tensor.bytes().as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect()
-}
-
-pub fn of_numbers(numbers: &[i64], shape: &[usize]) -> Tensor {
-    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Tensor::new(ElementType::Int64, shape.to_vec(), &bytes).expect("the bytes of its shape")
-}

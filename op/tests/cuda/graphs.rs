@@ -9,7 +9,7 @@ use kvcache_op::{Attributes, CacheLayout, ElementType, KeyValueCache};
 use libtest_mimic::Failed;
 
 use crate::call::{Checked, How, Uploaded, captured, written};
-use crate::device::{Buffer, Gpu, UNTOUCHED, of_numbers, untouched};
+use crate::device::{Buffer, Gpu, UNTOUCHED, untouched};
 use crate::oracle::expected;
 
 const NUM_HEADS: usize = 2;
@@ -41,7 +41,7 @@ pub fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i
     let scale_dims = CacheDims { inner: HEAD_DIM / 8, ..dims };
     let layout = CacheLayout::HeadMajor;
     let current = [rows, NUM_HEADS, HEAD_DIM];
-    let starts = |[a, b]: [i64; 2]| of_numbers(&[0, a, a + b], &[3]);
+    let starts = |[a, b]: [i64; 2]| Tensor::of_indices(&[0, a, a + b], &[3]);
     let mut attributes = Operator::KeyValueCache.attributes();
     attributes.extend([("quant_bit", types.quant_bit), ("num_repeat", 2)]);
     attributes.extend([("cache_mode", 1), ("cache_layout", 3), ("page_size", 8)]);
@@ -54,10 +54,10 @@ pub fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i
             ("current_value", tensor(types.t1, &current, phase + 1)),
             ("seqstarts", starts(seqlen)),
             ("kvstarts", starts([start_pos[0] + seqlen[0], start_pos[1] + seqlen[1]])),
-            ("cachestarts", of_numbers(&[32, 3, 20, 11, 40, -1], &[2, 3])),
-            ("start_pos", of_numbers(&start_pos, &[2])),
-            ("max_seqlen", of_numbers(&[24], &[])),
-            ("max_kvlen", of_numbers(&[24], &[])),
+            ("cachestarts", Tensor::of_indices(&[32, 3, 20, 11, 40, -1], &[2, 3])),
+            ("start_pos", Tensor::of_indices(&start_pos, &[2])),
+            ("max_seqlen", Tensor::of_indices(&[24], &[])),
+            ("max_kvlen", Tensor::of_indices(&[24], &[])),
         ]
         .into(),
         cache: Some(tensor(types.t2, &layout.shape(dims), 5)),

@@ -7,13 +7,13 @@ use kvcache_op::cuda::{Finding, Status};
 use kvcache_op::{Attributes, Backend, CacheLayout, CacheMode, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
 use kvcache_testing::random::After;
 
-use crate::device::{numbers, untouched};
+use crate::device::untouched;
 
 /// What the call leaves behind, and every status that the device may report.
 pub fn expected(call: &Call) -> (After, Vec<Status>) {
     let attributes = cache_attributes(&call.attributes);
     let (cache, scale) = (call.cache().clone(), call.scale.clone());
-    let rows_of_key = numbers(&call.inputs["kvstarts"]).last().copied().expect("at least the total");
+    let rows_of_key = call.inputs["kvstarts"].indices().last().copied().expect("at least the total");
     let [_, num_heads, head_dim] = call.inputs["current_key"].shape().try_into().expect("rank 3");
     let shape = [rows_of_key as usize, num_heads * attributes.num_repeat as usize, head_dim];
     let output = || untouched(call.t1(), &shape);
@@ -36,7 +36,7 @@ pub fn slot(attributes: &Attributes, call: &Call, b: usize, token: i128) -> Resu
     if page >= max_p as i128 {
         return Err(Finding::TooManyPages);
     }
-    let start = i128::from(numbers(cachestarts)[b * max_p + page as usize]);
+    let start = i128::from(cachestarts.indices()[b * max_p + page as usize]);
     let slot = start + token % i128::from(page_size);
     // A page that starts outside is wrong even where a token of it would be inside.
     if start < 0 || start >= max_t || slot >= max_t { Err(Finding::Slot) } else { Ok(slot as i64) }
@@ -50,7 +50,7 @@ struct Oracle<'a> {
 
 impl Oracle<'_> {
     fn run(&mut self) -> Vec<Status> {
-        let [seqstarts, start_pos] = ["seqstarts", "start_pos"].map(|name| numbers(&self.call.inputs[name]));
+        let [seqstarts, start_pos] = ["seqstarts", "start_pos"].map(|name| self.call.inputs[name].indices());
         let rows = [&self.call.inputs["current_key"], &self.after.key].map(|tensor| tensor.shape()[0] as i128);
         let row_elements: usize = self.call.inputs["current_key"].shape()[1..].iter().product();
         // What has no rows, or rows without elements, is not launched.

@@ -1,7 +1,7 @@
 //! The status word: what the kernels find wrong, and what they do all the same.
 
 use kvcache_conformance::backends::cache_attributes;
-use kvcache_conformance::{Call, Suite};
+use kvcache_conformance::{Call, Suite, Tensor};
 use kvcache_op::cuda::{Finding, Status};
 use kvcache_testing::random::calls;
 use libtest_mimic::Failed;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::agree::each;
 use crate::call::{How, Uploaded, difference};
-use crate::device::{Gpu, UNTOUCHED, numbers, of_numbers};
+use crate::device::{Gpu, UNTOUCHED};
 use crate::golden::{cases, left_to_device};
 use crate::oracle::{expected, slot};
 
@@ -34,7 +34,7 @@ pub fn golden_cases_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed>
         for step in 0..case.steps.len() {
             let Some(kind) = left_to_device(&case, step) else { continue };
             let call = case.call(step);
-            let too_large = numbers(&call.inputs["kvstarts"]).last().is_some_and(|&rows| rows > 1 << 20);
+            let too_large = call.inputs["kvstarts"].indices().last().is_some_and(|&rows| rows > 1 << 20);
             if kind == "write_conflict" || race(&call) {
                 unseen.push(format!("{} (two tokens race for a slot)", case.name));
             } else if too_large {
@@ -61,11 +61,11 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
     each(300, broken, |(mut call, changes)| {
         for (input, index, value) in changes {
             let tensor = call.inputs.get_mut(input).expect("an index input");
-            let mut values = numbers(tensor);
+            let mut values = tensor.indices();
             if !values.is_empty() {
                 let at = index.index(values.len());
                 values[at] = value;
-                *tensor = of_numbers(&values, tensor.shape());
+                *tensor = Tensor::of_indices(&values, tensor.shape());
             }
         }
         if !race(&call) {
@@ -81,7 +81,7 @@ pub fn random_bad_indices(gpu: &Gpu) -> Result<(), Failed> {
 
 /// Whether two current tokens have one slot, which the device does not find.
 fn race(call: &Call) -> bool {
-    let [seqstarts, start_pos] = ["seqstarts", "start_pos"].map(|name| numbers(&call.inputs[name]));
+    let [seqstarts, start_pos] = ["seqstarts", "start_pos"].map(|name| call.inputs[name].indices());
     let falls = seqstarts.windows(2).any(|pair| pair[1] < pair[0]);
     let total = seqstarts.last().copied().unwrap_or_default();
     if seqstarts[0] != 0 || falls || total > call.inputs["current_key"].shape()[0] as i64 {
@@ -107,7 +107,7 @@ pub fn keeps_the_first_finding(gpu: &Gpu) -> Result<(), Failed> {
     assert_eq!(first.finding, Finding::Slot);
     // Something else, later.
     let start_pos = &call.inputs["start_pos"];
-    let negative = of_numbers(&vec![-1; numbers(start_pos).len()], start_pos.shape());
+    let negative = Tensor::of_indices(&vec![-1; start_pos.indices().len()], start_pos.shape());
     call.inputs.insert("start_pos", negative);
     run(&call)?;
     assert_eq!(gpu.status.get(), Some(first), "the first finding stays");
@@ -136,9 +136,9 @@ pub fn attention_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed> {
         let case = cases.iter().find(|case| case.name == name).ok_or(format!("there is no golden case {name}"))?;
         let mut call = case.call(0);
         let tensor = call.inputs.get_mut(input).ok_or("there is no such input")?;
-        let mut values = numbers(tensor);
+        let mut values = tensor.indices();
         change(&mut values);
-        *tensor = of_numbers(&values, tensor.shape());
+        *tensor = Tensor::of_indices(&values, tensor.shape());
         let outputs = Uploaded::new(gpu, &call, How::default())?.run(gpu, &call, How::default())?;
         let status = gpu.status.take().ok_or(format!("{name}: nothing was found"))?;
         assert_eq!(status.finding, finding, "{name}");

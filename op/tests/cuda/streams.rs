@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvcache_conformance::Call;
+use kvcache_conformance::{Call, Tensor};
 use kvcache_op::cuda::cudarc::driver::sys::CUresult;
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use kvcache_op::cuda::{
@@ -13,7 +13,7 @@ use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache};
 use libtest_mimic::Failed;
 
 use crate::call::{Checked, How, Uploaded, difference, written};
-use crate::device::{self, Buffer, Gpu, of_numbers};
+use crate::device::{Buffer, Gpu};
 use crate::graphs::{self, step};
 use crate::oracle;
 
@@ -99,7 +99,7 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     let call = small_call();
     let (uploaded, (after, _)) = (Uploaded::new(gpu, &call, How::default())?, oracle::expected(&call));
     let outputs = graphs::outputs(gpu, call.t1(), after.key.shape()[0])?;
-    let status = Buffer::of(gpu, &of_numbers(&[0], &[1]), 0)?;
+    let status = Buffer::of(gpu, &Tensor::of_indices(&[0], &[1]), 0)?;
     gpu.stream.synchronize()?;
     let Checked::Stores(checked) = uploaded.check(gpu, &call, None)? else { unreachable!("it stores") };
     let (outputs_at, status_at) = (written(gpu, &outputs), status.address(gpu));
@@ -119,7 +119,7 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     for (output, expected) in outputs.iter().zip([&after.key, &after.value]) {
         assert!(output.download(gpu)? == *expected);
     }
-    assert_eq!(Status::from_word(device::numbers(&status.download(gpu)?)[0] as u64), None);
+    assert_eq!(Status::from_word(status.download(gpu)?.indices()[0] as u64), None);
     // SAFETY: nothing uses the stream any more.
     unsafe { result::stream::destroy(foreign) }?;
     Ok(())

@@ -19,10 +19,7 @@ const GROUP: usize = 8;
 /// The kernels store these groups as the reference does, in eight bits and in four, whatever the reciprocal's last bit.
 fn stored(t1: ElementType, groups: &[u8]) {
     let tokens = groups.len() / t1.byte_len(GROUP);
-    let index = |numbers: &[i64]| {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        Tensor::new(ElementType::Int64, vec![numbers.len()], &bytes).unwrap()
-    };
+    let index = |numbers: &[i64]| Tensor::of_indices(numbers, &[numbers.len()]);
     let current = || Tensor::new(t1, vec![tokens, 1, GROUP], groups).unwrap();
     let rows = tokens as i64;
     for (t2, quant_bit) in [(ElementType::Int8, 8), (ElementType::Int4, 4)] {
