@@ -178,6 +178,7 @@ impl SessionError {
             Self::KeyForm { expected, got } => fields![expected, got],
             Self::Rope { name, expected, got } => fields![name, expected, got],
             Self::Fingerprint { expected, got } => fields![expected, got],
+            Self::PassedRows { rows } => fields![rows],
             Self::RowIndex { sequence, row, got, rows } => fields![sequence, row, got, rows],
             Self::PositionRange { sequence, row, got, max } => fields![sequence, row, got, max],
             Self::PositionOrder { sequence, row, got, min } => fields![sequence, row, got, min],

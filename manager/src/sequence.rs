@@ -39,9 +39,6 @@ pub(crate) struct Swapped {
     pub(crate) tokens: Vec<u32>,
 }
 
-/// Why rows are needed that are not there.
-pub(crate) const PASSED: &str = "a window has freed the pages of the first rows";
-
 /// The first rows of a sequence, whole pages of them, which a window has passed: in its table they have the null page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Passed {

@@ -218,7 +218,8 @@ fn in_cache(state: &State, rows: &SwappedRows) -> Option<u32> {
     rows.sealed.and_then(|(key, seal)| state.prefix.same(key, seal))
 }
 
-/// Gives rows that are swapped out slots, behind `nulls` null pages. All changes are in the journal; after an error they have to be rolled back.
+/// Gives rows that are swapped out slots, after `nulls` null pages. All changes are in the journal; after an error they
+/// have to be rolled back.
 fn land(
     spec: &CacheSpec,
     state: &mut State,

@@ -8,7 +8,7 @@ use super::Editor;
 use crate::error::Error;
 use crate::pages::NULL_PAGE;
 use crate::seq_id::SeqId;
-use crate::sequence::{MemoryLocation, PASSED, Passed};
+use crate::sequence::{MemoryLocation, Passed};
 use crate::spec::Mode;
 
 impl Editor<'_> {
@@ -52,7 +52,7 @@ impl Editor<'_> {
     pub(super) fn check_whole(&self, seq: SeqId) -> Result<(), Error> {
         match self.state.sequences[seq].passed.rows {
             0 => Ok(()),
-            _ => Err(Error::NotShiftable { why: PASSED }),
+            _ => Err(Error::NotShiftable { why: "a window has freed the pages of the first rows" }),
         }
     }
 

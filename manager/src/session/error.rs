@@ -83,6 +83,10 @@ pub enum SessionError {
     #[error("the fingerprint is \"{got}\", expected \"{expected}\"")]
     Fingerprint { expected: String, got: String },
 
+    /// A sequence of which a window has freed pages: a session has all rows.
+    #[error("a window has freed the pages of the first {rows} rows of a sequence, expected none")]
+    PassedRows { rows: usize },
+
     /// A row that the file does not have.
     #[error("row {row} of sequence {sequence} is row {got} of the file, which has {rows}")]
     RowIndex { sequence: usize, row: usize, got: u64, rows: u64 },

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use super::error::SessionError;
 use super::sequences::{self, SavedSequence};
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::seq_id::SeqId;
-use crate::sequence::{PASSED, Sequence};
+use crate::sequence::Sequence;
 use crate::state::State;
 
 /// Gives every row of the sequences its index in the file.
@@ -27,8 +28,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::Lost`], [`Error::UpdatePending`], [`Error::Memory`]; [`Error::Session`] with
-    /// [`SessionError::Io`](crate::SessionError::Io) or
-    /// [`SessionError::HeaderLength`](crate::SessionError::HeaderLength).
+    /// [`SessionError::Io`], [`SessionError::PassedRows`] or [`SessionError::HeaderLength`].
     pub fn save(&mut self, path: impl AsRef<Path>, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
         self.check_closed()?;
         let mut seqs: Vec<_> = self.state.sequences.iter().map(|(seq, sequence)| (sequence.created, seq)).collect();
@@ -57,8 +57,8 @@ impl Manager {
         seqs: impl IntoIterator<Item = SeqId>,
     ) -> Result<(), Error> {
         let sequences = seqs.into_iter().map(|seq| self.state.intact(seq)).collect::<Result<Vec<_>, _>>()?;
-        if sequences.iter().any(|sequence| sequence.passed.rows > 0) {
-            return Err(Error::NotShiftable { why: PASSED });
+        if let Some(rows) = sequences.iter().map(|sequence| sequence.passed.rows).find(|&rows| rows > 0) {
+            return Err(SessionError::PassedRows { rows }.into());
         }
         let (copies, pending) = self.state.waiting();
         if (copies, pending) != (0, 0) {

@@ -182,11 +182,12 @@ fn what_needs_rows_that_the_window_has_passed_is_refused() {
         manager.seq_cp(seq, other, 8..).map(drop),
         manager.seq_cp(seq, other, ..9).map(drop),
         manager.self_extend(seq, 2, 4).map(drop),
-        manager.save_seq("nowhere", &script.cache.memory, seq),
     ];
     for (i, refused) in refused.into_iter().enumerate() {
         assert_eq!(refused.unwrap_err().kind(), "not_shiftable", "operation {i}");
     }
+    let refused = manager.save_seq("nowhere", &script.cache.memory, seq).unwrap_err();
+    assert_eq!(refused.to_string(), "a window has freed the pages of the first 6 rows of a sequence, expected none");
     assert!(*manager == before);
     for builder in [
         builder(1, 1, 4, 8).mode(Mode::Paged { page_size: 4 }).keep_rows(true),

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from kvcache_ops._cache import Cache
 from kvcache_ops._errors import CapacityError, KvCacheError
 from kvcache_ops.manager import Append, HostMemory, Manager, Step
-from kvcache_ops.models._layer_groups import LayerGroups
 
 if TYPE_CHECKING:
     from kvcache_ops.models._model import Model
 
+# What all managers do, or the first refuses.
+_ON_EACH = ("create", "free", "seq_len", "positions", "context_shift", "defrag", "offload_prefix", "check")
 _WINDOWS = 4  # windows that a group has room for at least, where the others' cache is short
-_MOST_POSITIONS = 2**31 - 1
 
 
 class GroupsStep:
@@ -53,14 +53,16 @@ class GroupsManager:
     """The managers of all groups as one, for an engine: all of them make a change, or none does.
 
     Sequences have one id and the same rows in all of them. A prefix is found as far as each group has what it needs of
-    it. Methods that are not here are called on each manager, and return what the first does. `step_tokens`: a step of
-    more tokens may be too many for a window; then it only says what it would find.
+    it. The methods in `_ON_EACH` return what the first manager's does. `step_tokens`: a step of more tokens may be too
+    many for a window; then it only says what it would find.
     """
 
     def __init__(self, managers: Sequence[Manager], step_tokens: int | None) -> None:
         self._managers, self._step_tokens = managers, step_tokens
 
     def __getattr__(self, name: str) -> Any:
+        if name not in _ON_EACH:
+            raise AttributeError(f"managers of several groups have no {name}")
         return lambda *arguments, **more: _each(self._managers, name, *arguments, **more)[0]
 
     def seq_rm(self, s: int, p0: int) -> int:
@@ -138,17 +140,46 @@ class Caches:
     """
 
     def __init__(
-        self, parts: Sequence[tuple[Cache, Manager]], graph: LayerGroups, step_tokens: int | None, most: Sequence[float]
+        self,
+        model: Model,
+        max_tokens: int,
+        batch: int | None,
+        step_tokens: int,
+        window_tokens: int | None,
+        **options: Any,
     ) -> None:
-        self.caches, self.managers = [cache for cache, _ in parts], [manager for _, manager in parts]
-        self._graph, self._most = graph, most
+        self._groups, page = model.layer_groups, model.cache.page_size
+        self.caches: list[Cache] = []
+        self.managers: list[Manager] = []
+        self._most: list[float] = []  # rows that a sequence takes at most
+        for group, window in enumerate(self._groups.windows):
+            slots, most, own = max_tokens, inf, dict(options)
+            if window is not None and batch is not None:
+                held = window + options.get("slack", 0) + page  # rows of a sequence between two steps
+                least = held + step_tokens
+                if window_tokens is not None and window_tokens < least:
+                    message = f"window_tokens is {window_tokens}, expected at least {least}: a window of {window}"
+                    raise KvCacheError(f"{message}, a page and the {step_tokens} tokens of a step", "engine_range")
+                room = window_tokens or step_tokens + held * min(batch, max(_WINDOWS, max_tokens // (16 * window)))
+                room = -(-room // page) * page + page  # and the null page
+                if room < max_tokens if group else least + page <= max_tokens:
+                    slots, most = room if group else max_tokens, least
+                    own |= {"window": window, "keep_rows": True}
+            if len(self._groups.windows) > 1 or most < inf:
+                own["rope"] = None  # positions of one group alone cannot change, nor those of rows without pages
+            if group:
+                own["fingerprint"] = f"{options.get('fingerprint', model.fingerprint)}, layers of window {window}"
+            cache = self._groups.spec(group, replace(model.cache, max_tokens=slots)).allocate()
+            self.caches.append(cache)
+            self.managers.append(model.group_manager(cache.spec, **own))
+            self._most.append(most)
         memories = [HostMemory(cache.spec, *cache) for cache in self.caches]
         self.manager: Manager | GroupsManager = self.managers[0]
         self.memory: Any = memories[0]
-        if graph.windows != (None,):
-            self.manager, self.memory = GroupsManager(self.managers, step_tokens), memories
-        slots = self.caches[0].spec.max_tokens
-        self.longest = slots if most[0] == inf else _MOST_POSITIONS
+        if self._groups.windows != (None,):
+            self.manager = GroupsManager(self.managers, step_tokens if min(self._most) < inf else None)
+            self.memory = memories
+        self.longest = max_tokens if self._most[0] == inf else model.config.context_length
 
     @property
     def nbytes(self) -> int:
@@ -176,46 +207,16 @@ class Caches:
     def bind(self, io_binding: Any) -> None:
         """Binds all memory to the graph's inputs: once, for every later run."""
         for group, cache in enumerate(self.caches):
-            names = self._graph.inputs(group)
+            names = self._groups.inputs(group)
             cache.bind(io_binding, names["cache"], names["scale"])
 
     def ortvalues(self) -> dict[str, Any]:
         """Feeds of `session.run` on all memory, by the graph's inputs."""
         values: dict[str, Any] = {}
         for group, cache in enumerate(self.caches):
-            names = self._graph.inputs(group)
+            names = self._groups.inputs(group)
             values |= {names[name]: value for name, value in cache.ortvalues().items()}
         return values
-
-
-def open_caches(
-    model: Model, max_tokens: int, batch: int | None, step_tokens: int, window_tokens: int | None, **management: Any
-) -> Caches:
-    """See `Model.caches`."""
-    graph, page = model.layer_groups, model.cache.page_size
-    parts, most = [], []
-    for group, window in enumerate(graph.windows):
-        slots, longest, options = max_tokens, inf, dict(management)
-        if window is not None and batch is not None:
-            held = window + options.get("slack", 0) + page  # rows of a sequence between two steps
-            least = held + step_tokens
-            if window_tokens is not None and window_tokens < least:
-                message = f"window_tokens is {window_tokens}, expected at least {least}: a window of {window}, a page"
-                raise KvCacheError(f"{message} and the {step_tokens} tokens of a step", "engine_range")
-            own = window_tokens or step_tokens + held * min(batch, max(_WINDOWS, max_tokens // (16 * window)))
-            own = -(-own // page) * page + page  # and the null page
-            if own < max_tokens if group else least + page <= max_tokens:
-                slots, longest = own if group else max_tokens, least
-                options |= {"window": window, "keep_rows": True}
-        if graph.windows != (None,):
-            options |= {"rope": None}
-        if group:
-            given = options.get("fingerprint", model.fingerprint)
-            options |= {"fingerprint": f"{given}, layers of window {window}"}
-        cache = graph.spec(group, replace(model.cache, max_tokens=slots)).allocate()
-        parts.append((cache, model.group_manager(cache.spec, **options)))
-        most.append(longest)
-    return Caches(parts, graph, step_tokens if min(most) < inf else None, most)
 
 
 def _each(all_: Sequence[Any], name: str, *arguments: object, **more: object) -> list[Any]:

@@ -20,7 +20,7 @@ from kvcache_ops._optional import load as load_package
 from kvcache_ops._registration import register
 from kvcache_ops.manager import Manager, Rope
 from kvcache_ops.models._build import DATA, FORMAT, FORMAT_OF_GROUPS, METADATA, MODEL, TOKENIZER
-from kvcache_ops.models._caches import Caches, open_caches
+from kvcache_ops.models._caches import Caches
 from kvcache_ops.models._config import Config
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_export import GraphConfig, LinkedFile
@@ -95,7 +95,7 @@ class Model:
         for the windows of `batch` sequences, of 4 where the first group has fewer than 80 windows' slots, of more where
         it has more. management: as `Manager` has it.
         """
-        return open_caches(self, max_tokens, batch, step_tokens, window_tokens, **management)
+        return Caches(self, max_tokens, batch, step_tokens, window_tokens, **management)
 
     def manager(self, spec: CacheSpec, **management: Any) -> Manager:
         """A manager of that cache, with the model's RoPE, window and fingerprint. management: as `Manager` has it.
