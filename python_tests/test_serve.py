@@ -457,6 +457,24 @@ def test_what_clients_send(shared: Serving) -> None:
             ask(messages=MESSAGES, extra_body=more, **GREEDY)
 
 
+def test_methods(shared: Serving) -> None:
+    """What a path allows is said, to OPTIONS and with a refusal."""
+    connection = HTTPConnection("127.0.0.1", shared.port, timeout=60)
+    for method, where, status, allowed in (
+        ("HEAD", "/v1/models", 200, None),
+        ("OPTIONS", "/v1/models", 204, {"GET", "HEAD"}),
+        ("OPTIONS", CHAT, 204, {"POST"}),
+        ("GET", CHAT, 405, {"POST"}),
+        ("OPTIONS", "/v2", 404, None),
+    ):
+        connection.request(method, where)
+        response = connection.getresponse()
+        response.read()
+        allow = response.getheader("allow")
+        assert (response.status, allow and set(allow.split(", "))) == (status, allowed)
+    connection.close()
+
+
 def test_keys_and_origins(path: Path) -> None:
     """Without its key nothing below /v1 is told; a page of an origin that is allowed may ask."""
     with serving(path, app={"api_key": "secret", "allow_origin": ["http://page"]}) as server:

@@ -142,7 +142,7 @@ def wait_for_replicas(count: int) -> None:
     until, seen = time.monotonic() + 240, set[str]()
     while len(seen) < count:
         assert time.monotonic() < until
-        seen = {ask(f"{time.monotonic()} {i} {'x' * 64}", 1).replica for i in range(4 * count)}
+        seen = {ask(f"{os.urandom(8).hex()} {'x' * 64}", 1).replica for _ in range(4 * count)}
 
 
 def test_a_host_that_dies(hosts: Hosts, model: Path) -> None:

@@ -260,10 +260,13 @@ def _refused(_: Request, error: Exception) -> Response:
     return error.response()
 
 
-def _http_error(_: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = HTTPStatus(error.status_code).name.lower()
-    return Refusal(error.status_code, error.detail, code).response()
+    if error.status_code == 405 and request.method == "OPTIONS":  # what a path allows is what it refuses others with
+        return Response(status_code=204, headers=error.headers)
+    response = Refusal(error.status_code, error.detail, HTTPStatus(error.status_code).name.lower()).response()
+    response.headers.update(error.headers or {})
+    return response
 
 
 def _gone(_: Request, __: Exception) -> Response:
