@@ -41,9 +41,7 @@ _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed",
 def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Adds the commands; each sets `run`, which takes what was given."""
     build = commands.add_parser("build", help="an ONNX model with a KV cache from a checkpoint or an ONNX export")
-    build.add_argument(
-        "source", metavar="SOURCE", help="a GGUF file, a Hugging Face folder, or an ONNX export"
-    )
+    build.add_argument("source", metavar="SOURCE", help="a GGUF file, a Hugging Face folder, or an ONNX export")
     build.add_argument("out", metavar="OUT", help="the folder to write")
     build.add_argument("--weights", help="auto (as they are), float32, float16, int8 or int4")
     build.add_argument("--activations", help="int8 or float32: the inputs of quantized matrices (int8)")
