@@ -42,7 +42,7 @@ impl<'a> Append<'a> {
         Self { first_pos: Some(first_pos), ..self }
     }
 
-    /// At most so many of the tokens come from the prefix index: where another manager has not found more of them.
+    /// At most this many tokens come from the prefix index, as where another manager found no more.
     #[must_use]
     pub fn most_cached(self, most_cached: usize) -> Self {
         Self { most_cached, ..self }

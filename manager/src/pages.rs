@@ -194,7 +194,7 @@ impl Pages {
         }
     }
 
-    /// The freed pages, ascending. Those that were never used are behind all live ones.
+    /// The freed pages, ascending. Those that were never used come after all live ones.
     pub(crate) fn freed(&self) -> Vec<u32> {
         let Pool::Stack { freed, .. } = &self.pool else { unreachable!("cells are no list") };
         let mut freed = freed.clone();

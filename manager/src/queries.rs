@@ -46,8 +46,7 @@ impl Manager {
         Ok(self.state.sequence(seq)?.pending())
     }
 
-    /// How many tokens a step would find in the prefix index that appends these alone. What a store may have behind them
-    /// is not asked for.
+    /// How many tokens a step that appends these alone would find in the prefix index. The store is not asked for more.
     ///
     /// # Errors
     /// [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Swapped`].

@@ -245,7 +245,7 @@ impl State {
         Error::NoSlot { need, largest, free: self.pages.num_free() }
     }
 
-    /// The known tokens of a sequence behind the rows that a window has passed, page by page; the last ones may be fewer
+    /// The known tokens of a sequence after the rows that a window has passed, page by page; the last ones may be fewer
     /// than a page.
     pub(crate) fn tokens<'a>(&'a self, sequence: &'a Sequence, page_size: usize) -> impl Iterator<Item = &'a [u32]> {
         let known = if sequence.swapped.is_some() { 0 } else { sequence.known };
@@ -255,8 +255,8 @@ impl State {
         })
     }
 
-    /// The longest sealed chain behind `root` that these tokens begin with; where a window keeps rows, one of whose last
-    /// tokens, which a token behind them sees, there are all pages.
+    /// The longest sealed chain after `root` that these tokens begin with; where a window keeps rows, one that has all
+    /// pages of its last tokens, which a following token sees.
     pub(crate) fn find_prefix(&self, spec: &CacheSpec, root: BlockKey, tokens: &[u32]) -> FoundPrefix {
         let page_size = spec.page_size();
         let window = spec.window().filter(|_| spec.keep_rows());
@@ -272,7 +272,7 @@ impl State {
         let Some(window) = window else {
             return FoundPrefix { pages, passed: Passed { rows: 0, key: root } };
         };
-        // Of so many pages the first that is seen.
+        // The first visible one of this many pages.
         let first = |count: usize| (count * page_size + 1).saturating_sub(window) / page_size;
         let mut at = pages.len();
         while at > first(pages.len()) {

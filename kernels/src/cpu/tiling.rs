@@ -115,7 +115,7 @@ pub(crate) struct Tuning {
     pub(crate) contiguous: [Distances; 2],
     /// A layer whose tokens are strided (layout 0): copied once; converted, dequantized or repeated.
     pub(crate) strided: [Distances; 2],
-    /// A layer whose values are behind the keys of each token (layout 1): copied once; converted or dequantized once.
+    /// A layer whose values follow the keys of each token (layout 1): copied once; converted or dequantized once.
     pub(crate) adjacent: [Distances; 2],
     /// Head-major layouts.
     pub(crate) head_major: HeadMajor,

@@ -36,7 +36,7 @@ impl Editor<'_> {
         sequence.gone = sequence.gone.max(Some(gone));
     }
 
-    /// Gives rows, whole pages behind those that a window has passed before, the null page. It is not in the journal.
+    /// Gives rows, whole pages after those that a window passed before, the null page. It is not in the journal.
     fn pass(&mut self, seq: SeqId, rows: Range<usize>) {
         let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.end);
         let pages = rows.start / self.page_size()..rows.end / self.page_size();

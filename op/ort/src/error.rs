@@ -1,4 +1,4 @@
-//! The errors of nodes and calls, and their way to ONNX Runtime, which is C++ behind a C interface.
+//! The errors of nodes and calls, and their path to ONNX Runtime, which is C++ behind a C interface.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -23,7 +23,7 @@ _WINDOWS = 4  # windows that a group has room for at least, where the others' ca
 
 class GroupsStep:
     """The open steps of all groups, which end together. Its tensors are the first group's, which all have, but for
-    `cachestarts`: that of another group has its number behind a dot. `known` are those of a step that is not open."""
+    `cachestarts`: another group's has its number after a dot. `known` are those of a step that is not open."""
 
     def __init__(self, steps: Sequence[Step], **known: Any) -> None:
         self._steps = steps
@@ -194,7 +194,7 @@ class Caches:
         return sum((slots["used"] + slots["cached"]) * cache.spec.bytes_per_token for cache, slots in each)
 
     def has_room(self, tokens: int, sequences: int) -> bool:
-        """Whether slots that no sequence holds, cached ones included, suffice for so many tokens of one sequence.
+        """Whether slots that no sequence holds, cached ones included, suffice for this many tokens of one sequence.
 
         sequences: how many grow meanwhile.
         """

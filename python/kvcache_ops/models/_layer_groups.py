@@ -13,8 +13,8 @@ from kvcache_ops._cache import CacheSpec
 class LayerGroups:
     """`windows`: how many tokens the layers of each group see, the most first, None for all; `of`: each layer's group.
 
-    The graph has `cache`, `scale` and `cachestarts` of each group: of the first by these names, of another with its
-    number behind a dot. All other inputs are the same for all groups.
+    The graph has `cache`, `scale` and `cachestarts` of each group: the first's by these names, another's with its
+    number after a dot. All other inputs are the same for all groups.
     """
 
     windows: tuple[int | None, ...]

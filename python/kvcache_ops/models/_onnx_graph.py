@@ -152,7 +152,7 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def sort(graph: GraphProto) -> None:
-    """Puts every node behind those that it reads from, as ONNX has it; ONNX Runtime takes any order."""
+    """Puts every node after those that it reads from, as ONNX requires; ONNX Runtime takes any order."""
     nodes = list(graph.node)
     makers = {name: place for place, node in enumerate(nodes) for name in node.output}
     reads = {place: {makers[name] for name in _reads(node) if name in makers} for place, node in enumerate(nodes)}
