@@ -43,7 +43,7 @@ class Question:
 
 
 def text_of(body: bytes) -> str:
-    """The text that prompts with a common beginning have in common; never empty, since the router cannot handle that."""
+    """The text by which prompts share a beginning; never empty, since the router cannot handle that."""
     with suppress(ValueError, AttributeError):
         given = json.loads(body)
         return json.dumps(given.get("messages") or given.get("prompt"), ensure_ascii=False)
