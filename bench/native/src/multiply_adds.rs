@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
-use kvcache_simd::{Function, InstructionSet, MOST_LANES, Portable, Simd};
 #[cfg(target_arch = "x86_64")]
 use kvcache_simd::{Avx2, Avx512};
+use kvcache_simd::{Function, InstructionSet, MOST_LANES, Portable, Simd};
 use pyo3::prelude::*;
 
 use crate::calls::Threads;
