@@ -37,7 +37,7 @@ COMMANDS = [
     for page in BOOK
     if page.name not in WITH_MODEL
     for block in pages.blocks(page)
-    if block.language == "sh"
+    if block.language == "sh" and block.not_run is None
     for line in lines(block.text)
     if line.startswith("python -m kvcache_ops") and not line.endswith(" doctor")  # which test_command.py runs
 ]
