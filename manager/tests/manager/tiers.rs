@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, BlockKind, CacheSpec, Create, Error, Geometry, Mode, SeqId};
+use kvcache_manager::{Append, Block, BlockKind, CacheSpec, Create, Error, Geometry, Mode, SeqId};
 use kvcache_testing::manager::managed::Managed;
 use kvcache_testing::manager::store::Store;
 
