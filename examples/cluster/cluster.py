@@ -21,6 +21,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayActorError
+from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTreeActor
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -29,6 +30,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 # Where Ray documents it, in ray.serve.llm, it cannot be imported without vLLM or SGLang.
 ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"
+NAME = "kvcache_ops"
 TIMES = 3  # that an answer is begun
 LOST = {"message": "the replica that gave this answer is gone", "type": "server_error", "param": None}
 
@@ -84,7 +86,7 @@ class Replica:
 
     async def ask(self, question: Question) -> AsyncIterator[Any]:
         """The status and the headers of the response, then its body, piece by piece."""
-        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         unread = [{"type": "http.request", "body": question.body}]
 
         async def receive() -> dict[str, Any]:
@@ -92,15 +94,15 @@ class Replica:
 
         self._computed = True
         running = asyncio.create_task(self._application(question.scope, receive, messages.put))
+        running.add_done_callback(lambda _: messages.put_nowait(None))
         try:
-            while (message := await messages.get()).get("more_body", True):
+            while (message := await messages.get()) is not None:
                 if message["type"] == "http.response.start":
                     headers = {name.decode(): value.decode() for name, value in message["headers"]}
                     yield message["status"], headers | {"x-replica": serve.get_replica_context().replica_id.unique_id}
                 elif message["body"]:
                     yield message["body"]
-            if message.get("body"):
-                yield message["body"]
+            await running
         finally:  # also where the client is gone
             running.cancel()
 
@@ -182,8 +184,11 @@ def main() -> None:
     head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
     address = Address.options(**same, ray_actor_options=head, max_ongoing_requests=10_000)
     ray.init(address="auto")
+    # What the router knows, where it looks for it: elsewhere it would wait for a free processor, and die with its host.
+    known = {"name": "LlmPrefixTreeActor", "namespace": f"serve::{NAME}::Replica", "lifetime": "detached"}
+    PrefixTreeActor.options(**known, **head, get_if_exists=True).remote()
     serve.start(http_options={"host": given.host, "port": given.port, "location": "HeadOnly"})
-    serve.run(address.bind(engines), name="kvcache_ops")
+    serve.run(address.bind(engines), name=NAME)
 
 
 if __name__ == "__main__":

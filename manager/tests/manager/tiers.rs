@@ -201,6 +201,13 @@ fn bad_blocks_stay_and_are_told_by_their_reason() {
     let good = spoil();
     let error = swap_in(&mut cache, a).unwrap_err();
     assert!(matches!(error, Error::RowsMissing { missing: 3, reason: "length", .. }), "{error}");
+    // Of the right key, and of another cache.
+    for (key, block) in store.blocks.lock().unwrap().iter_mut() {
+        *block = Block::new(BlockKind::Private, key, vec![0; 6].into(), 2).unwrap().parts().concat().into();
+    }
+    let error = swap_in(&mut cache, a).unwrap_err();
+    assert!(matches!(error, Error::RowsMissing { missing: 3, reason: "geometry", .. }), "{error}");
+    assert_eq!(["length", "geometry"].map(|reason| cache.manager.store_stats().unwrap().misses[reason]), [1, 1]);
     *store.blocks.lock().unwrap() = good;
     assert_eq!((swap_in(&mut cache, a).unwrap(), bytes(&cache, a)), (3, vec![1; 3]));
 }
