@@ -69,8 +69,8 @@ impl Planner<'_> {
         cached + self.load_prefix(seq, &tokens[cached..], len - cached)
     }
 
-    /// Adds the pages of tokens that the store has to a sequence, which gets `len` rows more; returns how many tokens they
-    /// are.
+    /// Adds the pages that the store has of these tokens to a sequence, which gets `len` rows more; returns their number
+    /// of tokens.
     fn load_prefix(&mut self, seq: SeqId, tokens: &[u32], len: usize) -> usize {
         let page_size = self.spec.page_size();
         let pages = tokens.chunks_exact(page_size);

@@ -1,6 +1,6 @@
-//! Tests on a GPU, and with `--bench` what is measured on it. Without one, all but those of the host are ignored and the reason is printed; with
-//! `KVCACHE_REQUIRE_GPU` set the exit code is then 77, not that of a success. The emulated driver does not count as a
-//! GPU then, unless the variable is `emulated`.
+//! Tests on a GPU, and with `--bench` what is measured on it. Without one, all but those of the host are ignored and the
+//! reason is printed; with `KVCACHE_REQUIRE_GPU` set the exit code is then 77, not that of a success. The emulated
+//! driver does not count as a GPU then, unless the variable is `emulated`.
 //!
 //! `KVCACHE_FEW_CASES` makes fewer random calls, for runs under a sanitizer. `KVCACHE_GOLDEN_CASES` is the folder of
 //! the golden cases, where the sources are not where they were at build time.
