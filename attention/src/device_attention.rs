@@ -25,6 +25,8 @@ pub struct DeviceAttention {
     pub query_rows: usize,
     /// An upper bound of seqlen as the caller says: the size of scratch memory depends on it, no result does.
     pub max_seqlen: usize,
+    /// An upper bound of kvlen as the caller says, which decides as little.
+    pub max_kvlen: usize,
     /// `query`.
     pub query: u64,
     /// `attn_mask`, if given.

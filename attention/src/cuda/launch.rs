@@ -64,9 +64,9 @@ impl AttentionLaunches {
             let most = u64::from(multiprocessors.clamp(1, 1 << 16)) * BLOCKS_PER_MULTIPROCESSOR;
             Launch { module, kernel: name(module, kernel), grid: (units as u64).min(most) as u32, parameters }
         };
-        let attend = match call.is_wide(&parameters) {
-            true => AttentionKernelName::AttendWide,
-            false => AttentionKernelName::AttendNarrow,
+        let (attend, mass) = match call.is_wide(&parameters) {
+            true => (AttentionKernelName::AttendWide, AttentionKernelName::MassWide),
+            false => (AttentionKernelName::AttendNarrow, AttentionKernelName::MassNarrow),
         };
         let has_queries = call.query_rows > 0;
         Ok(Self {
@@ -74,7 +74,7 @@ impl AttentionLaunches {
             attend: has_queries.then(|| launch(attend, units.units, parameters)),
             combine: (has_queries && units.combined > 0)
                 .then(|| launch(AttentionKernelName::Combine, units.combined, parameters)),
-            mass: (units.masses > 0).then(|| launch(AttentionKernelName::Mass, units.masses, of_mass)),
+            mass: (units.masses > 0).then(|| launch(mass, units.masses, of_mass)),
         })
     }
 }
@@ -122,8 +122,8 @@ fn wide(what: &'static str, got: usize) -> Result<i64, TooLarge> {
 }
 
 impl DeviceAttention {
-    /// The bytes of scratch memory that the call needs. No others than `geometry`, `keys`, `query_rows`, `max_seqlen` and
-    /// whether there is an `attention_mass` decide; the addresses do not.
+    /// The bytes of scratch memory that the call needs. No others than `geometry`, `keys`, `query_rows`, `max_seqlen`,
+    /// `max_kvlen` and whether there is an `attention_mass` decide; the addresses do not.
     ///
     /// # Errors
     /// [`TooLarge`].
@@ -165,7 +165,7 @@ impl DeviceAttention {
             mask: self.attn_mask.map_or(0, |mask| mask.address),
             sinks: self.head_sink.unwrap_or(0),
             output: self.attn_output,
-            scratch: self.scratch,
+            scratch: if units.sums_bytes > 0 { self.scratch } else { 0 },
             totals: if units.masses > 0 { self.scratch + units.sums_bytes as u64 } else { 0 },
             mass: self.attention_mass.unwrap_or(0),
             seqstarts,

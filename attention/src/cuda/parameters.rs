@@ -22,8 +22,8 @@ pub struct AttentionParameters {
     pub sinks: u64,
     /// `attn_output`: T1, shape (`query_rows`, Hq, Dh).
     pub output: u64,
-    /// The sums of pieces: float32, shape (`step_units`, `rows_per_tile`, 2 + Dh); not accessed where no sequence has
-    /// two pieces.
+    /// The sums of pieces: float32, shape (`step_units`, `rows_per_tile`, 2 + Dh); 0 where the
+    /// caller knows of no sequence with two pieces.
     pub scratch: u64,
     /// The largest score of each query row and the sum of its weights: float32, shape (`query_rows`, Hq, 2); 0 without
     /// a mass.

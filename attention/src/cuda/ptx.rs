@@ -14,8 +14,10 @@ pub enum AttentionKernelName {
     AttendNarrow,
     /// Adds the pieces of decoding steps.
     Combine,
-    /// Sums the weights of each key.
-    Mass,
+    /// Sums the weights of each key, with the accesses of `AttendWide`.
+    MassWide,
+    /// Sums them with those of `AttendNarrow`.
+    MassNarrow,
 }
 
 /// Every module: one for each legal combination of types of `MultiHeadCacheAttention`. Packed keys and values are

@@ -11,7 +11,8 @@ pub const MAX_HEAD_DIM: usize = 256;
 /// Query rows that a block attends for at once, as in the kernels.
 const TILE: usize = 16;
 
-/// Keys of a piece, as in the kernels.
+/// Keys of a piece, as in the kernels. Not chosen for the device: the sums of a piece are made alone, so that other
+/// pieces would give other bits.
 const PIECE: usize = 512;
 
 /// The most units that a call may have.
@@ -73,7 +74,8 @@ impl DeviceAttention {
             let rows = product(&[self.query_rows, heads])?;
             // No sequence has more rows than there are.
             let tiles = if rows <= most_step_rows { 0 } else { product(&[rows / TILE + batch, num_kv_heads])? };
-            let combined = if key_rows <= PIECE { 0 } else { product(&[batch, num_kv_heads, tiles_per_step])? };
+            let longest = key_rows.min(self.max_kvlen);
+            let combined = if longest <= PIECE { 0 } else { product(&[batch, num_kv_heads, tiles_per_step])? };
             let sums = product(&[step_units, rows_per_tile, 2 + head_dim, size_of::<f32>()])?;
             let sums_bytes = if combined == 0 { 0 } else { sums };
             let has_mass = self.attention_mass.is_some();

@@ -21,11 +21,13 @@ pub struct EmulatedAttention {
     pub device: EmulatedCuda,
     /// The bound of seqlen that the caller says: it decides which sequences are decoding steps.
     pub max_seqlen: usize,
+    /// That of kvlen, which decides whether pieces are units.
+    pub max_kvlen: usize,
 }
 
 impl Default for EmulatedAttention {
     fn default() -> Self {
-        Self { device: EmulatedCuda::default(), max_seqlen: usize::MAX }
+        Self { device: EmulatedCuda::default(), max_seqlen: usize::MAX, max_kvlen: usize::MAX }
     }
 }
 
@@ -116,6 +118,7 @@ impl AttentionKernel for EmulatedAttention {
             keys: device_keys,
             query_rows,
             max_seqlen: self.max_seqlen,
+            max_kvlen: self.max_kvlen,
             query: query.address(),
             attn_mask: attn_mask.zip(mask.as_ref()).map(|(mask, memory)| DeviceMask {
                 address: memory.address(),

@@ -327,7 +327,10 @@ impl<'a> Decoder<'a> {
                     "idx" => Shuffle::Index,
                     _ => return known(None),
                 };
-                let (to, is_valid) = known(to.split_once('|'))?;
+                let (to, is_valid) = to.split_once('|').unwrap_or((to, ""));
+                if is_valid.is_empty() {
+                    self.declare(String::new());
+                }
                 let [value, argument, clamp, mask] = [value, argument, clamp, mask].map(|text| self.source(text));
                 let results = [self.register(to)?, self.register(is_valid)?];
                 Kind::Shuffle(mode, [value?, argument?, clamp?, mask?], results)

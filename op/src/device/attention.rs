@@ -76,6 +76,7 @@ impl MultiHeadAttention {
             status: 0,
         };
         let (attention, sinks) = (checked.attention, checked.head_sink);
+        let bounds = [&tensors.max_seqlen, &tensors.max_kvlen].map(bound);
         let guards = [
             ("query", query.guard),
             ("attn_mask", attention.attn_mask.and(attn_mask).and_then(|mask| mask.guard)),
@@ -86,7 +87,7 @@ impl MultiHeadAttention {
             ("seqstarts", seqstarts.guard),
         ];
         Ok(DeviceAttentionCall {
-            call: call(attention, sinks, DeviceKeys::Packed(keys), query_rows, &tensors.query, &tensors.max_seqlen),
+            call: call(attention, sinks, DeviceKeys::Packed(keys), query_rows, &tensors.query, bounds),
             aliases: checked.aliases,
             guards: StreamGuards::of(guards),
         })
@@ -125,7 +126,7 @@ impl MultiHeadCacheAttention {
         let current_value = stored.current_value.tensor.element;
         self.check_types(query.tensor.element, t1, current_value, cache.tensor.element, t3)?;
         checks::query(&self.config, t1, &query.tensor)?;
-        let max_seqlen = stored.indices.max_seqlen.clone();
+        let bounds = [&stored.indices.max_seqlen, &stored.indices.max_kvlen].map(TensorRef::clone);
         let current_key = stored.current_key.tensor.shape.clone();
         let CheckedDeviceStores { stores, mut aliases, guards } = check_stores(&self.cache, stored, cache, scale)?;
         let rows @ [query_rows, _] = [stores.current_rows, stores.all_rows];
@@ -137,7 +138,8 @@ impl MultiHeadCacheAttention {
         checks::query_rows(&query.tensor, query_rows, &mut aliases)?;
         let sinks = head_sink.as_ref().map(|sinks| &sinks.tensor);
         let sinks = checks::head_sink(&self.config, t1, sinks, &mut aliases)?;
-        let call = call(attention, sinks, DeviceKeys::Cache(stores), query_rows, &query.tensor, &max_seqlen);
+        let call =
+            call(attention, sinks, DeviceKeys::Cache(stores), query_rows, &query.tensor, bounds.each_ref().map(bound));
         let own = [
             ("query", query.guard),
             ("attn_mask", attention.attn_mask.and(attn_mask).and_then(|mask| mask.guard)),
@@ -179,14 +181,19 @@ pub(super) fn prepare_attention(
     Ok(queue.prepare_module(module(&MODULES, types))?)
 }
 
-/// A call of checked tensors, without output and scratch memory. `max_seqlen` is in memory of the host.
+/// A bound, in memory of the host, that has been checked: below 0 it is refused.
+fn bound(tensor: &TensorRef<'_>) -> usize {
+    usize::try_from(indices::values(tensor)[0]).unwrap_or(0)
+}
+
+/// A call of checked tensors, with the bounds of seqlen and kvlen, without output and scratch memory.
 fn call(
     Attention { geometry, attn_mask }: Attention,
     head_sink: Option<*const u8>,
     keys: DeviceKeys,
     query_rows: usize,
     query: &TensorRef<'_>,
-    max_seqlen: &TensorRef<'_>,
+    [max_seqlen, max_kvlen]: [usize; 2],
 ) -> DeviceAttention {
     let on_device = |mask: kvcache_attention::Mask| DeviceMask {
         address: mask.data.addr() as u64,
@@ -197,8 +204,8 @@ fn call(
         geometry,
         keys,
         query_rows,
-        // Below 0 it is refused as a bound.
-        max_seqlen: usize::try_from(indices::values(max_seqlen)[0]).unwrap_or(0),
+        max_seqlen,
+        max_kvlen,
         query: query.data.addr() as u64,
         attn_mask: attn_mask.map(on_device),
         head_sink: head_sink.map(|sinks| sinks.addr() as u64),

@@ -54,7 +54,7 @@ impl<'a> DeviceAttentionCall<'a> {
 
     /// The bytes of scratch memory that [`launch`](Self::launch) needs, for the sums of pieces of long sequences, and for
     /// the mass; 0 if there is none and no sequence can be as long as that. It depends on the shapes, on the rows that
-    /// `kvstarts` gives, and on `max_seqlen`.
+    /// `kvstarts` gives, and on `max_seqlen` and `max_kvlen`.
     ///
     /// # Errors
     /// Dimensions that are too large for the device, as heads that are too long.

@@ -19,4 +19,5 @@
 KERNEL(attend_wide, 2)
 KERNEL(attend_narrow, 1)
 KERNEL(combine, 2)
-KERNEL(mass, 1)
+KERNEL(mass_wide, 2)
+KERNEL(mass_narrow, 1)

@@ -13,7 +13,6 @@ template <class T1>
 __device__ __forceinline__ void add_weights(const AttentionParameters& p, const Unit& unit, i64 t, u8* sums) {
     const u32 key = threadIdx.x % KEYS;
     const u32 heads = p.heads_per_key;
-    const i64 slot = tile.slots[0][key];
     if (t + key >= unit.end) {
         return;
     }
@@ -24,7 +23,7 @@ __device__ __forceinline__ void add_weights(const AttentionParameters& p, const 
         float sum = r < unit.rows ? read_written<float>(at) : 0.0f;
 #pragma unroll 1
         for (; r < unit.rows; r += heads) {
-            const float x = score<T1>(p, r, t + key, slot, tile.weights[0][r][key]);
+            const float x = score<T1>(p, 0, r, t, key);
             if (x != negative_infinity()) {
                 sum = __fadd_rn(sum, __fdiv_rn(exponential(__fadd_rn(x, -tile.maximum[r])), tile.sum[r]));
             }
@@ -36,7 +35,7 @@ __device__ __forceinline__ void add_weights(const AttentionParameters& p, const 
 }
 
 // The sums of a unit: all of its sequence's query rows, tile after tile.
-template <class T1, class T2, class T3>
+template <class T1, class T2, class T3, bool WIDE>
 __device__ __forceinline__ void mass_of_piece(const AttentionParameters& p, const Sequence& own, u32 h, i64 first) {
     const i64 end = min64(own.keys, first + PIECE);
     u8* sums = p.mass + (h * p.heads_per_key * p.tokens.rows + own.first_key) * sizeof(float);
@@ -72,19 +71,18 @@ __device__ __forceinline__ void mass_of_piece(const AttentionParameters& p, cons
         }
 #pragma unroll 1
         for (i64 t = tile.unit.begin; t < tile.unit.end; t += KEYS) {
-            read_slots(p, tile.unit, 0, t);
+            find_rows<T2, T3>(p, tile.unit, 0, t);
             __syncthreads();
-            multiply_keys<T1, T2, T3, false>(p, tile.unit, 0, t, tile.unit.end);
+            multiply_keys<T1, T2, T3, WIDE>(p, tile.unit.rows, 0, t, tile.unit.end);
             __syncthreads();
-            cap_products(p, tile.unit, 0);
+            cap_products(p, tile.unit.rows, 0);
             add_weights<T1>(p, tile.unit, t, sums);
             __syncthreads();
         }
     }
 }
 
-// With accesses of one element, as attend_narrow has them, for any alignment, head and group.
-template <class T1, class T2, class T3>
+template <class T1, class T2, class T3, bool WIDE>
 __device__ __forceinline__ void mass(const AttentionParameters& p) {
     if (!read_all_lengths(p)) {
         return;
@@ -95,7 +93,19 @@ __device__ __forceinline__ void mass(const AttentionParameters& p) {
         const Sequence own = sequence_of_piece(p, slot);
         const i64 first = (slot - own.first_slot(p)) * PIECE;
         if (first < own.keys) {
-            mass_of_piece<T1, T2, T3>(p, own, number - slot * p.num_kv_heads, first);
+            mass_of_piece<T1, T2, T3, WIDE>(p, own, number - slot * p.num_kv_heads, first);
         }
     }
+}
+
+// With the accesses of attend_wide.
+template <class T1, class T2, class T3>
+__device__ __forceinline__ void mass_wide(const AttentionParameters& p) {
+    mass<T1, T2, T3, true>(p);
+}
+
+// With those of attend_narrow.
+template <class T1, class T2, class T3>
+__device__ __forceinline__ void mass_narrow(const AttentionParameters& p) {
+    mass<T1, T2, T3, false>(p);
 }

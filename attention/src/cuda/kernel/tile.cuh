@@ -13,6 +13,8 @@ constexpr u32 LANES = 64 / PACK<T1>;
 // Rows whose sums the threads exchange at a time, with two elements of each from every thread.
 constexpr u32 ROWS_AT_ONCE = 4;
 constexpr u32 EXCHANGED = 2 * BLOCK;
+// From a row's weights to the next row's: 4 rows of 8 keys are in different banks.
+constexpr u32 WEIGHTS = KEYS + 8;
 // The weight of a key that is not seen.
 constexpr float HIDDEN = -1.0f;
 
@@ -51,7 +53,7 @@ __device__ __forceinline__ Unit unit_at(const AttentionParameters& p, u64 number
         unit.h = head - slot * p.num_kv_heads;
         unit.first_row = static_cast<i64>(number - head * p.tiles_per_step) * TILE;
         first_piece = slot - unit.sequence.first_slot(p);
-        end_piece = first_piece + 1;
+        end_piece = p.scratch == nullptr ? unit.sequence.pieces() : first_piece + 1;
         unit.is_empty = !unit.sequence.is_step(p) || first_piece >= unit.sequence.pieces();
     } else {
         const u64 rest = number - p.step_units;
@@ -64,24 +66,32 @@ __device__ __forceinline__ Unit unit_at(const AttentionParameters& p, u64 number
     }
     const i64 hidden = unit.sequence.hidden(p, unit.first_row / p.heads_per_key);
     const i64 left = unit.sequence.rows(p) - unit.first_row;
-    unit.is_empty = unit.is_empty || left <= 0 || end_piece <= hidden / PIECE;
-    unit.is_whole = number >= p.step_units || hidden / PIECE + 1 == unit.sequence.pieces();
+    const i64 first_seen = hidden / PIECE;
+    unit.is_empty = unit.is_empty || left <= 0 || end_piece <= first_seen;
+    unit.is_whole = number >= p.step_units || first_seen + 1 == unit.sequence.pieces();
+    if (p.scratch == nullptr && number < p.step_units) {
+        // The caller knows of no sequence with two pieces. Where there is one its first unit attends over all.
+        unit.is_empty = unit.is_empty || first_piece != first_seen;
+        unit.is_whole = true;
+    }
     unit.rows = left < TILE ? left : TILE;
     unit.set_keys(p, first_piece * PIECE, end_piece * PIECE, hidden);
     return unit;
 }
 
-struct Tile {
-    Unit unit;
-    // Queries, in the order in which lanes read them.
+// Aligned for reads of 16 bytes.
+struct alignas(16) Tile {
+    // Queries, in the order in which lanes read them, with zeros behind their end.
     float q[TILE][MAX_HEAD_DIM];
     union {
         // Of two blocks of keys: inner products, then weights.
-        float weights[2][TILE][KEYS];
+        float weights[2][TILE][WEIGHTS];
         float exchange[ROWS_AT_ONCE][EXCHANGED];
     };
-    // Of two blocks of keys; -1 where there is no key.
-    i64 slots[2][KEYS];
+    // The rows of two blocks of keys.
+    u64 cells[2][KEYS];
+    u64 scales[2][KEYS];
+    Unit unit;
     // What a row's sums are multiplied by before the block's weights are added.
     float rescale[TILE];
     // The largest score and the sum of weights of a piece, and of all pieces so far.

@@ -91,6 +91,20 @@ struct Sequence {
     }
 };
 
+// Whether a sequence is more than a decoding step: else no tile has a row, though there may be units for them.
+__device__ __forceinline__ bool has_tiles(const AttentionParameters& p) {
+    if (p.units == p.step_units) {
+        return false;
+    }
+    bool any = false;
+#pragma unroll 1
+    for (u32 b = threadIdx.x; b < p.tokens.batch; b += BLOCK) {
+        const i64 queries = __ldg(p.seqstarts + b + 1) - __ldg(p.seqstarts + b);
+        any = any || queries * p.heads_per_key > p.most_step_rows;
+    }
+    return __syncthreads_or(any);
+}
+
 // Sequence b, whose first key comes after so many.
 __device__ __forceinline__ Sequence sequence_at(const AttentionParameters& p, u32 b, i64 first_key) {
     Sequence sequence;
@@ -174,4 +188,4 @@ struct Merge {
 __device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000); }
 
 // The larger of two numbers, of which the second may be NaN, which does not count.
-__device__ __forceinline__ float larger(float a, float b) { return b > a ? b : a; }
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }

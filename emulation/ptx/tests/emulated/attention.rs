@@ -14,7 +14,7 @@ fn device(entropy: &mut Unstructured) -> EmulatedAttention {
     };
     let multiprocessors = entropy.within(1, 39) as u32;
     let device = EmulatedCuda { unaligned: entropy.one_in(2), multiprocessors, order, ..EmulatedCuda::default() };
-    EmulatedAttention { device, max_seqlen: entropy.below(9) }
+    EmulatedAttention { device, max_seqlen: entropy.below(9), max_kvlen: entropy.pick(&[0, usize::MAX]) }
 }
 
 proptest! {

@@ -31,13 +31,8 @@ fn tensor(entropy: &mut Unstructured, element: ElementType, shape: &[usize]) -> 
     Tensor::new(element, shape.to_vec(), &bytes).expect("the bytes of its shape")
 }
 
-/// A call of one sequence of [`KEYS`] tokens, so many of them new: what each kernel has done.
-fn counted(
-    operator: Operator,
-    t2: ElementType,
-    queries: usize,
-    heads_per_key: usize,
-) -> BTreeMap<&'static str, Counts> {
+/// A call of one sequence of [`KEYS`] tokens, so many of them new. Without a cache its keys and values are packed.
+pub fn case(operator: Operator, t2: ElementType, queries: usize, heads_per_key: usize) -> Case {
     let entropy = &mut Unstructured::seed(7);
     let index = |numbers: &[usize]| {
         let bytes: Vec<u8> = numbers.iter().flat_map(|&number| (number as i64).to_le_bytes()).collect();
@@ -49,17 +44,20 @@ fn counted(
     set("quant_bit", quant_bit);
     set("quant_group", GROUP as i64);
     set("cache_layout", 3);
+    let is_packed = operator == Operator::MultiHeadAttention;
+    let (names, rows) = if is_packed { (["key", "value"], KEYS) } else { (["current_key", "current_value"], queries) };
     let mut inputs = vec![
-        ("current_key", tensor(entropy, ElementType::Float16, &[queries, HEADS, HEAD_DIM])),
-        ("current_value", tensor(entropy, ElementType::Float16, &[queries, HEADS, HEAD_DIM])),
+        (names[0], tensor(entropy, ElementType::Float16, &[rows, HEADS, HEAD_DIM])),
+        (names[1], tensor(entropy, ElementType::Float16, &[rows, HEADS, HEAD_DIM])),
         ("seqstarts", index(&[0, queries])),
         ("kvstarts", index(&[0, KEYS])),
-        ("cachestarts", index(&[0])),
-        ("start_pos", index(&[KEYS - queries])),
         ("max_seqlen", index(&[queries])),
         ("max_kvlen", index(&[KEYS])),
     ];
-    if operator == Operator::MultiHeadCacheAttention {
+    if !is_packed {
+        inputs.extend([("cachestarts", index(&[0])), ("start_pos", index(&[KEYS - queries]))]);
+    }
+    if operator != Operator::KeyValueCache {
         set("num_heads", (HEADS * heads_per_key) as i64);
         set("num_kv_heads", HEADS as i64);
         set("head_dim", HEAD_DIM as i64);
@@ -67,7 +65,7 @@ fn counted(
         inputs.push(("decoding_batches", index(&[if queries == 1 { 1 } else { 0 }])));
     }
     let scale = (quant_bit > 0).then(|| tensor(entropy, ElementType::Float16, &[1, 2, HEADS, KEYS, HEAD_DIM / GROUP]));
-    let case = Case {
+    Case {
         name: format!("{t2} {queries} {heads_per_key}"),
         folder: Path::new("").to_owned(),
         about: String::new(),
@@ -77,15 +75,19 @@ fn counted(
         floats: operator.floats(),
         outputs: &[],
         any_nan: false,
-        cache: Some(tensor(entropy, t2, &[1, 2, HEADS, KEYS, HEAD_DIM])),
+        cache: (!is_packed).then(|| tensor(entropy, t2, &[1, 2, HEADS, KEYS, HEAD_DIM])),
         scale,
         steps: vec![Step { inputs: inputs.into_iter().collect(), expected: Expected::Success(BTreeMap::new()) }],
-    };
+    }
+}
+
+/// What each kernel does in a call.
+fn counted(case: &Case) -> BTreeMap<&'static str, Counts> {
     let launched = &*Box::leak(Box::new(Mutex::new(BTreeMap::new())));
     let device =
         EmulatedCuda { launched: Some(launched), counts: true, multiprocessors: 132, ..EmulatedCuda::default() };
     let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
-    emulated.run(&case).expect("the case can be run");
+    emulated.run(case).expect("the case can be run");
     launched.lock().expect("no launch has panicked").clone()
 }
 
@@ -93,7 +95,7 @@ fn counted(
 fn rows() -> Vec<(String, [f64; 5])> {
     let mut rows = Vec::new();
     let mut add = |operator, t2: ElementType, queries: usize, heads_per_key: usize, about: &str| {
-        for (kernel, counts) in counted(operator, t2, queries, heads_per_key) {
+        for (kernel, counts) in counted(&case(operator, t2, queries, heads_per_key)) {
             let kernel = kernel.trim_start_matches("kvcache_").split("_f16").next().unwrap_or(kernel);
             // Of the values that a store or a load moves; of the keys, values and scales that attention reads.
             let bytes = match kernel.split('_').next() {

@@ -66,9 +66,9 @@ pub fn golden(suite: Suite) -> Vec<Case> {
     cases(suite).expect("the golden cases can be read")
 }
 
-/// Gives the outputs of the cases with a mass.
-fn all_cases_pass(device: EmulatedCuda, max_seqlen: usize) -> Vec<CallResult> {
-    let emulated = Emulated(EmulatedAttention { device, max_seqlen });
+/// With these bounds of seqlen and of kvlen. Gives the outputs of the cases with a mass.
+fn all_cases_pass(device: EmulatedCuda, [max_seqlen, max_kvlen]: [usize; 2]) -> Vec<CallResult> {
+    let emulated = Emulated(EmulatedAttention { device, max_seqlen, max_kvlen });
     for suite in Suite::ALL {
         let report = run_cases(&emulated, &golden(suite));
         assert!(report.failed() == 0 && report.passed() > 200, "{device:?}: {report}");
@@ -78,15 +78,16 @@ fn all_cases_pass(device: EmulatedCuda, max_seqlen: usize) -> Vec<CallResult> {
 }
 
 /// What GPUs may do otherwise, the second does otherwise. Together the two launch every kernel that stores, loads or
-/// attends. With a bound of 0 no sequence of more than one token is a decoding step.
+/// attends. With bounds of 0 no sequence of more than one
+/// token is a decoding step, and no piece a unit.
 #[test]
 fn aligned_and_unaligned() {
     static LAUNCHED: Mutex<BTreeMap<&str, Counts>> = Mutex::new(BTreeMap::new());
     let device = EmulatedCuda { launched: Some(&LAUNCHED), ..EmulatedCuda::default() };
-    let results = all_cases_pass(device, usize::MAX);
+    let results = all_cases_pass(device, [usize::MAX; 2]);
     let freedom = Freedom { reciprocal: -1, canonical_neg: true };
     let other = EmulatedCuda { unaligned: true, order: Order::Backward, multiprocessors: 0, freedom, ..device };
-    assert!(all_cases_pass(other, 0) == results && results.len() > 8, "bits depend on how the work is cut");
+    assert!(all_cases_pass(other, [0; 2]) == results && results.len() > 8, "bits depend on how the work is cut");
     let attend = kvcache_attention::cuda::MODULES.iter().flat_map(|module| &module.kernels[..2]);
     let mut missing: Vec<_> = MODULES.iter().flat_map(|module| &module.kernels[..4]).chain(attend).collect();
     missing.retain(|&kernel| !LAUNCHED.lock().unwrap().contains_key(kernel));
@@ -97,7 +98,7 @@ fn aligned_and_unaligned() {
 fn any_order_on_a_large_device() {
     let freedom = Freedom { reciprocal: 1, canonical_neg: false };
     let device = EmulatedCuda { order: Order::Random(1), multiprocessors: 100, freedom, ..EmulatedCuda::default() };
-    all_cases_pass(device, 3);
+    all_cases_pass(device, [3, usize::MAX]);
 }
 
 /// On devices of few multiprocessors, whose threads run in any order; without multiprocessors, small calls have long

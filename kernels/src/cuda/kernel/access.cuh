@@ -1,4 +1,4 @@
-// Vector accesses of a lane: 2, 4, 8, 16 or 32 bytes, aligned to their size (32 bytes to 16).
+// Vector accesses of a lane: 1, 2, 4, 8, 16 or 32 bytes, aligned to their size (32 bytes to 16).
 #pragma once
 
 #include "machine.cuh"
@@ -43,9 +43,11 @@ __device__ __forceinline__ Words<BYTES> read_words(const u8* at) {
         words.word[1] = two.y;
     } else if constexpr (BYTES == 4) {
         words.word[0] = read<u32>(at);
+    } else if constexpr (BYTES == 2) {
+        words.word[0] = read_two_bytes(at);
     } else {
-        static_assert(BYTES == 2);
-        words.word[0] = read<u16>(at);
+        static_assert(BYTES == 1);
+        words.word[0] = read_byte(at);
     }
     return words;
 }
