@@ -79,6 +79,33 @@ extern "C" fn cuMemAllocAsync(address: Out<u64>, len: usize, stream: usize) -> C
     })
 }
 
+/// A pool is no more than its handle: what is freed is not kept.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemPoolCreate(pool: Out<usize>, _properties: *const c_void) -> CUresult {
+    driver(|state| {
+        current()?;
+        state.not_captured()?;
+        let new = state.new_handle();
+        state.pools.insert(new);
+        pool.put(new);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemPoolSetAttribute(pool: usize, _attribute: c_uint, _value: *mut c_void) -> CUresult {
+    driver(|state| state.pools.contains(&pool).then_some(()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemAllocFromPoolAsync(address: Out<u64>, len: usize, pool: usize, stream: usize) -> CUresult {
+    driver(|state| {
+        context_of(state, stream)?;
+        state.pools.get(&pool).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        allocate_in_order(state, address, len)
+    })
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAlloc_v2(address: Out<u64>, len: usize) -> CUresult {
     driver(|state| {

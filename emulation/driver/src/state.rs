@@ -1,7 +1,7 @@
 //! The driver's state, behind one lock, and each thread's contexts; pointer arguments of the driver API.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -20,6 +20,7 @@ pub(crate) struct State {
     pub(crate) modules: BTreeMap<usize, LoadedModule>,
     pub(crate) functions: BTreeMap<usize, Function>,
     pub(crate) graphs: BTreeMap<usize, Vec<Node>>,
+    pub(crate) pools: BTreeSet<usize>,
     /// By address.
     pub(crate) memory: BTreeMap<u64, Memory>,
     /// The error of a launch that has faulted. As with a real driver, every later call returns it.

@@ -140,7 +140,7 @@ impl Current {
         Ok(())
     }
 
-    fn device(&self) -> Result<sys::CUdevice, Error> {
+    pub(super) fn device(&self) -> Result<sys::CUdevice, Error> {
         let mut device = 0;
         // SAFETY: `self.context` is current on this thread.
         let status = unsafe { sys::cuCtxGetDevice(&mut device) };

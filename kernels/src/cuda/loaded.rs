@@ -1,9 +1,10 @@
-//! The kernels that each context has loaded: each module once, at its first use.
+//! What each context has been given at its first use, until the process ends: kernels, each module once, and a pool of
+//! scratch memory.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 use cudarc::driver::{result, sys};
 
@@ -11,9 +12,13 @@ use super::context::Current;
 use super::error::{Error, reason};
 use super::ptx::Module;
 
-/// The modules that one context has loaded.
+/// The bytes that a pool keeps for later calls when its stream is synchronized; a pool of the driver's keeps none.
+const KEPT: u64 = 1 << 28;
+
+/// What one context has loaded.
 pub(super) struct Loaded {
     pub(super) multiprocessors: u32,
+    pool: OnceLock<Result<Pool, Error>>,
     /// Few: a process runs models of few types.
     modules: RwLock<Vec<(&'static Module, Functions)>>,
     /// Held while a module is loaded, so that none is loaded twice.
@@ -22,6 +27,15 @@ pub(super) struct Loaded {
 
 /// The handles of a module's kernels, in the order of [`Module::kernels`].
 type Functions = Box<[Function]>;
+
+/// A pool's handle, valid until the process ends: no pool is destroyed.
+#[derive(Clone, Copy)]
+struct Pool(sys::CUmemoryPool);
+
+// SAFETY: the driver accepts a pool's handle on every thread.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
 
 /// A kernel's handle, valid as long as its context lives.
 struct Function(sys::CUfunction);
@@ -49,9 +63,15 @@ impl Loaded {
         let mut contexts = CONTEXTS.write().unwrap_or_else(PoisonError::into_inner);
         let loaded = contexts.get_or_insert_default().entry(id).or_insert_with(|| {
             let modules = RwLock::default();
-            Box::leak(Box::new(Self { multiprocessors, modules, loading: Mutex::new(()) }))
+            Box::leak(Box::new(Self { multiprocessors, pool: OnceLock::new(), modules, loading: Mutex::new(()) }))
         });
         Ok(loaded)
+    }
+
+    /// The pool of scratch memory of the current context, which must be this one.
+    pub(super) fn pool(&self, current: &Current) -> Result<sys::CUmemoryPool, Error> {
+        let pool = self.pool.get_or_init(|| beside_captures(|| make_pool(current.device()?)));
+        pool.clone().map(|pool| pool.0)
     }
 
     /// The kernel of that name in a module, if the module is loaded.
@@ -87,6 +107,23 @@ fn beside_captures<T>(load: impl FnOnce() -> Result<T, Error>) -> Result<T, Erro
     let loaded = load();
     exchange().map_err(Error::driver("restoring the mode of captures"))?;
     loaded
+}
+
+/// A pool of a device's memory.
+fn make_pool(device: sys::CUdevice) -> Result<Pool, Error> {
+    // SAFETY: numbers, for which 0 is valid, and a null pointer.
+    let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
+    properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = device;
+    // SAFETY: the properties are filled as the driver asks for.
+    let pool = unsafe { result::mem_pool::create(&properties) };
+    let pool = pool.map_err(Error::driver("making a pool of scratch memory"))?;
+    let (threshold, mut kept) = (sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, KEPT);
+    // SAFETY: the pool has been made above, and the attribute's value is a u64.
+    let set = unsafe { result::mem_pool::set_attribute(pool, threshold, (&raw mut kept).cast()) };
+    set.map_err(Error::driver("setting up a pool of scratch memory"))?;
+    Ok(Pool(pool))
 }
 
 /// Loads a module and its kernels into the current context, completely: what the driver leaves for later it would load

@@ -25,7 +25,7 @@ pub struct Queue<'a> {
     stream: sys::CUstream,
     loaded: &'static Loaded,
     /// Restores the thread's context when the queue is dropped.
-    _current: Current,
+    current: Current,
     lifetime: PhantomData<&'a CudaStream>,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Queue<'a> {
     }
 
     fn with_current(stream: sys::CUstream, current: Current) -> Result<Self, Error> {
-        Ok(Self { stream, loaded: Loaded::of(&current)?, _current: current, lifetime: PhantomData })
+        Ok(Self { stream, loaded: Loaded::of(&current)?, current, lifetime: PhantomData })
     }
 
     /// The multiprocessors of the device, which size a launch's grid.
@@ -135,13 +135,16 @@ impl<'a> Queue<'a> {
         Ok([ready(store)?, ready(load)?])
     }
 
-    /// Allocates memory in the stream's order, for launches that follow; it is freed in that order, too. Nothing waits.
+    /// Allocates memory of the context's pool in the stream's order, for launches that follow; it is freed in that
+    /// order, too. Nothing waits. Of a captured stream both become nodes of the graph, whose launches allocate and free.
     ///
     /// # Errors
     /// [`Error::Driver`].
     pub fn scratch(&self, bytes: usize) -> Result<Scratch<'_>, Error> {
-        // SAFETY: the stream is a default one or lives for `'a`, and its context is current as long as the queue lives.
-        let address = unsafe { result::malloc_async(self.stream, bytes) };
+        let pool = self.loaded.pool(&self.current)?;
+        // SAFETY: the stream is a default one or lives for `'a`, and its context, which has made the pool, is current as
+        // long as the queue lives.
+        let address = unsafe { result::mem_pool::alloc_async(pool, bytes, self.stream) };
         let address = address.map_err(Error::driver("allocating scratch memory"))?;
         Ok(Scratch { address, stream: self.stream, queue: PhantomData })
     }
@@ -198,7 +201,7 @@ impl Scratch<'_> {
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        // SAFETY: the memory comes from `malloc_async` on this stream, and is not used by what the stream is given
+        // SAFETY: the memory has been allocated on this stream, and is not used by what the stream is given
         // later; the queue's context is current. A failure has nobody to go to.
         let _freed = unsafe { result::free_async(self.address, self.stream) };
     }
