@@ -7,4 +7,5 @@ mod golden;
 mod large_caches;
 #[cfg(feature = "mutants")]
 mod mutants;
+mod rows;
 mod rules;

@@ -19,8 +19,10 @@ use crate::rows_error::RowsError;
 const WIDE: usize = 16;
 /// Warps of a block: each has a head.
 const WARPS: u64 = BLOCK as u64 / 32;
-/// Blocks for each multiprocessor that rotate: as many as are resident.
+/// Blocks for each multiprocessor: as many as are resident.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 4;
+/// Rows that a thread has in flight, as in the kernel: a part has no fewer.
+const ROWS_AT_ONCE: u64 = 4;
 
 /// Why rows of a device cannot be moved or rotated.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -88,22 +90,35 @@ impl DeviceRows {
         slots.iter().try_for_each(|&slot| self.rows.check_slots(slot, 1))
     }
 
+    /// The launches that copy rows of slots, as [`CacheRows::copy`], on a device of so many multiprocessors, which size
+    /// the grids. They are for a stream in this order. Whenever it runs them, `cache` and `scale` must be accessible to
+    /// the device, of the lengths that [`CacheRows`] tells, and nothing else access the slots.
+    ///
+    /// # Errors
+    /// [`RowsError::Slots`], [`TooLarge`].
+    pub fn copies(
+        &self,
+        multiprocessors: u32,
+        copies: &[RowCopy],
+    ) -> Result<Vec<Launch<MoveParameters>>, DeviceRowsError> {
+        for &RowCopy { src, dst, len } in copies {
+            self.rows.check_slots(src, len)?;
+            self.rows.check_slots(dst, len)?;
+        }
+        let copies = copies.iter().map(|copy| [copy.src, copy.dst, copy.len]);
+        self.moves(multiprocessors, copies, self.places(), self.places())
+    }
+
     /// Copies rows of slots, as [`CacheRows::copy`].
     ///
     /// # Errors
     /// [`RowsError::Slots`]; [`LaunchError`].
     ///
     /// # Safety
-    /// Whenever the stream runs the launches, `cache` and `scale` are accessible to the device, of the lengths that
-    /// [`CacheRows`] tells, and nothing else accesses the slots.
+    /// The conditions of [`copies`](Self::copies).
     pub unsafe fn copy(&self, queue: &Queue<'_>, copies: &[RowCopy]) -> Result<(), DeviceRowsError> {
-        for &RowCopy { src, dst, len } in copies {
-            self.rows.check_slots(src, len)?;
-            self.rows.check_slots(dst, len)?;
-        }
-        let copies = copies.iter().map(|copy| [copy.src, copy.dst, copy.len]);
-        // SAFETY: the slots are inside the cache, checked above, which is accessible: see `# Safety`.
-        unsafe { self.moves(queue, copies, self.places(), self.places()) }
+        // SAFETY: the slots are inside the cache, checked by `copies`, which is accessible: see `# Safety`.
+        unsafe { launch(queue, self.copies(queue.multiprocessors(), copies)?) }
     }
 
     /// Reads rows of slots to an address of the device, as [`CacheRows::read`]: `slots.len() * row_len` bytes.
@@ -114,9 +129,9 @@ impl DeviceRows {
     /// # Safety
     /// As of [`copy`](Self::copy); the bytes at `to` are the device's to write and nobody else's.
     pub unsafe fn read(&self, queue: &Queue<'_>, slots: &[usize], to: u64) -> Result<(), DeviceRowsError> {
-        let runs = self.runs(slots)?;
+        let moves = self.moves(queue.multiprocessors(), self.runs(slots)?, self.places(), self.canonical(to))?;
         // SAFETY: the slots are inside the cache, checked by `runs`; both are accessible: see `# Safety`.
-        unsafe { self.moves(queue, runs, self.places(), self.canonical(to)) }
+        unsafe { launch(queue, moves) }
     }
 
     /// Writes rows from an address of the device into slots, as [`CacheRows::write`].
@@ -128,24 +143,22 @@ impl DeviceRows {
     /// As of [`copy`](Self::copy); nobody writes the bytes at `from` until the stream has read them.
     pub unsafe fn write(&self, queue: &Queue<'_>, slots: &[usize], from: u64) -> Result<(), DeviceRowsError> {
         let runs = self.runs(slots)?.map(|[slot, row, len]| [row, slot, len]);
+        let moves = self.moves(queue.multiprocessors(), runs, self.canonical(from), self.places())?;
         // SAFETY: the slots are inside the cache, checked by `runs`; both are accessible: see `# Safety`.
-        unsafe { self.moves(queue, runs, self.canonical(from), self.places()) }
+        unsafe { launch(queue, moves) }
     }
 
-    /// Rotates the keys of slots, as [`CacheRows::rotate_keys`].
+    /// The launches that rotate the keys of slots, as [`CacheRows::rotate_keys`], as [`copies`](Self::copies) are.
     ///
     /// # Errors
     /// [`RowsError::KeyType`], [`RowsError::Rope`], [`RowsError::Slots`], [`RowsError::RotatedTwice`]; [`TooLarge`] for
-    /// more than 512 rotated elements, or 512 elements of a quantized head; [`LaunchError`].
-    ///
-    /// # Safety
-    /// As of [`copy`](Self::copy).
-    pub unsafe fn rotate_keys(
+    /// more than 512 rotated elements, or 512 elements of a quantized head.
+    pub fn rotations(
         &self,
-        queue: &Queue<'_>,
+        multiprocessors: u32,
         rotations: &[Rotation],
         rope: &Rope,
-    ) -> Result<(), DeviceRowsError> {
+    ) -> Result<Vec<Launch<RotateParameters>>, DeviceRowsError> {
         let mut rotations = KeyRotation::check(&self.rows, rotations, rope)?;
         let CacheDims { num_layer, num_heads, inner: head_dim, .. } = self.rows.dims();
         let pairs = narrow("n_rot", rope.n_rot(), 2 * MOST_PAIRS)? / 2;
@@ -171,6 +184,7 @@ impl DeviceRows {
             sin: [0.0; MOST_PAIRS],
             turns: [Turn::default(); MOST_TURNS],
         };
+        let mut launches = Vec::new();
         rotations.sort_by_key(|rotation| rotation.delta);
         for same in rotations.chunk_by(|a, b| a.delta == b.delta) {
             for (pair, f) in rope.frequencies().enumerate() {
@@ -184,30 +198,42 @@ impl DeviceRows {
                 }
                 parameters.count = rotations.len() as u32;
                 parameters.heads = slots * (num_layer * num_heads) as u64;
-                let most = u64::from(queue.multiprocessors().max(1)) * BLOCKS_PER_MULTIPROCESSOR;
-                let grid = parameters.heads.div_ceil(WARPS).min(most) as u32;
-                let launch = Launch { module: &ROWS, kernel, grid, parameters };
-                // SAFETY: the kernel takes these parameters, whose slots are inside the cache, checked above, each in
-                // one rotation at most; the cache is accessible: see `# Safety`.
-                unsafe { queue.ready(launch)?.launch() }?;
+                let grid = parameters.heads.div_ceil(WARPS).min(most_blocks(multiprocessors)) as u32;
+                launches.push(Launch { module: &ROWS, kernel, grid, parameters });
             }
         }
-        Ok(())
+        Ok(launches)
     }
 
-    /// Launches moves of `[from, to, len]` rows between places, of `cache` and of `scale`.
+    /// Rotates the keys of slots, as [`CacheRows::rotate_keys`].
+    ///
+    /// # Errors
+    /// Those of [`rotations`](Self::rotations); [`LaunchError`].
     ///
     /// # Safety
-    /// All rows of the moves are accessible, and nothing else accesses those that are written.
-    unsafe fn moves(
+    /// As of [`copy`](Self::copy).
+    pub unsafe fn rotate_keys(
         &self,
         queue: &Queue<'_>,
+        rotations: &[Rotation],
+        rope: &Rope,
+    ) -> Result<(), DeviceRowsError> {
+        // SAFETY: the slots are inside the cache, checked by `rotations`, each in one rotation at most; the cache is
+        // accessible: see `# Safety`.
+        unsafe { launch(queue, self.rotations(queue.multiprocessors(), rotations, rope)?) }
+    }
+
+    /// The launches of moves of `[from, to, len]` rows between places, of `cache` and of `scale`.
+    fn moves(
+        &self,
+        multiprocessors: u32,
         moves: impl IntoIterator<Item = [usize; 3]>,
         from: [RowPlace; 2],
         to: [RowPlace; 2],
-    ) -> Result<(), DeviceRowsError> {
+    ) -> Result<Vec<Launch<MoveParameters>>, DeviceRowsError> {
         let moves = moves.into_iter().map(|move_| move_.map(|rows| rows as i64));
         let moves: Vec<_> = moves.map(|[from, to, len]| Move { from, to, len }).filter(|move_| move_.len > 0).collect();
+        let in_place = from == to;
         let mut launches = Vec::new();
         for (tensor, (from, to)) in from.into_iter().zip(to).enumerate() {
             let (row, head) = (self.rows.row_lens()[tensor], self.rows.strides()[tensor].head_len);
@@ -218,7 +244,7 @@ impl DeviceRows {
             let is_wide = head.is_multiple_of(WIDE) && numbers.as_flattened().iter().all(|n| n % WIDE as i64 == 0);
             let (kernel, width) = if is_wide { (MOVE_WIDE, WIDE) } else { (MOVE_NARROW, 1) };
             let words = row / width;
-            let grid = narrow("the words of a row", words.div_ceil(BLOCK as usize), i32::MAX as usize)?;
+            let blocks = words.div_ceil(BLOCK as usize);
             let mut parameters = MoveParameters {
                 from,
                 to,
@@ -226,18 +252,20 @@ impl DeviceRows {
                 words_per_head: narrow("head_dim", head / width, i32::MAX as usize)?,
                 num_heads: narrow("num_heads", self.rows.dims().num_heads, i32::MAX as usize)?,
                 count: 0,
-                unused: 0,
+                parts: 1,
                 moves: [Move::default(); MOST_MOVES],
             };
             for moves in moves.chunks(MOST_MOVES) {
                 parameters.count = moves.len() as u32;
                 parameters.moves[..moves.len()].copy_from_slice(moves);
-                launches.push(queue.ready(Launch { module: &ROWS, kernel, grid, parameters })?);
+                let rows = moves.iter().map(|move_| move_.len as u64).sum::<u64>();
+                let most = rows.div_ceil(ROWS_AT_ONCE).min(most_blocks(multiprocessors) / blocks as u64);
+                parameters.parts = if most > 1 && are_apart(moves, in_place) { most as u32 } else { 1 };
+                let grid = narrow("the words of a row", blocks * parameters.parts as usize, i32::MAX as usize)?;
+                launches.push(Launch { module: &ROWS, kernel, grid, parameters });
             }
         }
-        // SAFETY: the kernel takes these parameters; the rows are accessible: see `# Safety`.
-        launches.into_iter().try_for_each(|launch| unsafe { launch.launch() })?;
-        Ok(())
+        Ok(launches)
     }
 
     /// Neighboring slots, as `[slot, row, len]`.
@@ -271,6 +299,37 @@ impl DeviceRows {
             RowPlace { base, token: self.row_len() as i64, layer: 2 * heads * head, kv: heads * head, head }
         })
     }
+}
+
+fn most_blocks(multiprocessors: u32) -> u64 {
+    u64::from(multiprocessors.max(1)) * BLOCKS_PER_MULTIPROCESSOR
+}
+
+/// Whether no row that is written is written again or, in place, read.
+fn are_apart(moves: &[Move], in_place: bool) -> bool {
+    let written = moves.iter().map(|move_| (move_.to, move_.len, true));
+    let read = moves.iter().filter(|_| in_place).map(|move_| (move_.from, move_.len, false));
+    let mut rows: Vec<_> = written.chain(read).collect();
+    rows.sort_unstable();
+    // The ends so far of what is read and of what is written.
+    let mut ends = [0; 2];
+    rows.into_iter().all(|(first, len, is_written)| {
+        let is_apart = first >= ends[1] && (!is_written || first >= ends[0]);
+        let end = &mut ends[usize::from(is_written)];
+        *end = (*end).max(first + len);
+        is_apart
+    })
+}
+
+/// Puts launches into the stream, once all are ready.
+///
+/// # Safety
+/// The kernels take these parameters, and what they access is accessible whenever the stream runs them.
+unsafe fn launch<P>(queue: &Queue<'_>, launches: Vec<Launch<P>>) -> Result<(), DeviceRowsError> {
+    let ready: Vec<_> = launches.into_iter().map(|launch| queue.ready(launch)).collect::<Result<_, _>>()?;
+    // SAFETY: see `# Safety`.
+    ready.into_iter().try_for_each(|ready| unsafe { ready.launch() })?;
+    Ok(())
 }
 
 fn narrow(what: &'static str, got: usize, limit: usize) -> Result<u32, TooLarge> {

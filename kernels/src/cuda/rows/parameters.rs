@@ -53,8 +53,9 @@ pub struct MoveParameters {
     pub num_heads: u32,
     /// How many of `moves` there are.
     pub count: u32,
-    /// 0.
-    pub unused: u32,
+    /// Parts that the rows of all moves are cut into: blocks of their own; 1 where a row that is written is also read, or
+    /// written again.
+    pub parts: u32,
     /// The moves, one after the other.
     pub moves: [Move; MOST_MOVES],
 }

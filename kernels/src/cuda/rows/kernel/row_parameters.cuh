@@ -31,7 +31,7 @@ struct MoveParameters {
     u32 words_per_head;
     u32 num_heads;
     u32 count;
-    u32 unused;
+    u32 parts;           // that rows are cut into, of any block each; 1 where rows are read and written
     Move moves[MOST_MOVES];
 };
 
