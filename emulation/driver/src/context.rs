@@ -46,6 +46,12 @@ extern "C" fn cuGetErrorString(_error: CUresult, text: Out<*const c_char>) -> CU
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> CUresult {
+    count.put(1);
+    CUresult::CUDA_SUCCESS
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> CUresult {
     if ordinal != 0 {
         return CUresult::CUDA_ERROR_INVALID_DEVICE;
