@@ -92,8 +92,8 @@ impl Manager {
 
     /// What each tier has done, the nearest first, each a dict: name, hits, misses (by reason: absent, late, busy,
     /// failed, slower, length, format, checksum, key; of the first also geometry, rows of another cache, whichever tier
-    /// gave them), bytes_read, bytes_written, puts, writes_dropped, evicted, blocks, nbytes and read_rate (bytes a second),
-    /// the last three None where they are not known. Without tiers an empty list.
+    /// gave them), bytes_read, bytes_written, puts, writes_dropped, evicted, blocks, nbytes and read_rate (bytes a
+    /// second), the last three None where they are not known. Without tiers an empty list.
     fn tiers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let Some(tiers) = &self.shared.parts.tiers.0 else { return Ok(Vec::new()) };
         let mut stats = py.detach(|| tiers.stats());
