@@ -18,12 +18,12 @@
 # make test-float16     every float16 as a value, with every largest of its group; as a scale, with every code
 # make test-wheel       the published wheel, installed by each of PYTHONS; its self-test and all golden cases
 # make test-tiers       pages in S3 and Redis, on servers that are started and killed
-# make test-serving     replicas under Ray Serve on two hosts, of which one is killed; lm-evaluation-harness
 # make test-oldest      the oldest supported ONNX Runtime, and one between it and the newest
 #
 # make test-sanitize-borders    the C interface and the Python package under AddressSanitizer
 # make test-threads     what threads share, under ThreadSanitizer; needs rust-src, from rustup
 # make test-gpu bench-gpu       what needs an NVIDIA GPU; without one they end with exit code 77 and say so
+# make test-serving     replicas under Ray Serve on two hosts, one of which is killed; lm-evaluation-harness; needs root
 # make test-torch       kvcache_ops.torch, in an environment of 5.5 GB
 # make test-model       real models from GGUF files of 92 and 253 MB: numpy, llama.cpp, the loop in Rust; needs the network
 # make test-executors   the examples for candle and tract, whose builds are long

@@ -188,3 +188,9 @@ test-model: .venv/wheel .venv-tiers/ready smollm2 gemma3
 		KVCACHE_MOTO_SERVER="$(CURDIR)/.venv-tiers/bin/moto_server" \
 		KVCACHE_REDIS_SERVER="$(CURDIR)/.venv-tiers/bin/redis-server" \
 		$(VENV) -m pytest -q -p no:cacheprovider python_tests/with_model
+
+# Servers as others use them: replicas under Ray Serve on two hosts, network namespaces, for which the test needs root and
+# `ip`, and lm-evaluation-harness.
+.PHONY: test-serving
+test-serving: .venv-serving/wheel
+	PYTHONPATH=python_tests .venv-serving/bin/python -m pytest -q -p no:cacheprovider python_tests/with_serving

@@ -1,6 +1,6 @@
 # `make test-whole`: what takes long, or proves what few changes can break. .ci/run chooses from WHOLE by what has changed.
 
-WHOLE := lint test-sanitize test-fuzz test-mutants test-ptx test-capi test-float16 test-wheel test-oldest test-tiers test-serving
+WHOLE := lint test-sanitize test-fuzz test-mutants test-ptx test-capi test-float16 test-wheel test-oldest test-tiers
 .PHONY: test-whole
 test-whole: test $(WHOLE)
 
@@ -92,9 +92,3 @@ test-tiers: .venv-tiers/ready
 		KVCACHE_REDIS_SERVER="$(CURDIR)/.venv-tiers/bin/redis-server" \
 		cargo test $(WORKSPACE) $(TIERS) --test tiers servers::
 	cargo clippy --locked --no-deps -p kvcache-tiers --all-features --all-targets -- -D warnings
-
-# Servers as others use them: replicas under Ray Serve on two hosts, network namespaces, for which the test needs root, and
-# lm-evaluation-harness.
-.PHONY: test-serving
-test-serving: .venv-serving/wheel
-	PYTHONPATH=python_tests .venv-serving/bin/python -m pytest -q -p no:cacheprovider python_tests/with_serving
