@@ -90,7 +90,7 @@ def test_flags_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) -> None
     known = FLAG.findall(capsys.readouterr().out + (pages.ROOT / "examples/cluster/cluster.py").read_text())
     told = {flag for page in BOOK for flag in FLAG.findall(page.read_text())}
     of_others = {"--cflags", "--libs", "--mask-rank", "--open"}  # pkg-config, kvcache_pmx, cargo
-    of_others |= {"--bind", "--maxmemory", "--maxmemory-policy"}  # redis-server
+    of_others |= {"--bind", "--maxmemory", "--maxmemory-policy", "--requirepass"}  # redis-server
     assert told - set(known) == of_others
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from argparse import ArgumentParser
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -46,10 +46,21 @@ class Question:
 
 def text_of(body: bytes) -> str:
     """The text by which prompts share a beginning; never empty, since the router cannot handle that."""
-    with suppress(ValueError, AttributeError):
+    with suppress(ValueError, AttributeError, RecursionError):
         given = json.loads(body)
-        return json.dumps(given.get("messages") or given.get("prompt"), ensure_ascii=False)
+        return "\n".join(texts_of(given.get("messages") or given.get("prompt"))) or "null"
     return "null"
+
+
+def texts_of(given: Any) -> Iterator[str]:
+    """The texts in messages, their parts or prompts, without JSON around them, which all chats would share."""
+    if isinstance(given, list):
+        for one in given:
+            yield from texts_of(one)
+    elif isinstance(given, dict):
+        yield from texts_of(given.get("content") or given.get("text"))
+    else:
+        yield str(given)
 
 
 @serve.deployment

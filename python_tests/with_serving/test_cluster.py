@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -143,6 +144,24 @@ def wait_for_replicas(count: int) -> None:
     while len(seen) < count:
         assert time.monotonic() < until
         seen = {ask(f"{os.urandom(8).hex()} {'x' * 64}", 1).replica for _ in range(4 * count)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]}, "a\nb"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "a"),
+        ({"prompt": "a"}, "a"),
+        ({"prompt": [[12, 3], [4]]}, "12\n3\n4"),
+        ({"prompt": ""}, "null"),
+        ([], "null"),
+    ],
+)
+def test_the_text_that_is_routed(asked: Any, text: str) -> None:
+    """It begins with what the client says: short chats that differ share nothing."""
+    from cluster.cluster import text_of
+
+    assert text_of(json.dumps(asked).encode()) == text
 
 
 def test_a_host_that_dies(hosts: Hosts, model: Path) -> None:
