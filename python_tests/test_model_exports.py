@@ -54,12 +54,14 @@ def test_logits_are_those_of_the_export(tmp_path: Path, case: str, attention: st
         (dict(paged=True), {}),  # not of its CPU, either
         (dict(paged=True, packed=False, norms="inputs", sink=True), dict(packed=False, norms="nodes", sink=True)),
         (dict(head="last"), {}),  # all tokens' logits, though the export gives the last one's
+        (dict(head="sliced"), {}),
+        (dict(head="branches"), {}),  # of nodes in no order
     ],
 )
 def test_what_onnx_runtime_does_not_compute_is_as_the_same_in_nodes(
     tmp_path: Path, case: dict[str, Any], same: dict[str, Any]
 ) -> None:
-    """Norms of heads in the attention node, PagedAttention, a pruned head."""
+    """Norms of heads in the attention node, PagedAttention, a pruned head, branches."""
     run = Run(models.build(write_export(tmp_path / "export", Graph(**case)), tmp_path / "model", **FLOAT32))
     expect_near(run.logits(TOKENS, 9), Graph(**same).logits(TOKENS), 2e-5)
 
@@ -90,6 +92,9 @@ def test_an_export_may_lie_in_the_folder_of_its_checkpoint(tmp_path: Path, monke
     model = models.open_model(source, cache="float32")
     assert (model.name, model.stops, model.config.context_length) == ("export", (VOCABULARY - 1,), CONTEXT)
     expect_near(Run(model.path).logits(TOKENS, 9), graph.logits(TOKENS), 2e-5)
+    assert models.open_model(source / "onnx").stops == (VOCABULARY - 1,)
+    (source / "generation_config.json").write_text('{"eos_token_id": 1}')
+    assert models.open_model(source / "onnx").stops == (1,)
     write_export(tmp_path / "other", other := Graph(attention=(dict(scale=0.5),) * 2))
     content = (tmp_path / "other" / "model.onnx").read_bytes().replace(b"model.onnx.data", b"other.onnx.data")
     (path := source / "onnx" / "model_q4.onnx").write_bytes(content)
@@ -98,11 +103,14 @@ def test_an_export_may_lie_in_the_folder_of_its_checkpoint(tmp_path: Path, monke
         models.open_model(source)
     model = models.open_model(path, cache="float32")
     expect_near(Run(model.path).logits(TOKENS, 9), other.logits(TOKENS), 2e-5)
-    with pytest.raises(KvCacheError, match="has an export, expected a folder that is no export"):
-        models.build(path, source / "onnx")
+    for out in source / "onnx", source:
+        with pytest.raises(KvCacheError, match="has an export, expected a folder that is no export"):
+            models.build(path, out)
     (source / "config.json").write_text("{}")
     with pytest.raises(KvCacheError, match=r"max_position_embeddings is None in config\.json, expected a whole number"):
         models.build(path, tmp_path / "model")
+    with pytest.raises(KvCacheError, match=r"there is no genai_config\.json and no config\.json in .*graphs"):
+        models.build((source / "onnx").rename(source / "graphs") / "model.onnx", tmp_path / "model")
 
 
 def test_weights_stay_in_one_file(tmp_path: Path) -> None:
@@ -270,7 +278,12 @@ def test_files_that_are_no_export_are_refused(tmp_path: Path) -> None:
             models.build(source, tmp_path / "model")
         entries[key].value = right
     onnx.save(graph, path)
-    about.write_text(about.read_text().replace('"decoder"', '"encoder": {"filename": "encoder.onnx"}, "decoder"'))
+    whole_text = about.read_text()
+    for name in "../export/model.onnx", str(path):
+        about.write_text(whole_text.replace('"filename": "model.onnx"', f'"filename": "{name}"'))
+        with pytest.raises(KvCacheError, match=r"filename is .* in genai_config\.json, expected a file in"):
+            models.build(source, tmp_path / "model")
+    about.write_text(whole_text.replace('"decoder"', '"encoder": {"filename": "encoder.onnx"}, "decoder"'))
     with pytest.raises(KvCacheError, match="has encoder, expected a decoder of one graph alone"):
         models.build(source, tmp_path / "model")
     about.unlink()

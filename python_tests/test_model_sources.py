@@ -390,6 +390,9 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
     refuses("source_missing", "there is no file or folder", tmp_path / "none.gguf")
     with refused("out_empty"):
         models.build(path, "")
+    folder = write_folder(tmp_path / "source")
+    with refused("out_is_source"):
+        models.build(folder, tmp_path / "source" / ".." / "source")
 
 
 def test_a_model_that_is_refused(tmp_path: Path) -> None:

@@ -153,6 +153,16 @@ class Graph:
             self.constant("none", [0])
             first = self.node("Unsqueeze", "kept.first", self.node("Neg", "kept", "num_logits_to_keep"), "none")
             x = self.node("Slice", "last", x, first, self.constant("end", [2**62]), "one")
+        if kind == "sliced":
+            x = self.node("Slice", "last", x, self.constant("minus_one", [-1]), self.constant("end", [2**62]), "one")
+        if kind == "branches":  # alike, of nodes in no order
+            graphs = {}
+            for name in ("then_branch", "else_branch"):
+                pairs = [(f"{name}.held", f"{name}.held.out"), (x, f"{name}.held")]
+                nodes = [helper.make_node("Identity", [read], [made]) for read, made in pairs]
+                output = helper.make_tensor_value_info(pairs[0][1], self.element, None)
+                graphs[name] = helper.make_graph(nodes, name, [], [output])
+            x = self.node("If", "chosen", self.constant("true", True), **graphs)
         if kind == "last":
             last = self.node("Gather", "last", x, self.constant("minus_one", -1), axis=1)
             x = self.node("Unsqueeze", "last.row", last, "one")

@@ -81,9 +81,9 @@ def build(
     progress: called with how many tensors are written, and of how many.
 
     An export is a folder of onnxruntime-genai's model builder, or a graph of its kind in the folder of its checkpoint's
-    config.json or below; of several graphs, `source` is one. Its attention is replaced by ours. Its weights stay in its
-    own file, to which the new folder has a hard link, or else a copy. An export that its own configuration contradicts
-    is built with a warning.
+    config.json or in onnx/ there; of several graphs, `source` is one. Its attention is replaced by ours. Its weights
+    stay in its own file, to which the new folder has a hard link, or else a copy. An export that its own configuration
+    contradicts is built with a warning.
 
     Returns the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_",
     "family_" or "graph_" says what is wrong with `source`; "option_unknown", "context_range", "out_empty",
@@ -103,6 +103,8 @@ def build(
         raise KvCacheError(f"weights is {weights!r}, expected auto: an export's stay as they are", "option_unknown")
     if (Path(out) / GENAI).is_file() or (isinstance(checkpoint, Export) and checkpoint.lies_in(Path(out))):
         raise KvCacheError(f"{out} has an export, expected a folder that is no export", "out_is_source")
+    if Path(out).resolve() == Path(source).resolve():
+        raise KvCacheError(f"{out} is the source, expected another folder", "out_is_source")
     spec = CacheSpec(
         max_tokens=1,  # the graph leaves it open
         num_kv_heads=config.num_kv_heads,

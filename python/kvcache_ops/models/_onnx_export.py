@@ -116,8 +116,8 @@ class Export:
             warnings.warn(warning, stacklevel=4)
 
     def lies_in(self, folder: Path) -> bool:
-        """Whether its graph is in this folder."""
-        return self._folder.resolve() == folder.resolve()
+        """Whether its graph or its configuration is in this folder."""
+        return folder.resolve() in (self._folder.resolve(), self._about.resolve())
 
     def _renamed(self) -> dict[str, str]:
         """Frees the names that the new graph's inputs and outputs have; what the export's are called now."""
@@ -321,13 +321,23 @@ class Export:
             name = node.input[data[0]]
         if self._names["logits_indices"] in values.inputs_of(node.input[0]):
             return node, []
-        hidden, last = node.input[0], values.maker(node.input[0])
-        while last is not None and last.op_type in ("Unsqueeze", "Squeeze", "Reshape", "Identity"):
-            last = values.maker(last.input[0])
-        if last is not None and last.op_type == "Gather" and values.constant(last.input[1]) is not None:
-            hidden = last.input[0]  # the last token's row, where an export prunes its head
+        name = hidden = node.input[0]
+        while (last := values.maker(name)) is not None:
+            if self._prunes(last):
+                hidden = last.input[0]
+            elif last.op_type not in ("Unsqueeze", "Squeeze", "Reshape", "Identity"):
+                break
+            name = last.input[0]
         node.input[0] = "kvcache/logit_rows"
         return node, [helper.make_node("Gather", [hidden, "logit_rows"], ["kvcache/logit_rows"], axis=-2)]
+
+    def _prunes(self, node: NodeProto) -> bool:
+        """Whether a node before the head takes the same tokens' rows in every run, as the last one's."""
+        values = self._values
+        if node.op_type not in ("Gather", "Slice") or any(values.inputs_of(name) for name in node.input[1:]):
+            return False
+        axes = values.constant(node.input[3]) if node.op_type == "Slice" and len(node.input) > 3 else None
+        return axes is None or not {-1, 2}.issuperset(values.array(axes).flat)  # of (batch, sequence, hidden)
 
     def _check(self, finished: Values, ours: set[str]) -> None:
         """Refuses a graph whose logits need a removed input, or a node that sees all tokens as one sequence."""
@@ -413,6 +423,8 @@ def _graph_of(path: Path, named: Any) -> Path:
     if named is not None:
         if not isinstance(named, str):
             raise KvCacheError(f"filename is {named!r} in {GENAI}, expected a text", "config_type")
+        if _leads_out(named):
+            raise KvCacheError(f"filename is {named!r} in {GENAI}, expected a file in {path}", "config_range")
         return path / named
     found = graphs(path)
     if len(found) > 1:
@@ -422,10 +434,11 @@ def _graph_of(path: Path, named: Any) -> Path:
 
 
 def described_by(path: Path) -> Path:
-    """The folder of the configuration and the tokenizer: that of the graph, or the one around it."""
+    """The folder of the configuration and the tokenizer: that of the graph, or the one around a folder onnx."""
     folder = path if path.is_dir() else path.parent
+    place = folder.absolute()
     here = (folder / GENAI).is_file() or (folder / _CONFIG).is_file()
-    return folder if here or not (folder.parent / _CONFIG).is_file() else folder.parent
+    return place.parent if not here and place.name == "onnx" and (place.parent / _CONFIG).is_file() else folder
 
 
 def _description(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -510,7 +523,7 @@ def _data_files(model: ModelProto, folder: Path) -> list[str]:
             continue
         where = {entry.key: entry.value for entry in tensor.external_data}
         location = where.get("location", "")
-        if Path(location).is_absolute() or ".." in Path(location).parts:
+        if _leads_out(location):
             message = f"{tensor.name} is in {location}, expected a file in {folder}"
             raise KvCacheError(message, "source_damaged")
         if location not in sizes:
@@ -528,6 +541,11 @@ def _data_files(model: ModelProto, folder: Path) -> list[str]:
             message = f"{tensor.name} has {length} bytes from {begin} of {location}, which has {sizes[location]}"
             raise KvCacheError(f"{message}; expected {needed} within it", "source_damaged")
     return list(sizes)
+
+
+def _leads_out(location: str) -> bool:
+    """Whether a path leads out of the folder that it is in, other than by links."""
+    return Path(location).is_absolute() or ".." in Path(location).parts
 
 
 def _fed(names: dict[str, str], block: int, value: ValueInfoProto, length: int) -> NDArray[Any] | None:

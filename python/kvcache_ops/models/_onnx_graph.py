@@ -126,13 +126,13 @@ def bytes_of(tensor: TensorProto) -> int:
 
 
 def _reads(node: NodeProto) -> Iterator[str]:
-    """The values that a node reads, also in the graphs inside it."""
+    """The values that a node reads, also in the graphs inside it, where no name is one of outside."""
     yield from filter(None, node.input)
     for graph in _graphs(node):
         own = {value.name for value in (*graph.initializer, *graph.input)}
+        own.update(name for inner in graph.node for name in inner.output)
         for inner in graph.node:
             yield from (name for name in _reads(inner) if name not in own)
-            own.update(inner.output)
         yield from (value.name for value in graph.output if value.name not in own)
 
 
@@ -154,6 +154,9 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 def sort(graph: GraphProto) -> None:
     """Puts every node after those that it reads from, as ONNX requires; ONNX Runtime takes any order."""
     nodes = list(graph.node)
+    for node in nodes:
+        for inner in _graphs(node):
+            sort(inner)
     makers = {name: place for place, node in enumerate(nodes) for name in node.output}
     reads = {place: {makers[name] for name in _reads(node) if name in makers} for place, node in enumerate(nodes)}
     if all(other < place for place, others in reads.items() for other in others):

@@ -75,7 +75,8 @@ def _key(source: Path, options: Mapping[str, object]) -> str:
     """What the result depends on: the files by size and time, the options, and the builder's version."""
     files = parts(source)
     if source.is_dir() or source.suffix == ".onnx":
-        folders = {source, source / "onnx"} if source.is_dir() else {source.parent, described_by(source)}
+        folders = {source, source / "onnx"} if source.is_dir() else {source.parent}
+        folders.add(described_by(source))
         files = sorted(path for folder in folders for path in folder.glob("*") if path.is_file())
     stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files if path.exists()]
     digest = hashlib.sha256(json.dumps([str(source.resolve()), stats, sorted(options.items())]).encode())
