@@ -36,6 +36,7 @@
 #
 # make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-manager; BENCH="--quick"
 # make bench-model      a real model against llama.cpp, which npm brings, and GroupQueryAttention; BENCH="--quick"
+# make bench-openvino   the engine against OpenVINO GenAI's continuous batching, on that model; BENCH="--quick"
 # make bench-cuda       instructions, sectors and bank conflicts of CUDA kernels, counted by the interpreter of their PTX
 # make bench-tiers      sequences and pages in host memory and files against moving the same bytes without
 # make bench-quality    perplexity, pass keys and repetition of that model, by format of the cache

@@ -1,0 +1,219 @@
+"""The benchmark of the engine against OpenVINO GenAI's continuous batching: the same weights in both, in one run.
+
+    bench_openvino.py SmolLM2-135M-Instruct.Q4_1.gguf    everything; writes openvino.md and .json in target/bench
+    bench_openvino.py FILE --quick                       caches of 8 bits alone, shorter prompts
+
+The file's weights are written as Q8_0 first: OpenVINO reads the minima of Q4_1 wrongly. Each contender is a process of
+its own, whose scheduler gets the same prompts; ratios are taken within a round. Answers are greedy. In a round at least
+half of the answers must begin with the same token in both, since weights, products and caches are rounded to 8 bits.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import gguf
+import numpy as np
+from kvcache_ops.engine import Engine
+from kvcache_ops.models import build, load
+
+from bench_model import OURS, REST, Process
+from harness import ROOT, Contender, Groups, Measured, Row, WrongAnswer, arguments, quotient, run
+
+OPENVINO = "OpenVINO GenAI"
+CACHES = {"float16": "f16", "int8": "u8", "int4": "u4"}  # ours, theirs
+BUDGET = 512  # tokens of a step, of both schedulers
+STEPS = 16  # of decoding, in a sample
+GOALS = {"prompt of 1024": 0.8, "prompt of 4096": 0.8, "decode, batch 16, depth 64": 1.0}
+# Packages of peers need not be installed: PEERS has further folders to look for them.
+for peers in os.environ.get("PEERS", "").split():
+    site.addsitedir(peers)
+
+# The answers, the seconds to the first token of all, and the seconds from there.
+Answered = tuple[list[list[int]], float, float]
+
+
+class OurEngine:
+    """`kvcache_ops.engine.Engine`."""
+
+    def __init__(self, source: str, cache: str, folder: str, tokens: int, threads: int) -> None:
+        model = load(build(source, f"{folder}/{cache}", cache=cache))
+        sizes = {"max_tokens": tokens, "max_batch": 16, "token_budget": BUDGET}
+        self._engine = Engine(model, **sizes, threads=threads, prefix_sharing=False)
+
+    def answer(self, prompts: list[list[int]], new: int) -> Answered:
+        """Answers of `new` tokens to prompts."""
+        begin = time.perf_counter()
+        requests = [self._engine.submit(prompt, max_new_tokens=new) for prompt in prompts]
+
+        def step_until(enough: int) -> float:
+            while any(request.finish is None and len(request.answer) < enough for request in requests):
+                self._engine.step()
+            return time.perf_counter()
+
+        first = step_until(1)
+        return [request.answer for request in requests], first - begin, step_until(new) - first
+
+
+class TheirPipeline:
+    """OpenVINO GenAI's `ContinuousBatchingPipeline`."""
+
+    def __init__(self, source: str, cache: str, folder: str, tokens: int, threads: int) -> None:
+        import openvino_genai
+
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.max_num_batched_tokens, scheduler.enable_prefix_caching = BUDGET, False
+        scheduler.num_kv_blocks = tokens // 32 + 1  # a block has 32 tokens on a CPU
+        properties = {"INFERENCE_NUM_THREADS": threads, "KV_CACHE_PRECISION": CACHES[cache]}
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(source, scheduler, "CPU", properties)
+        self._count = 0
+
+    def answer(self, prompts: list[list[int]], new: int) -> Answered:
+        """Answers of `new` tokens to prompts."""
+        import openvino
+        import openvino_genai
+
+        config = openvino_genai.GenerationConfig(max_new_tokens=new, ignore_eos=True)
+        begin, answers = time.perf_counter(), list[list[int]]()
+        handles = []
+        for prompt in prompts:
+            self._count += 1
+            handles.append(self._pipeline.add_request(self._count, openvino.Tensor(np.array([prompt])), config))
+            answers.append([])
+
+        def step_until(enough: int) -> float:
+            while any(len(answer) < enough for answer in answers):
+                self._pipeline.step()
+                for answer, handle in zip(answers, handles):
+                    while handle.can_read():
+                        answer.extend(handle.read()[0].generated_ids)
+            return time.perf_counter()
+
+        first = step_until(1)
+        return answers, first - begin, step_until(new) - first
+
+
+MAKERS: dict[str, Callable[..., object]] = {OURS: OurEngine, OPENVINO: TheirPipeline}
+
+
+class Answers(Contender):
+    """A process that answers prompts; a sample is the time to the first tokens, or the time from there."""
+
+    def __init__(
+        self, name: str, process: Process, prompts: Callable[[int], list], is_prompt: bool, said: dict
+    ) -> None:
+        super().__init__(name, [], process.threads)
+        self._process, self._prompts, self._is_prompt, self._said = process, prompts, is_prompt, said
+
+    def warm_up(self) -> None:
+        """Nothing: all processes have answered something."""
+
+    def sample(self, turn: int) -> Measured:
+        """Raises `WrongAnswer` unless answers are whole and most begin as those of the first contender."""
+        time.sleep(REST)
+        count, new = len(self.measured), 1 if self._is_prompt else STEPS + 1
+        answers, first, rest = self._process("answer", self._prompts(count), new)[0]
+        if {len(answer) for answer in answers} != {new}:
+            raise WrongAnswer(f"{self.name}: answers of {[len(answer) for answer in answers]} tokens, not {new}")
+        begins = [answer[0] for answer in answers]
+        same = sum(a == b for a, b in zip(begins, self._said.setdefault(count, begins)))
+        if 2 * same < len(begins):
+            raise WrongAnswer(f"{self.name}: {same} of {len(begins)} answers begin with the same token")
+        return Measured((first if self._is_prompt else rest) * 1e9)
+
+
+class Caches:
+    """The two processes of a cache's format, and what is measured of them."""
+
+    def __init__(self, cache: str, source: Path, text: list[int], tokens: int, threads: int) -> None:
+        self._cache, self._text, self._processes = cache, text, dict[str, Process]()
+        self._given = str(source), cache, str(source.parent), tokens, threads
+
+    def rows(self, what: str, batch: int, depth: int, is_prompt: bool) -> list[Row]:
+        """The engine's speed, and how many times as fast as its peer it is."""
+        if not self._processes:
+            self._processes = {name: Process(make, *self._given) for name, make in MAKERS.items()}
+            for process in self._processes.values():
+                process("answer", [self._text[:64]], 2)
+
+        def prompts(count: int) -> list[list[int]]:
+            return [self._text[97 * (count * batch + b) :][:depth] for b in range(batch)]
+
+        said: dict[int, list[int]] = {}
+        ours, theirs = (Answers(name, each, prompts, is_prompt, said) for name, each in self._processes.items())
+        tokens, goal = (depth if is_prompt else STEPS) * batch, GOALS.get(what, 0)
+        return [
+            Row(f"{self._cache}, {what}", [ours], lambda ns: tokens / ns * 1e9, unit="tokens/s"),
+            Row(f"{self._cache}, {what}, {OPENVINO} of ours", [theirs, ours], quotient, at_least=goal),
+        ]
+
+    def end(self) -> None:
+        """Ends the processes."""
+        for process in self._processes.values():
+            process.end()
+
+
+def groups(made: Iterable[tuple[str, Caches]], quick: bool) -> Groups:
+    """All groups by name."""
+    for cache, caches in made:
+        for depth in (1024,) if quick else (1024, 4096):
+            yield f"{cache} prompt {depth}", partial(caches.rows, f"prompt of {depth}", 1, depth, True)
+        for batch, depth in [(1, 64), (1, 1024), (16, 64)] + ([] if quick else [(1, 4096), (16, 1024)]):
+            what = f"decode, batch {batch}, depth {depth}"
+            yield f"{cache} {what}", partial(caches.rows, what, batch, depth, False)
+        caches.end()
+
+
+def write_as_q8_0(source: Path, target: Path) -> None:
+    """Writes a GGUF file whose matrices are those of another, as Q8_0."""
+    reader, kind = gguf.GGUFReader(source), gguf.GGMLQuantizationType.Q8_0
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            value = int(gguf.LlamaFileType.MOSTLY_Q8_0) if name == "general.file_type" else field.contents()
+            element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, value, field.types[0], element)
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if values.ndim == 1:
+            writer.add_tensor(tensor.name, values.astype(np.float32))
+        else:
+            writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> int:
+    """Measures everything, and writes the report."""
+    parser = arguments(__doc__, rounds=5, quick_rounds=3, seconds=300)
+    parser.add_argument("source", type=Path, help="a GGUF file")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each contender")
+    chosen = parser.parse_args()
+    if find_spec("openvino_genai") is None:
+        print("OpenVINO GenAI is missing: nothing is measured")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder, "weights.gguf")
+        write_as_q8_0(chosen.source, weights)
+        tokenizer = load(build(weights, f"{folder}/{OURS}")).tokenizer
+        text = tokenizer.encode((ROOT / "examples/austen/held_back.txt").read_text(encoding="utf-8")).ids
+        made = [
+            (cache, Caches(cache, weights, text, 24576, chosen.threads))
+            for cache in (["int8"] if chosen.quick else CACHES)
+        ]
+        run(groups(made, chosen.quick), "openvino", chosen)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
