@@ -268,6 +268,48 @@ def test_a_request_that_is_collected_within_a_step(path: Path, alone: list[list[
     assert bad.finish == "cancelled" and len(bad.answer) < 10
 
 
+def test_an_interrupt_after_a_sequence_is_freed(path: Path, alone: list[list[int]]) -> None:
+    """The next step knows that it is."""
+    shared, interrupts = engine(path), [KeyboardInterrupt]
+    manager = shared.manager
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> object:
+            return getattr(manager, name)
+
+        def free(self, sequence: int) -> None:
+            manager.free(sequence)
+            if interrupts:
+                raise interrupts.pop()
+
+    shared.manager = Interrupted()
+    request = shared.submit(PROMPTS[0])
+    shared.step()
+    with pytest.raises(KeyboardInterrupt):
+        request.cancel()
+    assert shared.generate(PROMPTS[1:2], max_new_tokens=12)[0].answer == alone[1]
+    assert manager.stats()["sequences"] == 0
+
+
+def test_requests_that_are_dropped_at_any_place(path: Path, alone: list[list[int]]) -> None:
+    """Garbage collection comes within a step, too."""
+    shared, thresholds = engine(path), gc.get_threshold()
+    try:
+        for threshold in range(1, 60, 3):
+            gc.set_threshold(threshold, 1, 1)
+            for prompt in PROMPTS[:2]:
+                pieces = iter(shared.submit(prompt, max_new_tokens=50))
+                next(pieces)
+                cycle = [pieces]
+                cycle.append(cycle)
+                del pieces, cycle
+            assert shared.generate(PROMPTS[1:2], max_new_tokens=12)[0].answer == alone[1]
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    assert not shared.step() and shared.manager.stats()["sequences"] == 0
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that never ends a greedy answer: the logit of the token of the end is 0, and others are above."""

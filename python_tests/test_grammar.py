@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,9 @@ def test_refused(shared: Serving, path: Path, monkeypatch: pytest.MonkeyPatch) -
             engine.json_grammar(schema)
     with refused("sampling_range", "grammar is {}"):
         engine.submit("a", grammar={})
+    other = replace(engine.model, fingerprint="of others")
+    with refused("grammar_tokenizer", "of another model"):
+        engine.submit("a", grammar=Grammars(other).of_json(SCHEMA))
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with refused("package_missing", r"a grammar needs the package llguidance"):
         Engine(path, max_tokens=64, threads=1).json_grammar(SCHEMA)

@@ -111,6 +111,21 @@ def test_a_prefix_is_found_as_far_as_each_group_has_it(paths: list[Path]) -> Non
     assert found(TEXT) == 152, "it was stored again"
 
 
+def test_prompts_of_which_each_group_has_another(paths: list[Path]) -> None:
+    """They are computed whole, in one order: that of a step's sequences depends on what is found."""
+    caches = engine(paths[0]).caches
+    known = [TEXT[:16], TEXT[100:116]]
+    for manager, memory, tokens in zip(caches.managers, caches.memory, known):
+        with manager.begin_step([Append(sequence := manager.create(), tokens=tokens)], memory):
+            pass
+        manager.free(sequence)
+    one, other = caches.manager.create(), caches.manager.create()
+    appends = [Append(one, tokens=known[1] + [1, 2, 3, 4]), Append(other, tokens=known[0] + [1])]
+    with caches.manager.begin_step(appends, caches.memory) as step:
+        assert step.found() == [[0, 0]] * 2
+        assert step.token_ids.tolist() == [token for append in appends for token in append.tokens]
+
+
 def test_both_groups_have_a_step_or_none(paths: list[Path]) -> None:
     """Without room for the windows, or where a memory is another's, all is as it was, and a smaller step goes on."""
     run = Run(paths[0])

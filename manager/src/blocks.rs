@@ -179,6 +179,9 @@ impl Blocks {
             blocks.truncate(i);
             error = Some(bad.into());
         }
+        if !self.bad.is_empty() {
+            keys[..blocks.len()].iter().for_each(|key| _ = self.bad.remove(key)); // it was the way there that was bad
+        }
         if let (Some(StoreError::Bad(bad)), Some(key)) = (&error, keys.get(blocks.len()))
             && !matches!(bad, BlockError::Geometry)
             && self.bad.len() < MOST_BAD
@@ -198,6 +201,7 @@ impl Blocks {
     pub(crate) fn delete(&mut self, keys: impl IntoIterator<Item = BlockKey>) {
         for key in keys {
             self.refused.remove(&key);
+            self.bad.remove(&key);
             // One that stays is of no harm but the room it takes.
             let _ = self.store.delete(&key);
         }

@@ -22,8 +22,8 @@ _SPACE = {"whitespace_pattern": r"[ \n]{0,32}"}
 class Grammar:
     """What answers of one model may be: see `Engine.json_grammar`. Any number of requests may have it, at once."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: Any, fingerprint: str) -> None:
+        self._matcher, self.fingerprint = matcher, fingerprint  # of the model
 
     def begin(self) -> Position:
         """Where an answer begins."""
@@ -67,7 +67,7 @@ class Grammars:
 
     def __init__(self, model: Model) -> None:
         """Raises KvCacheError: "package_missing", and "grammar_tokenizer" where llguidance refuses the tokenizer."""
-        self._package = load_package("llguidance", "a grammar", "json")
+        self._package, self._fingerprint = load_package("llguidance", "a grammar", "json"), model.fingerprint
         try:
             size, stops = model.config.vocab_size, list(model.stops) or None
             self._tokens = self._package.LLTokenizer(model.tokenizer.to_str(), n_vocab=size, eos_token=stops)
@@ -84,4 +84,4 @@ class Grammars:
         matcher = self._package.LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise KvCacheError(f"the schema is refused: {matcher.get_error()}", "grammar_schema")
-        return Grammar(matcher)
+        return Grammar(matcher, self._fingerprint)

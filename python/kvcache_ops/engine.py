@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
 from operator import index
@@ -219,7 +220,7 @@ class Engine:
         grouped = self.model.layer_groups.windows != (None,)
         if prompt_lookup and (management.get("window") or self.model.config.window or grouped):
             # After a wrong guess, rows before the window are needed again.
-            management = management | {"slack": max(prompt_lookup, management.get("slack", 0))}
+            management = management | {"slack": max(prompt_lookup, management.get("slack") or 0)}
         self._tiers = bool(management.get("tiers"))
         self.caches = self.model.caches(
             max_tokens or min(self.model.config.context_length, 16384),
@@ -239,7 +240,8 @@ class Engine:
         self._waiting: deque[ref[Request]] = deque()
         self._running: dict[ref[Request], int] = {}
         self._steps = self._passed = 0  # steps so far; requests that have passed the first one that waits
-        self._lock, self._grammars_lock = RLock(), Lock()
+        # What has the lock is not interrupted by what frees a sequence: garbage collection comes at any place.
+        self._lock, self._busy, self._grammars_lock = RLock(), False, Lock()
         self._grammars: Grammars | None = None
         self._most_scored = max(_SCORED_BYTES // (4 * self.model.config.vocab_size), 1)
         self._logits = np.empty((max_batch, self.model.config.vocab_size), np.float32)
@@ -250,7 +252,8 @@ class Engine:
         """A request that joins the next step that has room; reading an answer drives the steps.
 
         keep: instead of the engine's. sampling: the fields of `Sampling`. Raises KvCacheError: "prompt_empty",
-        "prompt_too_long", "prompt_type", "token_range", "keep_range" and what Sampling raises.
+        "prompt_too_long", "prompt_type", "token_range", "keep_range", "grammar_tokenizer" for a grammar of another
+        model, and what Sampling raises.
         """
         tokens = self._checked(prompt)
         keep = self._keep if keep is None else keep
@@ -258,6 +261,9 @@ class Engine:
             message = f"keep is {keep}, expected 0 to {self.context_length - 2}, two less than the context"
             raise KvCacheError(message, "keep_range")
         request = Request(self, tokens, Sampling(**sampling), keep)
+        grammar = request.sampling.grammar
+        if grammar is not None and grammar.fingerprint != self.model.fingerprint:
+            raise KvCacheError("the grammar is of another model, expected one of this engine's", "grammar_tokenizer")
         with self._lock:
             self._waiting.append(ref(request))
         return request
@@ -328,22 +334,40 @@ class Engine:
 
     def step(self, wanted: Request | None = None) -> bool:
         """One step of all that run, or none if `wanted` has ended meanwhile. Returns whether anything is left to do."""
-        with self._lock:
+        with self._alone():
             if wanted is None or wanted.finish is None:
+                self._collect()
                 self._join()
                 if self.running:
                     self._advance()
-            self._collect()
             return bool(self.running or _held(self._waiting))
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """With the lock; afterwards the sequences of requests that have ended meanwhile are free."""
+        with self._lock:
+            self._busy = True
+            try:
+                yield
+            finally:
+                try:
+                    self._collect()
+                finally:
+                    self._busy = False
+
     def end(self, request: Request, finish: str, error: KvCacheError | None = None) -> None:
-        """Ends a request that is still active."""
+        """Ends a request that is still active. What has the lock frees it, if garbage collection calls this there."""
         with self._lock:
             if request.finish is None:
                 request.finish, request.error = finish, error
-                if ref(request) in self._waiting:
-                    self._waiting.remove(ref(request))
-                self._free(request)
+            if not self._busy:
+                with self._alone():
+                    pass
+
+    def _end(self, request: Request, finish: str, error: KvCacheError | None = None) -> None:
+        if request.finish is None:
+            request.finish, request.error = finish, error
+        self._free(request)
 
     def save(self, path: str | os.PathLike[str], tokens: Sequence[int]) -> None:
         """Writes keys and values of these tokens, computing those that are not cached.
@@ -353,7 +377,7 @@ class Engine:
         """
         self._check_whole()
         tokens = self._checked(tokens)
-        with self._lock:
+        with self._alone():
             sequence = self.manager.create()
             try:
                 with self.manager.begin_step([Append(sequence, tokens=tokens)], self._memory) as step:
@@ -365,7 +389,7 @@ class Engine:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads what `save` has written, of the same weights and format of cache. Prompts find its full pages."""
         self._check_whole()
-        with self._lock:
+        with self._alone():
             self.manager.free(self.caches.managers[0].load_seq(path, self._memory))
 
     def _check_whole(self) -> None:
@@ -380,7 +404,7 @@ class Engine:
         """
         if not self._tiers:
             return True
-        with self._lock:
+        with self._alone():
             self.manager.offload_prefix()
             self.manager.update(self._memory)
             return self.manager.flush(timeout)
@@ -390,8 +414,8 @@ class Engine:
 
         Those have room for the whole of their answers, and are at most four times `max_batch`.
         """
-        self._collect()
-        waiting, blocked = _held(self._waiting), False
+        blocked = False
+        waiting = [request for request in _held(self._waiting) if ref(request) not in self._running]
         self._waiting = deque(map(ref, waiting))
         for request in waiting:
             if len(self._running) == self._max_batch:
@@ -406,47 +430,52 @@ class Engine:
                 continue
             else:
                 self._passed = 0
-            self._waiting.remove(ref(request))
             # Nobody has pages of a salt of its own.
             request.sequence = self.manager.create(salt=os.urandom(16) if request.scoring else b"")
             self._running[ref(request, self._let_go)] = request.sequence
+            self._waiting.remove(ref(request))
 
     def _has_room(self, tokens: int) -> bool:
         return self.caches.has_room(tokens, len(self._running))
 
     def _free(self, request: Request) -> None:
-        if ref(request) in self._running and not self._free_sequence(ref(request)):
-            return  # ended by the garbage collection, in a step: after it, it is freed
+        if ref(request) in self._running:
+            self._free_sequence(ref(request))
         request.stored, request.found, request.guess = 0, 0 if request.scoring else None, []
 
-    def _free_sequence(self, running: ref[Request]) -> bool:
-        """Frees a sequence, unless a step is open. Returns whether it is free."""
+    def _free_sequence(self, running: ref[Request]) -> None:
         try:
             self.manager.free(self._running[running])
         except ManagerError as error:
-            if error.kind == "step_open":
-                return False
-            raise
+            if error.kind != "unknown_seq":  # freed, by a call that an interrupt followed
+                raise
         del self._running[running]
-        return True
 
     def _let_go(self, _: ref[Request]) -> None:
-        """Frees the sequence of a request that nobody has any more, or lets the thread that has the lock do it."""
+        """Frees the sequence of a request that nobody has any more, or lets what has the lock do it."""
         if self._lock.acquire(blocking=False):
             try:
-                self._collect()
+                if not self._busy:
+                    with self._alone():
+                        pass
             finally:
                 self._lock.release()
 
     def _collect(self) -> None:
-        for running in [running for running in self._running if running() is None]:
-            self._free_sequence(running)
+        """Frees the sequences of requests that have ended, or that nobody has any more."""
+        for running in list(self._running):
+            request = running()
+            if request is None:
+                self._free_sequence(running)
+            elif request.finish is not None:
+                self._free(request)
+        self._waiting = deque(r for r in self._waiting if (request := r()) is not None and request.finish is None)
 
     def _wait(self, request: Request) -> None:
         """Takes a request's place from it; it is the next to run, and computes again what is not cached."""
         request.preempted |= request.stored > 0
-        self._free(request)
         self._waiting.appendleft(ref(request))
+        self._free(request)
 
     def _advance(self) -> None:
         """A step: what each request gets is stored, and those that have all of their tokens stored draw the next."""
@@ -480,6 +509,7 @@ class Engine:
             for e, rows in zip(done, of_part):
                 self._draw(parts[order[e]][0], rows)
         except KeyboardInterrupt:
+            step.__exit__(KeyboardInterrupt, None, None)  # unless it has ended
             for request in [r for r, _ in parts if ref(r) in self._running]:
                 if not self.manager.seq_len(request.sequence) == request.stored < len(request.context):
                     self._wait(request)  # stored, and not counted or not drawn
@@ -509,12 +539,12 @@ class Engine:
         try:
             finish = take()
         except KvCacheError as error:
-            self.end(request, "error", error)
+            self._end(request, "error", error)
         except Exception as error:  # whatever it is, it is this request's
-            self.end(request, "error", KvCacheError(f"the answer failed: {error}", "answer_failed"))
+            self._end(request, "error", KvCacheError(f"the answer failed: {error}", "answer_failed"))
         else:
             if finish is not None:
-                self.end(request, finish)
+                self._end(request, finish)
 
     def _begin(self) -> tuple[Step | GroupsStep, list[tuple[Request, int]]] | None:
         """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
@@ -540,7 +570,7 @@ class Engine:
                 elif error.kind == "no_slot" and self.manager.defrag():
                     pass  # there may be room, in pieces
                 elif len(self._running) == 1:
-                    self.end(self.running[0], "error", error)
+                    self._end(self.running[0], "error", error)
                 else:
                     self._wait(self.running[-1])
                 continue
@@ -585,12 +615,12 @@ class Engine:
     def _shift(self, request: Request) -> None:
         """Makes room in the context of a request, or ends it."""
         if request.keep is None:
-            return self.end(request, "length")
+            return self._end(request, "length")
         try:
             removed = self.manager.context_shift(request.sequence, self.context_length, 1, n_keep=request.keep)
         except ManagerError as error:
             if error.kind not in ("shift_limit", "not_shiftable") and not isinstance(error, CapacityError):
-                return self.end(request, "error", error)
+                return self._end(request, "error", error)
             removed = (self.context_length - request.keep) // 2  # what is left is computed again
             self._wait(request)
         request.stored = max(request.stored - removed, 0)

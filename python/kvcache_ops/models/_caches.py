@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from operator import methodcaller
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from kvcache_ops._cache import Cache
@@ -45,8 +45,10 @@ class GroupsStep:
 
     def found(self) -> list[list[int]]:
         """By group and append: how many tokens it has found."""
-        order = [int(a) for a in self.order]
-        return [[cached for _, cached in sorted(zip(order, step.cached.tolist()))] for step in self._steps]
+        # The order of a step depends on what it has found.
+        return [
+            [cached for _, cached in sorted(zip(step.order.tolist(), step.cached.tolist()))] for step in self._steps
+        ]
 
 
 class GroupsManager:
@@ -113,18 +115,19 @@ class GroupsManager:
             manager.update(memory)
 
     def flush(self, timeout: float) -> bool:
-        """Whether all that was put is written."""
-        return all(_each(self._managers, "flush", timeout))
+        """Whether all that was put is written, after at most that many seconds."""
+        end = monotonic() + timeout
+        return all([manager.flush(max(end - monotonic(), 0.0)) for manager in self._managers])
 
     def tiers(self) -> list[dict[str, Any]]:
         """As `Manager` has it; what managers have counted is summed."""
         counts = ("hits", "bytes_read", "bytes_written", "puts", "writes_dropped")
-        return [
-            tier[0]
-            | {name: sum(each[name] for each in tier) for name in counts}
-            | {"misses": dict(sum((Counter(each["misses"]) for each in tier), Counter()))}
-            for tier in zip(*_each(self._managers, "tiers"))
-        ]
+        tiers = []
+        for tier in zip(*_each(self._managers, "tiers")):
+            reasons = dict.fromkeys(reason for each in tier for reason in each["misses"])
+            misses = {reason: sum(each["misses"].get(reason, 0) for each in tier) for reason in reasons}
+            tiers.append(tier[0] | {name: sum(each[name] for each in tier) for name in counts} | {"misses": misses})
+        return tiers
 
     def stats(self) -> dict[str, Any]:
         """Of the first group, with the sums of all groups' slots."""
@@ -155,7 +158,7 @@ class Caches:
         for group, window in enumerate(self._groups.windows):
             slots, most, own = max_tokens, inf, dict(options)
             if window is not None and batch is not None:
-                held = window + options.get("slack", 0) + page  # rows of a sequence between two steps
+                held = window + (options.get("slack") or 0) + page  # rows of a sequence between two steps
                 least = held + step_tokens
                 if window_tokens is not None and window_tokens < least:
                     message = f"window_tokens is {window_tokens}, expected at least {least}: a window of {window}"
