@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError};
 
 use crate::host::HostTier;
 use crate::remote_tier::{Answer, LONGEST, RemoteTier, Tier};
@@ -39,8 +39,8 @@ pub struct Tiers(Arc<Shared>);
 struct Asked {
     /// The time left of its deadline.
     left: Duration,
-    /// A block that it has not, as long as it has not been given more blocks than these.
-    absent: Option<(BlockKey, u64)>,
+    /// A block that it has not, or damaged, as long as it has not been given more blocks than these.
+    missing: Option<(BlockKey, u64, Option<BlockError>)>,
 }
 
 #[derive(Debug)]
@@ -123,8 +123,11 @@ impl Shared {
         }
         // Before it is asked: what the host tier evicts meanwhile comes to it.
         let puts = remote.stats.lock().puts;
-        if asked.absent.is_some_and(|(key, before)| keys.first() == Some(&key) && before == puts) {
-            return (Vec::new(), None);
+        if let Some((key, before, bad)) = asked.missing
+            && keys.first() == Some(&key)
+            && before == puts
+        {
+            return (Vec::new(), bad.map(StoreError::Bad));
         }
         if let Some(answer) = remote.avoided(self.compute_rate()) {
             return answer;
@@ -139,7 +142,12 @@ impl Shared {
             remote.stats.lock().miss(error.reason());
             (Vec::new(), Some(error))
         });
-        asked.absent = next.get(blocks.len()).filter(|_| error.is_none()).map(|key| (*key, puts));
+        let bad = match error {
+            Some(StoreError::Bad(bad)) => Some(bad),
+            _ => None,
+        };
+        asked.missing =
+            next.get(blocks.len()).filter(|_| error.is_none() || bad.is_some()).map(|key| (*key, puts, bad));
         (blocks, error)
     }
 
@@ -268,7 +276,7 @@ impl BlockStore for Tiers {
     /// chain, lasts.
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let mut asked: Vec<_> =
-            self.0.remote.iter().map(|remote| Asked { left: remote.deadline, absent: None }).collect();
+            self.0.remote.iter().map(|remote| Asked { left: remote.deadline, missing: None }).collect();
         let mut blocks: Vec<Block> = Vec::new();
         let mut error = None;
         // Whether the host tier's miss of the blocks that come now is counted.
