@@ -93,6 +93,11 @@ extern "C" fn cuMemPoolCreate(pool: Out<usize>, _properties: *const c_void) -> C
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuMemPoolDestroy(pool: usize) -> CUresult {
+    driver(|state| state.pools.remove(&pool).then_some(()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE))
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuMemPoolSetAttribute(pool: usize, _attribute: c_uint, _value: *mut c_void) -> CUresult {
     driver(|state| state.pools.contains(&pool).then_some(()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE))
 }

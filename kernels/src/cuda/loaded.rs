@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use cudarc::driver::{result, sys};
 
@@ -18,7 +18,8 @@ const KEPT: u64 = 1 << 28;
 /// What one context has loaded.
 pub(super) struct Loaded {
     pub(super) multiprocessors: u32,
-    pool: OnceLock<Result<Pool, Error>>,
+    /// None until it can be made.
+    pool: Mutex<Option<Pool>>,
     /// Few: a process runs models of few types.
     modules: RwLock<Vec<(&'static Module, Functions)>>,
     /// Held while a module is loaded, so that none is loaded twice.
@@ -28,7 +29,7 @@ pub(super) struct Loaded {
 /// The handles of a module's kernels, in the order of [`Module::kernels`].
 type Functions = Box<[Function]>;
 
-/// A pool's handle, valid until the process ends: no pool is destroyed.
+/// A pool's handle, valid until the process ends: no pool that has been set up is destroyed.
 #[derive(Clone, Copy)]
 struct Pool(sys::CUmemoryPool);
 
@@ -62,16 +63,21 @@ impl Loaded {
         current.keep()?;
         let mut contexts = CONTEXTS.write().unwrap_or_else(PoisonError::into_inner);
         let loaded = contexts.get_or_insert_default().entry(id).or_insert_with(|| {
-            let modules = RwLock::default();
-            Box::leak(Box::new(Self { multiprocessors, pool: OnceLock::new(), modules, loading: Mutex::new(()) }))
+            let (pool, modules, loading) = Default::default();
+            Box::leak(Box::new(Self { multiprocessors, pool, modules, loading }))
         });
         Ok(loaded)
     }
 
-    /// The pool of scratch memory of the current context, which must be this one.
+    /// The pool of scratch memory of the current context, which must be this one. After a failure the next call tries
+    /// again.
     pub(super) fn pool(&self, current: &Current) -> Result<sys::CUmemoryPool, Error> {
-        let pool = self.pool.get_or_init(|| beside_captures(|| make_pool(current.device()?)));
-        pool.clone().map(|pool| pool.0)
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let Pool(handle) = match *pool {
+            Some(made) => made,
+            None => *pool.insert(beside_captures(|| make_pool(current.device()?))?),
+        };
+        Ok(handle)
     }
 
     /// The kernel of that name in a module, if the module is loaded.
@@ -122,7 +128,11 @@ fn make_pool(device: sys::CUdevice) -> Result<Pool, Error> {
     let (threshold, mut kept) = (sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, KEPT);
     // SAFETY: the pool has been made above, and the attribute's value is a u64.
     let set = unsafe { result::mem_pool::set_attribute(pool, threshold, (&raw mut kept).cast()) };
-    set.map_err(Error::driver("setting up a pool of scratch memory"))?;
+    set.map_err(|error| {
+        // SAFETY: the pool has been made above, and nobody else knows it.
+        let _destroyed = unsafe { result::mem_pool::destroy(pool) };
+        Error::driver("setting up a pool of scratch memory")(error)
+    })?;
     Ok(Pool(pool))
 }
 

@@ -19,8 +19,8 @@ use crate::device_problem::{AlikeSequences, DeviceProblem};
 /// for as long as this lives.
 ///
 /// Nothing here waits for the device. Only the first use of a combination of types in a context allocates, since it
-/// loads the kernels; [`prepare`](Self::prepare) does that ahead of time, so that a call can be captured into a CUDA
-/// graph.
+/// loads the kernels, and the first use of scratch memory, since it makes a pool; [`prepare`](Self::prepare) does both
+/// ahead of time, so that a call can be captured into a CUDA graph.
 pub struct Queue<'a> {
     stream: sys::CUstream,
     loaded: &'static Loaded,
@@ -71,12 +71,15 @@ impl<'a> Queue<'a> {
         self.prepare_module(ptx::module(&ptx::MODULES, (t1, t2, t3)))
     }
 
-    /// Loads a module, unless the context has it.
+    /// Loads a module, unless the context has it, and makes the pool of scratch memory.
     ///
     /// # Errors
     /// [`Error::Module`].
     pub fn prepare_module(&self, module: &'static Module) -> Result<(), Error> {
-        self.loaded.load(module)
+        self.loaded.load(module)?;
+        // Where there is none, as on a device without pools, what needs scratch memory fails, and nothing else.
+        let _made = self.loaded.pool(&self.current);
+        Ok(())
     }
 
     /// Launches a call on the stream: its store, then its load.
