@@ -49,3 +49,35 @@ pub fn scratch_is_checked(gpu: &Gpu) -> Result<(), Failed> {
     }
     Ok(())
 }
+
+/// The bounds that the caller says decide how work is cut, but no bit: not where `max_seqlen` or `max_kvlen` is too small,
+/// so that a decoding step of several pieces has no scratch memory to add them in.
+pub fn bounds_decide_no_bit(gpu: &Gpu) -> Result<(), Failed> {
+    let cases = cases(Suite::Attention)?;
+    let how = How { has_mass: true, ..Default::default() };
+    for name in ["large-rows-of-530-keys-f16-f16", "large-window-64"] {
+        let case = cases.iter().find(|case| case.name == name).ok_or(format!("there is no golden case {name}"))?;
+        let answer = |wrong: Option<(&'static str, i64)>| -> OnGpu<_> {
+            let mut call = case.call(0);
+            call.inputs.extend(wrong.map(|(bound, value)| (bound, Tensor::of_indices(&[value], &[1]))));
+            let uploaded = Uploaded::new(gpu, &call, how)?;
+            // The host compares the bound with `kvstarts` where it is given these.
+            let rows = call.inputs["kvstarts"].indices().last().map(|&rows| rows as usize);
+            let (checked, written) = uploaded.check(gpu, &call, rows)?.with_outputs(gpu, call.t1(), how)?;
+            let Checked::Attention(attention) = &checked else { unreachable!("it attends") };
+            let scratch_bytes = attention.scratch_bytes()?;
+            checked.launch(gpu, &written)?;
+            gpu.stream.synchronize()?;
+            gpu.nothing_found()?;
+            let outputs: Vec<_> = written.outputs.iter().map(|output| output.download(gpu)).collect::<OnGpu<_>>()?;
+            Ok((outputs, scratch_bytes))
+        };
+        let (expected, scratch_bytes) = answer(None)?;
+        for wrong in [("max_seqlen", 0), ("max_kvlen", 1)] {
+            let (got, smaller) = answer(Some(wrong))?;
+            assert!(got == expected, "{name} differs with {wrong:?}");
+            assert!(smaller < scratch_bytes, "{name} has as much scratch memory with {wrong:?}");
+        }
+    }
+    Ok(())
+}

@@ -26,7 +26,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
-const TESTS: [Test; 23] = [
+const TESTS: [Test; 24] = [
     ("streams::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
     ("golden::key_value_cache", |gpu| golden::pass(gpu, Suite::KeyValueCache, false)),
     ("golden::static_batching", |gpu| golden::pass(gpu, Suite::Static, false)),
@@ -50,6 +50,7 @@ const TESTS: [Test; 23] = [
     ("graphs::unprepared_kernels_do_not_break_a_capture", graphs::unprepared_kernels_do_not_break_a_capture),
     ("attention::long_heads_are_refused", attention::long_heads_are_refused),
     ("attention::scratch_is_checked", attention::scratch_is_checked),
+    ("attention::bounds_decide_no_bit", attention::bounds_decide_no_bit),
 ];
 
 fn main() -> ExitCode {
