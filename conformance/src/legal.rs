@@ -1,14 +1,14 @@
-//! The rules of a legal call of either `KeyValueCache`, in stages: those of a stage can be asked only where those before
-//! hold. No line is shared with the operator's own checks.
+//! The rules of a legal call, in stages: those of a stage can be asked only where those before hold. No line is shared
+//! with the operators' own checks.
 
 use std::collections::HashSet;
 
 use kvcache_schema::{
-    AttributeSpec, Attributes, CacheDims, CacheLayout, ElementType, STATIC_SCALES, StaticAttributes, StaticCacheDims,
-    StaticCacheLayout, TypeCombination,
+    AttentionAttributes, AttributeSpec, Attributes, CacheDims, CacheLayout, ElementType, STATIC_SCALES,
+    StaticAttributes, StaticCacheDims, StaticCacheLayout, TypeCombination, multi_head_attention,
 };
 
-use crate::case::{Call, Operator};
+use crate::case::{Call, Operator, Suite};
 use crate::tensor::Tensor;
 
 /// The kinds of errors that only the attention operators have.
@@ -27,18 +27,15 @@ pub const KINDS: [&str; 21] = [
 /// The kinds of error that a call breaks the rules of, all of one stage; at least one.
 pub type Kinds = Vec<&'static str>;
 
-/// Whether a call of either `KeyValueCache` is legal.
+/// Whether a call is legal.
 ///
 /// # Errors
 /// The kinds of the errors that it must be refused with, any of them; those of a stage, without duplicates.
-///
-/// # Panics
-/// For an operator of attention.
 pub fn legal(call: &Call) -> Result<(), Kinds> {
     let legal = match call.operator {
-        Operator::KeyValueCache => dynamic_batching(call),
+        Operator::KeyValueCache | Operator::MultiHeadCacheAttention => dynamic_batching(call),
+        Operator::MultiHeadAttention => packed(call),
         Operator::StaticKeyValueCache => static_batching(call),
-        other => panic!("random calls are of KeyValueCache, not {}", other.name()),
     };
     legal.map_err(|mut kinds| {
         let mut seen = HashSet::new();
@@ -65,7 +62,7 @@ impl Broken {
     /// Each attribute is in its range, also where another one makes it idle.
     fn attributes<A>(&mut self, specs: &[AttributeSpec<A>], call: &Call) {
         let value = |name: &str| call.attributes[name];
-        specs.iter().for_each(|spec| self.unless(spec.contains(value(spec.name)), "attribute_out_of_range"));
+        self.ranges(specs, call);
         let (num_layer, quant_bit) = (value("num_layer"), value("quant_bit"));
         let (quant_group, quant_type) = (value("quant_group"), value("quant_type"));
         self.unless(num_layer < 1 || value("layer_idx") < num_layer, "attribute_out_of_range");
@@ -75,8 +72,25 @@ impl Broken {
         self.unless(quant_bit != 0 || !rotates, "attribute_out_of_range");
     }
 
-    /// The combination of types is in the table, there is a scale where one is needed, and every tensor has its type.
-    fn types(&mut self, call: &Call) {
+    /// The attributes that the operator has of these are in their ranges.
+    fn ranges<A>(&mut self, specs: &[AttributeSpec<A>], call: &Call) {
+        for spec in specs {
+            let value = call.attributes.get(spec.name);
+            self.unless(value.is_none_or(|&value| spec.contains(value)), "attribute_out_of_range");
+        }
+    }
+
+    /// The attributes of attention are in their ranges.
+    fn attention_attributes(&mut self, call: &Call) {
+        self.ranges(&AttentionAttributes::SPEC, call);
+        let heads = ["num_heads", "num_kv_heads"].map(|name| call.attributes[name]);
+        self.unless(heads[1] < 1 || heads[0] % heads[1] == 0, "attribute_out_of_range");
+        let (scale, softcap) = (call.floats["scale"], call.floats["softcap"]);
+        self.unless(scale.is_finite() && softcap.is_finite() && softcap >= 0.0, "attribute_out_of_range");
+    }
+
+    /// The combination of types is in the table, and there is a scale where one is needed.
+    fn combination(&mut self, call: &Call) {
         let (t1, quant_bit) = (call.t1(), call.attributes["quant_bit"]);
         let is_legal = |t3| {
             let row = TypeCombination { quant_bit, t1, t2: call.cache().element(), t3 };
@@ -89,9 +103,32 @@ impl Broken {
         } else {
             self.unless(false, "illegal_types");
         }
-        for (&name, tensor) in call.inputs.iter().filter(|(name, _)| **name != "current_key") {
-            let expected = if name == "current_value" { t1 } else { ElementType::Int64 };
+    }
+
+    /// Every tensor has its type, and T1 has scores where they are needed.
+    fn types(&mut self, call: &Call) {
+        let has_scores = multi_head_attention::T1.contains(&call.t1());
+        self.unless(!attends(call) || has_scores, "attention_type");
+        for (name, tensor) in given(call) {
+            let expected = match name {
+                "query" | "key" | "value" | "current_key" | "current_value" | "attn_mask" | "head_sink" => call.t1(),
+                _ => ElementType::Int64,
+            };
             self.unless(tensor.element() == expected, "type_mismatch");
+        }
+    }
+
+    /// The inputs of a ragged batch have their ranks; a page table has this one.
+    fn ragged_ranks(&mut self, call: &Call, cachestarts: usize) {
+        for (name, tensor) in given(call) {
+            let ranks: &[usize] = match name {
+                "query" | "key" | "value" | "current_key" | "current_value" => &[3],
+                "attn_mask" => &[2, 3],
+                "max_seqlen" | "max_kvlen" | "decoding_batches" => &[0, 1],
+                "cachestarts" => &[cachestarts],
+                _ => &[1],
+            };
+            self.rank(tensor, ranks);
         }
     }
 
@@ -130,6 +167,31 @@ impl Broken {
         self.unless(head_dim.is_multiple_of(group), "head_dim_not_divisible");
     }
 
+    /// What attends has the shapes that the attributes say, and rows for these tokens; `keys` the heads.
+    fn attention_shapes(&mut self, call: &Call, tokens: usize, keys: &[usize]) {
+        let [num_heads, num_kv_heads, head_dim] =
+            ["num_heads", "num_kv_heads", "head_dim"].map(|name| length(call, name));
+        self.shape(&keys[1..], &[if num_kv_heads == 0 { num_heads } else { num_kv_heads }, head_dim]);
+        for (name, tensor) in given(call) {
+            match (name, tensor.shape()) {
+                ("query", shape) => self.shape(shape, &[tokens, num_heads, head_dim]),
+                ("attn_mask", &[planes, rows, _]) => self.shape(&[planes, rows], &[num_heads, tokens]),
+                ("attn_mask", shape) => self.shape(shape, &[tokens]),
+                ("head_sink", shape) => self.shape(shape, &[num_heads]),
+                ("decoding_batches", shape) => self.shape(shape, &[1]),
+                _ => {}
+            }
+        }
+    }
+
+    /// `decoding_batches` is a number of sequences, and a mask has columns for so many keys.
+    fn attention_values(&mut self, call: &Call, keys: i64) {
+        self.unless(call.inputs["decoding_batches"].indices()[0] >= 0, "decoding_batches_negative");
+        let mask = given(call).find(|(name, _)| *name == "attn_mask");
+        let width = mask.and_then(|(_, mask)| mask.shape().last());
+        self.unless(width.is_none_or(|&width| width as i128 >= i128::from(keys)), "mask_too_small");
+    }
+
     /// Starts begin with 0 and never decrease.
     fn rising(&mut self, starts: &[i64]) {
         self.unless(starts[0] == 0, "starts_not_zero");
@@ -160,10 +222,56 @@ fn length(call: &Call, attribute: &str) -> usize {
     usize::try_from(call.attributes[attribute]).unwrap_or(usize::MAX)
 }
 
+/// Whether the operator is one of attention.
+fn attends(call: &Call) -> bool {
+    call.operator.suite() == Suite::Attention
+}
+
+/// The inputs by name, but for a mask and sinks without elements, which count as absent.
+fn given(call: &Call) -> impl Iterator<Item = (&'static str, &Tensor)> {
+    let counts = |name, tensor: &Tensor| !["attn_mask", "head_sink"].contains(&name) || !tensor.shape().contains(&0);
+    call.inputs.iter().map(|(&name, tensor)| (name, tensor)).filter(move |&(name, tensor)| counts(name, tensor))
+}
+
+fn packed(call: &Call) -> Result<(), Kinds> {
+    let mut broken = Broken::default();
+    broken.attention_attributes(call);
+    broken.stage()?;
+    broken.types(call);
+    broken.stage()?;
+    broken.ragged_ranks(call, 0);
+    broken.stage()?;
+
+    let shape = |name: &str| call.inputs[name].shape();
+    let Some(batch) = shape("seqstarts")[0].checked_sub(1) else { return Err(vec!["shape_mismatch"]) };
+    broken.shape(shape("kvstarts"), shape("seqstarts"));
+    broken.shape(shape("value"), shape("key"));
+    broken.shape(shape("max_seqlen"), &[1]);
+    broken.shape(shape("max_kvlen"), &[1]);
+    broken.attention_shapes(call, shape("query")[0], shape("key"));
+    broken.stage()?;
+
+    let starts = [("seqstarts", "query"), ("kvstarts", "key")].map(|(name, rows)| (call.inputs[name].indices(), rows));
+    for (starts, rows) in &starts {
+        broken.rising(starts);
+        broken.unless(usize::try_from(starts[batch]) == Ok(shape(rows)[0]), "starts_total");
+    }
+    broken.stage()?;
+    for (bound, (starts, _)) in ["max_seqlen", "max_kvlen"].into_iter().zip(&starts) {
+        broken.bound(call.inputs[bound].indices()[0], starts);
+    }
+    broken.attention_values(call, starts[1].0[batch]);
+    broken.stage()
+}
+
 fn dynamic_batching(call: &Call) -> Result<(), Kinds> {
     let mut broken = Broken::default();
     broken.attributes(&Attributes::SPEC, call);
+    if attends(call) {
+        broken.attention_attributes(call);
+    }
     broken.stage()?;
+    broken.combination(call);
     broken.types(call);
     broken.stage()?;
 
@@ -171,15 +279,7 @@ fn dynamic_batching(call: &Call) -> Result<(), Kinds> {
     let paged = call.attributes["cache_mode"] == 1;
     let is_legacy = paged && input("cachestarts").shape().len() == 1;
     broken.unless(!is_legacy, "legacy_page_table");
-    for (&name, tensor) in &call.inputs {
-        let ranks: &[usize] = match name {
-            "current_key" | "current_value" => &[3],
-            "cachestarts" if paged && !is_legacy => &[2],
-            "max_seqlen" | "max_kvlen" => &[0, 1],
-            _ => &[1],
-        };
-        broken.rank(tensor, ranks);
-    }
+    broken.ragged_ranks(call, if paged && !is_legacy { 2 } else { 1 });
     broken.state_ranks(call, 5);
     broken.stage()?;
 
@@ -201,6 +301,9 @@ fn dynamic_batching(call: &Call) -> Result<(), Kinds> {
     let (dims, num_layer) = (layout.dims([l0, l1, l2, l3, l4]), length(call, "num_layer"));
     let shape = |inner| layout.shape(CacheDims { num_layer, num_heads, inner, ..dims }).to_vec();
     broken.state_shapes(call, num_heads, head_dim, shape);
+    if attends(call) {
+        broken.attention_shapes(call, tokens, current);
+    }
     broken.stage()?;
 
     let [seqstarts, kvstarts, start_pos] = ["seqstarts", "kvstarts", "start_pos"].map(|name| input(name).indices());
@@ -219,6 +322,9 @@ fn dynamic_batching(call: &Call) -> Result<(), Kinds> {
     let number = |name: &str| input(name).indices()[0];
     broken.bound(number("max_seqlen"), &seqstarts);
     broken.bound(number("max_kvlen"), &kvstarts);
+    if attends(call) {
+        broken.attention_values(call, kvstarts[batch]);
+    }
     broken.stage()?;
 
     // Every token has a slot in [0, MaxT): that of its sequence's start, or of its page's.
@@ -250,8 +356,10 @@ fn dynamic_batching(call: &Call) -> Result<(), Kinds> {
     };
     broken.unless(sequences.iter().enumerate().flat_map(stored).all(|slot| written.insert(slot)), "write_conflict");
     broken.stage()?;
-    let num_repeat = i128::from(call.attributes["num_repeat"]);
-    broken.size(call, &[kvstarts[batch].into(), num_heads as i128, num_repeat, head_dim as i128]);
+    // The output of attention has the size of `query`.
+    if let Some(&num_repeat) = call.attributes.get("num_repeat") {
+        broken.size(call, &[kvstarts[batch].into(), num_heads as i128, num_repeat.into(), head_dim as i128]);
+    }
     broken.stage()
 }
 
@@ -259,6 +367,7 @@ fn static_batching(call: &Call) -> Result<(), Kinds> {
     let mut broken = Broken::default();
     broken.attributes(&StaticAttributes::SPEC, call);
     broken.stage()?;
+    broken.combination(call);
     broken.types(call);
     broken.stage()?;
     for (&name, tensor) in &call.inputs {
