@@ -103,7 +103,7 @@ def build(
         raise KvCacheError(f"weights is {weights!r}, expected auto: an export's stay as they are", "option_unknown")
     if (Path(out) / GENAI).is_file() or (isinstance(checkpoint, Export) and checkpoint.lies_in(Path(out))):
         raise KvCacheError(f"{out} has an export, expected a folder that is no export", "out_is_source")
-    if Path(out).resolve() == Path(source).resolve():
+    if Path(out).is_dir() and Path(out).resolve() == Path(source).resolve():
         raise KvCacheError(f"{out} is the source, expected another folder", "out_is_source")
     spec = CacheSpec(
         max_tokens=1,  # the graph leaves it open
