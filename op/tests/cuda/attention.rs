@@ -50,8 +50,8 @@ pub fn scratch_is_checked(gpu: &Gpu) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The bounds that the caller says decide how work is cut, but no bit: not where `max_seqlen` or `max_kvlen` is too small,
-/// so that a decoding step of several pieces has no scratch memory to add them in.
+/// The bounds that the caller says decide how work is cut, but no bit: not where `max_seqlen` or `max_kvlen` is too
+/// small, so that a decoding step of several pieces has no scratch memory to add them in.
 pub fn bounds_decide_no_bit(gpu: &Gpu) -> Result<(), Failed> {
     let cases = cases(Suite::Attention)?;
     let how = How { has_mass: true, ..Default::default() };
