@@ -96,7 +96,7 @@ def decoding(name: str, case: Case, formats: Iterable[Format]) -> list[Row]:
     for form in formats:
         each = case.of(form)
         ours[form] = direct(expecting(each), THREADS)
-        work = each.operations / 2 / PRODUCTS
+        work = each.operations / 2 / (THREADS * PRODUCTS)
 
         def of_roofline(ns: float, *loops: float, work: float = work) -> float:
             return max(min(loops[:-1]), loops[-1] * work) / ns

@@ -11,7 +11,6 @@ half of the answers must begin with the same token in both, since weights, produ
 from __future__ import annotations
 
 import os
-import site
 import sys
 import tempfile
 import time
@@ -26,16 +25,14 @@ from kvcache_ops.engine import Engine
 from kvcache_ops.models import build, load
 
 from bench_model import OURS, REST, Process
-from harness import ROOT, Contender, Groups, Measured, Row, WrongAnswer, arguments, quotient, run
+from harness import ROOT, Contender, Groups, Measured, Row, WrongAnswer, add_peers, arguments, quotient, run
 
 OPENVINO = "OpenVINO GenAI"
 CACHES = {"float16": "f16", "int8": "u8", "int4": "u4"}  # ours, theirs
 BUDGET = 512  # tokens of a step, of both schedulers
 STEPS = 16  # of decoding, in a sample
 GOALS = {"prompt of 1024": 0.8, "prompt of 4096": 0.8, "decode, batch 16, depth 64": 1.0}
-# Packages of peers need not be installed: PEERS has further folders to look for them.
-for peers in os.environ.get("PEERS", "").split():
-    site.addsitedir(peers)
+add_peers()
 
 # The answers, the seconds to the first token of all, and the seconds from there.
 Answered = tuple[list[list[int]], float, float]

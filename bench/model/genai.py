@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import site
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,10 +14,9 @@ from kvcache_ops.models._graph import Graph
 from onnx import TensorProto, helper
 
 from group_query import GroupQueryDecoder
+from harness import add_peers
 
-# Packages of peers need not be installed: PEERS has further folders to look for them.
-for peers in os.environ.get("PEERS", "").split():
-    site.addsitedir(peers)
+add_peers()
 
 
 def title() -> str | None:

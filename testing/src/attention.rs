@@ -12,8 +12,8 @@ use kvcache_conformance::random::Unstructured;
 use kvcache_kernels::{Kernel, Reference, Serial, Workers, write_floats};
 use kvcache_op::{AttentionBackend, Backend, KeyValueCache, Outputs};
 use kvcache_schema::{
-    AttentionAttributes, Attributes, CacheAttentionAttributes, CacheDims, CacheLayout, CacheMode, ElementType,
-    TypeCombination, multi_head_cache_attention,
+    AttentionAttributes, Attributes, CacheAttentionAttributes, CacheDims, CacheLayout, CacheMode, TypeCombination,
+    multi_head_cache_attention,
 };
 
 /// The inputs of a call by name, but for `cache` and `scale`.
@@ -328,9 +328,10 @@ impl<'a> Sequences<'a> {
                 *end += len(part) as i64;
                 Some(*end)
             });
-            int64s(vec![parts.len() + 1], &once(0).chain(ends).collect::<Vec<_>>())
+            Tensor::of_indices(&once(0).chain(ends).collect::<Vec<_>>(), &[parts.len() + 1])
         };
-        let max = |len: &dyn Fn(&Part) -> usize| int64s(vec![1], &[parts.iter().map(len).max().unwrap_or(0) as i64]);
+        let max =
+            |len: &dyn Fn(&Part) -> usize| Tensor::of_indices(&[parts.iter().map(len).max().unwrap_or(0) as i64], &[1]);
         let cachestarts: Vec<_> = parts.iter().flat_map(|part| of(part).place.iter().copied()).collect();
         let mut shape = vec![parts.len()];
         if self.attributes.cache.cache_mode == CacheMode::Paged.code() {
@@ -344,9 +345,9 @@ impl<'a> Sequences<'a> {
             ("current_value", rows(Of::Value, num_kv_heads)),
             ("seqstarts", starts(&|part| part.tokens)),
             ("kvstarts", starts(&kvlen)),
-            ("cachestarts", int64s(shape, &cachestarts)),
-            ("start_pos", int64s(vec![parts.len()], &start_pos)),
-            ("decoding_batches", int64s(vec![1], &[decoding])),
+            ("cachestarts", Tensor::of_indices(&cachestarts, &shape)),
+            ("start_pos", Tensor::of_indices(&start_pos, &[parts.len()])),
+            ("decoding_batches", Tensor::of_indices(&[decoding], &[1])),
             ("max_seqlen", max(&|part| part.tokens)),
             ("max_kvlen", max(&kvlen)),
         ]);
@@ -404,9 +405,4 @@ fn attend(
         kernel.attend(&problem, attn_output, mass, workers);
     }
     output
-}
-
-fn int64s(shape: Vec<usize>, values: &[i64]) -> Tensor {
-    let bytes: Vec<_> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    Tensor::new(ElementType::Int64, shape, &bytes).expect("as many values as the shape has")
 }

@@ -31,9 +31,9 @@ impl MultiplyAdds {
         Ok(Self { threads: Threads::new(threads)?, count: threads })
     }
 
-    /// Makes at least `operations` multiply-adds of float32, of which each thread has its part. Gives how many, and how
-    /// many their sums say; these are exact below 2^28 a thread.
-    fn run(&self, operations: u64) -> PyResult<(u64, u64)> {
+    /// Makes so many multiply-adds of float32 on each thread, whole registers of all sums; gives how many all sums say
+    /// they were, exactly up to 2^28 on a thread.
+    fn run(&self, operations: u64) -> PyResult<u64> {
         let (lanes, sum) = match InstructionSet::best() {
             InstructionSet::Portable => function::<Portable>(),
             #[cfg(target_arch = "aarch64")]
@@ -44,16 +44,18 @@ impl MultiplyAdds {
             InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => function::<Avx512<false>>(),
             other => return Err(refused(format!("no multiply-adds of {}", other.kernel_name()))),
         };
-        let step = (SUMS * lanes * self.count) as u64;
-        let steps = operations.div_ceil(step);
+        let step = (SUMS * lanes) as u64;
+        if !operations.is_multiple_of(step) {
+            return Err(refused(format!("{operations} multiply-adds are not whole steps of {step}")));
+        }
         let total = AtomicU64::new(0);
         self.threads.run(|workers| {
             workers.run(self.count, &|_| {
                 // SAFETY: the machine has the instruction set.
-                total.fetch_add(unsafe { sum(&steps) }, Ordering::Relaxed);
+                total.fetch_add(unsafe { sum(&(operations / step)) }, Ordering::Relaxed);
             });
         });
-        Ok((steps * step, total.into_inner()))
+        Ok(total.into_inner())
     }
 }
 

@@ -3,7 +3,7 @@
 use kvcache_schema::ElementType;
 
 use super::unstructured::Unstructured;
-use super::values::{bits, indices, tensor, zeros};
+use super::values::{bits, tensor, zeros};
 use crate::case::{Call, Operator, Tensors};
 use crate::legal::legal;
 use crate::tensor::Tensor;
@@ -180,5 +180,5 @@ fn changed_indices(unstructured: &mut Unstructured, input: &Tensor) -> Tensor {
             values[i] = if kind % 2 == 0 { unstructured.pick(&FAR) } else { near };
         }
     }
-    indices(&shape, &values)
+    Tensor::of_indices(&values, &shape)
 }

@@ -3,7 +3,7 @@
 use kvcache_schema::{CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, STATIC_SCALES, TypeCombination};
 
 use super::unstructured::Unstructured;
-use super::values::{Choice, bits, indices, scales, values};
+use super::values::{Choice, bits, scales, values};
 use crate::case::{Call, FloatValues, Operator, Tensors};
 use crate::tensor::Tensor;
 
@@ -125,14 +125,14 @@ impl Plan {
         let starts = |len: &dyn Fn(&(usize, usize)) -> usize| {
             let mut starts = vec![0];
             self.sequences.iter().for_each(|sequence| starts.push(starts[starts.len() - 1] + len(sequence) as i64));
-            indices(&[starts.len()], &starts)
+            Tensor::of_indices(&starts, &[starts.len()])
         };
         let longest = |len: &dyn Fn(&(usize, usize)) -> usize| self.sequences.iter().map(len).max().unwrap_or(0) as i64;
         let shape = [self.sequences.iter().map(|&(_, current)| current).sum(), self.num_heads, self.head_dim()];
         let start_pos: Vec<_> = self.sequences.iter().map(|&(past, _)| past as i64).collect();
         let mut bound = |exact: i64| {
             let value = unstructured.pick(&[exact, exact, exact, exact + 1, exact + 60, i64::MAX]);
-            indices(unstructured.pick(&[&[][..], &[1][..]]), &[value])
+            Tensor::of_indices(&[value], unstructured.pick(&[&[][..], &[1][..]]))
         };
         let (new, all) = (|&(_, current): &(usize, usize)| current, |&(past, current): &(usize, usize)| past + current);
         let (max_seqlen, max_kvlen) = (bound(longest(&new)), bound(longest(&all)));
@@ -149,7 +149,7 @@ impl Plan {
             ("seqstarts", starts(&new)),
             ("kvstarts", starts(&all)),
             ("cachestarts", cachestarts),
-            ("start_pos", indices(&[start_pos.len()], &start_pos)),
+            ("start_pos", Tensor::of_indices(&start_pos, &[start_pos.len()])),
             ("max_seqlen", max_seqlen),
             ("max_kvlen", max_kvlen),
         ]);
@@ -218,7 +218,7 @@ impl Plan {
                 *start = unstructured.below(max_t - past + 1) as i64;
             }
         }
-        (indices(&[starts.len()], &starts), max_t)
+        (Tensor::of_indices(&starts, &[starts.len()]), max_t)
     }
 
     /// Pages for each sequence, unaligned, with anything after the last used one; some have the first pages of the
@@ -248,6 +248,6 @@ impl Plan {
                 table[b * max_p..][..used(sequence)].fill_with(start);
             }
         }
-        (indices(&[self.sequences.len(), max_p], &table), max_t)
+        (Tensor::of_indices(&table, &[self.sequences.len(), max_p]), max_t)
     }
 }

@@ -4,8 +4,9 @@ use kvcache_schema::{StaticCacheDims, StaticCacheLayout, TypeCombination};
 
 use super::plan::{choice, group, head_dim};
 use super::unstructured::Unstructured;
-use super::values::{bits, indices, scales, values};
+use super::values::{bits, scales, values};
 use crate::case::{Call, FloatValues, Operator, Tensors};
+use crate::tensor::Tensor;
 
 /// A legal call of sequences with fewer past and current tokens than `tokens`, and heads of up to `max_inner` groups.
 pub fn static_call(unstructured: &mut Unstructured, max_inner: usize, tokens: usize) -> Call {
@@ -42,7 +43,7 @@ pub fn static_call(unstructured: &mut Unstructured, max_inner: usize, tokens: us
         inputs: Tensors::from([
             ("current_key", values(unstructured, types.t1, &current, choice)),
             ("current_value", values(unstructured, types.t1, &current, choice)),
-            ("start_pos", indices(&[], &[start_pos as i64])),
+            ("start_pos", Tensor::of_indices(&[start_pos as i64], &[])),
         ]),
         cache: Some(match types.t3 {
             Some(_) => bits(unstructured, types.t2, &cache),
@@ -61,7 +62,7 @@ pub(super) fn another(unstructured: &mut Unstructured, call: &Call) -> Tensors {
     let seqlen = unstructured.below(kvlen + 1);
     let shape = [unstructured.below(batch + 1), seqlen, num_heads, head_dim];
     let rank = unstructured.pick(&[&[][..], &[1][..]]);
-    let start_pos = indices(rank, &[unstructured.below(kvlen - seqlen + 1) as i64]);
+    let start_pos = Tensor::of_indices(&[unstructured.below(kvlen - seqlen + 1) as i64], rank);
     let choice = choice(unstructured, call.cache().element(), call.attributes["quant_group"] as usize);
     let [current_key, current_value] = [(); 2].map(|()| values(&mut unstructured.fork(), call.t1(), &shape, choice));
     Tensors::from([("current_key", current_key), ("current_value", current_value), ("start_pos", start_pos)])

@@ -5,10 +5,6 @@ use kvcache_schema::ElementType;
 use super::unstructured::Unstructured;
 use crate::tensor::{Tensor, Value};
 
-pub(super) fn indices(shape: &[usize], values: &[i64]) -> Tensor {
-    Tensor::of_indices(values, shape)
-}
-
 /// A tensor of random bytes. Of a float type they are any bits.
 pub(super) fn bits(unstructured: &mut Unstructured, element: ElementType, shape: &[usize]) -> Tensor {
     let mut tensor = zeros(element, shape);

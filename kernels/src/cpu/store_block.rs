@@ -1,7 +1,7 @@
 //! Stores of a block: values to the cache.
 //!
 //! ```text
-//! plain stores:                        each row where it goes; quantized heads of a layout by heads as those below
+//! plain stores:                        each row where it goes; quantized blocks of several heads as the last ones here
 //! streaming, as they are or converted: whole lines where they go, others through the stream writer, which joins lines
 //! streaming, quantized:                neighboring tokens as one long row, whose codes and scales pass through a
 //!                                      staging buffer each and go from there where the layout has them
@@ -118,7 +118,7 @@ impl BlockKernel<'_> {
         }
     }
 
-    /// Quantizes and streams the codes and scales.
+    /// Quantizes through staging buffers, and streams the codes and scales if there are writers.
     ///
     /// Current tokens follow one another, so they are quantized in long rows, whatever the cache makes of them: their
     /// codes pass through a staging buffer, and their scales through another.
@@ -163,7 +163,8 @@ impl BlockKernel<'_> {
         }
     }
 
-    /// Writes the codes or scales of a staging buffer where they go, by non-temporal stores if they are long enough.
+    /// Writes the codes or scales of a staging buffer where they go, by non-temporal stores if there is a writer and they
+    /// are long enough.
     ///
     /// # Safety
     /// The staging buffer holds them, and their places are valid for writes.
@@ -172,10 +173,9 @@ impl BlockKernel<'_> {
         let stream = self.functions.copy.stream;
         let rows = |outer: usize| staged.rows(outer);
         let (together, contiguous) = (count * len, to.step == len);
-        let Some(writer) = writer else {
-            // SAFETY: the conditions are those of this function.
-            return (0..outers).for_each(|outer| unsafe { (self.functions.copy.plain)(&rows(outer)) });
-        };
+        // SAFETY: the conditions are those of this function.
+        let plain = || (0..outers).for_each(|outer| unsafe { (self.functions.copy.plain)(&rows(outer)) });
+        let Some(writer) = writer else { return plain() };
         // SAFETY: the staging buffer holds `count` rows of every outer step: this function's condition. Lines are whole
         // where that is checked, and `together` is no more than a staging buffer.
         unsafe {
@@ -208,9 +208,7 @@ impl BlockKernel<'_> {
                     }
                 }
             } else {
-                for outer in 0..outers {
-                    (self.functions.copy.plain)(&rows(outer));
-                }
+                plain();
             }
         }
     }

@@ -18,7 +18,7 @@ const KEPT: u64 = 1 << 28;
 /// What one context has loaded.
 pub(super) struct Loaded {
     pub(super) multiprocessors: u32,
-    /// None until it can be made.
+    /// None until its first use.
     pool: Mutex<Option<Pool>>,
     /// Few: a process runs models of few types.
     modules: RwLock<Vec<(&'static Module, Functions)>>,
@@ -35,8 +35,6 @@ struct Pool(sys::CUmemoryPool);
 
 // SAFETY: the driver accepts a pool's handle on every thread.
 unsafe impl Send for Pool {}
-// SAFETY: as above.
-unsafe impl Sync for Pool {}
 
 /// A kernel's handle, valid as long as its context lives.
 struct Function(sys::CUfunction);

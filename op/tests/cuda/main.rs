@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         golden::the_host_refuses_what_it_can_know_in_the_same_words();
         Ok(())
     });
-    let benches = bench::all().into_iter().map(|bench| {
+    let benches = bench::all().into_iter().filter(|bench| arguments.bench || bench.is_tested()).map(|bench| {
         let trial = Trial::bench(format!("bench::{}", bench.name()), move |is_test| bench.run(is_test));
         trial.with_ignored_flag(missing.is_some())
     });

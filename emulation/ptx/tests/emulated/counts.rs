@@ -35,8 +35,8 @@ fn tensor(entropy: &mut Unstructured, element: ElementType, shape: &[usize]) -> 
 pub fn case(operator: Operator, t2: ElementType, queries: usize, heads_per_key: usize) -> Case {
     let entropy = &mut Unstructured::seed(7);
     let index = |numbers: &[usize]| {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|&number| (number as i64).to_le_bytes()).collect();
-        Tensor::new(ElementType::Int64, vec![numbers.len()], &bytes).expect("the bytes of its shape")
+        let numbers: Vec<i64> = numbers.iter().map(|&number| number as i64).collect();
+        Tensor::of_indices(&numbers, &[numbers.len()])
     };
     let quant_bit = if t2 == ElementType::Float16 { 0 } else { t2.bits() as i64 };
     let mut attributes = operator.attributes();
