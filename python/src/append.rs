@@ -36,7 +36,11 @@ enum Rows {
 pub struct Append {
     seq: core::SeqId,
     rows: Rows,
+    /// The position of the first row, or None where it follows from the sequence.
+    #[pyo3(get)]
     first_pos: Option<i64>,
+    /// The most tokens that come from the prefix index, or None.
+    #[pyo3(get)]
     most_cached: Option<usize>,
 }
 
@@ -95,18 +99,6 @@ impl Append {
             Rows::Tokens(tokens) => tokens.len(),
             Rows::Count(n) => *n,
         }
-    }
-
-    /// The position of the first row, or None where it follows from the sequence.
-    #[getter]
-    fn first_pos(&self) -> Option<i64> {
-        self.first_pos
-    }
-
-    /// The most tokens that come from the prefix index, or None.
-    #[getter]
-    fn most_cached(&self) -> Option<usize> {
-        self.most_cached
     }
 
     fn __repr__(&self) -> String {

@@ -19,16 +19,13 @@ use crate::refusal::Refusal;
 /// The forms of a report: JSON, text, the table by rule as text, JUnit.
 type Forms = (String, String, String, String);
 
-/// A tensor on its way to Python: the name of its type, its shape, its bytes.
-type Sent<'py> = (&'static str, Vec<usize>, Bound<'py, PyBytes>);
-
-/// A tensor on its way from Python.
-#[derive(FromPyObject)]
-struct Received<'py>(String, Vec<usize>, Bound<'py, PyBytes>);
+/// A tensor on its way to or from Python: the name of its type, its shape, its bytes.
+#[derive(FromPyObject, IntoPyObject)]
+struct Sent<'py>(String, Vec<usize>, Bound<'py, PyBytes>);
 
 /// What became of a call: `done`, `refused`, `unsupported` or `failed`; the kind of error; a text; outputs, cache, scale.
-#[derive(FromPyObject)]
-struct Reply<'py>(String, Option<String>, String, Vec<Received<'py>>, Option<Received<'py>>, Option<Received<'py>>);
+#[derive(FromPyObject, IntoPyObject)]
+struct Reply<'py>(String, Option<String>, String, Vec<Sent<'py>>, Option<Sent<'py>>, Option<Sent<'py>>);
 
 /// A call for Python: its inputs, the tensors after it, and the kind and mentions of its error.
 type SentCall<'py> = (Bound<'py, PyDict>, Option<Bound<'py, PyDict>>, Option<(String, Vec<String>)>);
@@ -116,13 +113,7 @@ impl ConformanceCase {
     }
 
     /// The replies in the file that a program has written. Raises ValueError if it is no such file.
-    #[expect(clippy::type_complexity, reason = "it is a Reply")]
-    fn read_results<'py>(
-        &self,
-        py: Python<'py>,
-        file: &[u8],
-    ) -> PyResult<Vec<(&'static str, Option<String>, String, Vec<Sent<'py>>, Option<Sent<'py>>, Option<Sent<'py>>)>>
-    {
+    fn read_results<'py>(&self, py: Python<'py>, file: &[u8]) -> PyResult<Vec<Reply<'py>>> {
         let reply = |result: CallResult| {
             let (what, kind, text, outputs) = match &result.outcome {
                 Outcome::Done(outputs) => ("done", None, String::new(), outputs.as_slice()),
@@ -131,7 +122,7 @@ impl ConformanceCase {
             };
             let outputs = outputs.iter().map(|tensor| sent(py, tensor)).collect();
             let [cache, scale] = [&result.cache, &result.scale].map(|tensor| tensor.as_ref().map(|t| sent(py, t)));
-            (what, kind, text, outputs, cache, scale)
+            Reply(what.to_owned(), kind, text, outputs, cache, scale)
         };
         let results = read_results(&self.0, file).map_err(PyValueError::new_err)?;
         Ok(results.into_iter().map(reply).collect())
@@ -174,15 +165,15 @@ fn result(reply: Reply<'_>) -> PyResult<Result<CallResult, String>> {
         "unsupported" => Outcome::Unsupported(text),
         _ => return Ok(Err(text)),
     };
-    let received = |tensor: Option<Received<'_>>| tensor.map(received).transpose();
+    let received = |tensor: Option<Sent<'_>>| tensor.map(received).transpose();
     Ok(Ok(CallResult { outcome, cache: received(cache)?, scale: received(scale)? }))
 }
 
 fn sent<'py>(py: Python<'py>, tensor: &Tensor) -> Sent<'py> {
-    (tensor.element().name(), tensor.shape().to_vec(), PyBytes::new(py, tensor.bytes()))
+    Sent(tensor.element().name().to_owned(), tensor.shape().to_vec(), PyBytes::new(py, tensor.bytes()))
 }
 
-fn received(Received(name, shape, bytes): Received<'_>) -> PyResult<Tensor> {
+fn received(Sent(name, shape, bytes): Sent<'_>) -> PyResult<Tensor> {
     let tensor = ElementType::from_name(&name).and_then(|element| Tensor::new(element, shape, bytes.as_bytes()));
     tensor.ok_or_else(|| PyException::new_err(format!("{name} is no type of a tensor of so many bytes")))
 }

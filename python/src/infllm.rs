@@ -185,11 +185,11 @@ impl InfLlm {
         memory: &Bound<'_, HostMemory>,
     ) -> PyResult<InfLlmStep> {
         let appends = counts_of(appends)?;
-        self.shared.with_memory(py, memory, |infllm, bytes| {
-            // Without the GIL: tiers may be Python's.
-            let step = bytes.detached(|bytes| infllm.begin_step(&appends, bytes))?;
+        let kept = memory.clone().unbind();
+        self.shared.with_memory(py, memory, |infllm, memory| {
+            let step = infllm.begin_step(&appends, memory)?;
             self.shared.parts.loads.store(step.loads(), Ordering::Relaxed);
-            let opened = InfLlmStep::new(&self.shared, memory.clone().unbind(), &step)?;
+            let opened = InfLlmStep::new(&self.shared, kept, &step)?;
             step.detach();
             Ok::<_, core::Error>(opened)
         })
@@ -263,8 +263,7 @@ impl InfLlm {
     ///
     /// Raises ManagerError: unknown_seq, lost, block_lost, memory, step_open, io.
     fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
-        self.shared
-            .with_memory(py, memory, |infllm, memory| memory.detached(|memory| infllm.save_seq(&path, memory, s.0)))
+        self.shared.with_memory(py, memory, |infllm, memory| infllm.save_seq(&path, memory, s.0))
     }
 
     /// Adds the sequence of a file, saved with the same configuration of blocks, in the same types; its id: `s`, or a
@@ -274,10 +273,10 @@ impl InfLlm {
     /// digest, metadata, ...; CapacityError: out_of_pages.
     #[pyo3(signature = (path, memory, s=None))]
     fn load_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Option<Id>) -> PyResult<u64> {
-        self.shared.with_memory(py, memory, |infllm, memory| {
-            let loaded = memory.detached(|memory| infllm.load_seq(&path, memory, s.map(|s| s.0)));
-            loaded.map(|s| Id(s).number())
-        })
+        let load = |infllm: &mut core::InfLlm, memory: &mut core::HostMemory<'_>| {
+            infllm.load_seq(&path, memory, s.map(|s| s.0))
+        };
+        Ok(Id(self.shared.with_memory(py, memory, load)?).number())
     }
 
     /// The blocks that were loaded for the last step: those that it sees and that were not in the cache.

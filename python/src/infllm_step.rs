@@ -83,9 +83,7 @@ impl InfLlmStep {
         }
         let shared = &self.open.shared;
         shared.with_memory(py, self.memory.bind(py), |infllm, memory| {
-            let step = self.open.step(infllm)?;
-            // Without the GIL: tiers may be Python's.
-            memory.detached(|memory| step.commit(memory)).map_err(Refusal::from)
+            self.open.step(infllm)?.commit(memory).map_err(Refusal::from)
         })
     }
 

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use kvcache_manager::{CacheSpec, InfLlm, InfLlmStep, Manager, StateCache, StateStep, Step};
+use kvcache_manager::{self as core, CacheSpec, InfLlm, InfLlmStep, Manager, StateCache, StateStep, Step};
 use kvcache_tiers::Tiers;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::buffers::Pool;
-use crate::memory::{Detaching, HostMemory};
+use crate::memory::HostMemory;
 use crate::refusal::{Refusal, refusal};
 
 /// A manager whose steps are opened one at a time.
@@ -150,16 +150,19 @@ impl<M: Managed, P> Shared<M, P> {
 }
 
 impl<M: Managed<Spec = CacheSpec>, P> Shared<M, P> {
-    /// Has `used` use the manager and the cache's memory, as [`with`](Self::with).
+    /// Has `used` use the manager and the cache's memory, as [`with`](Self::with), without the GIL: tiers may be Python's.
     ///
     /// # Errors
     /// The errors of `with` and of [`HostMemory::arrays`].
-    pub fn with_memory<R, E: Into<Refusal>>(
+    pub fn with_memory<R: Send, E: Into<Refusal>>(
         &self,
         py: Python<'_>,
         memory: &Bound<'_, HostMemory>,
-        used: impl FnOnce(&mut M, &mut Detaching<'_, '_>) -> Result<R, E>,
-    ) -> PyResult<R> {
+        used: impl FnOnce(&mut M, &mut core::HostMemory<'_>) -> Result<R, E> + Send,
+    ) -> PyResult<R>
+    where
+        M: Send,
+    {
         let arrays = memory.get().arrays(py, &self.spec)?;
         self.with(py, |manager| arrays.using(py, |memory| used(manager, memory).map_err(Into::into)))
     }

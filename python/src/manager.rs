@@ -312,7 +312,7 @@ impl Manager {
     ///
     /// Raises ManagerError: step_open, memory_spec, and those of `HostMemory`.
     fn update(&self, py: Python<'_>, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
-        self.shared.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.update(memory)))
+        self.shared.with_memory(py, memory, |manager, memory| manager.update(memory))
     }
 
     /// Plans a step that appends rows to sequences, all of them or none, and makes it ready to be run: makes queued
@@ -324,10 +324,9 @@ impl Manager {
     fn begin_step(&self, appends: &Bound<'_, PyAny>, memory: &Bound<'_, HostMemory>) -> PyResult<Step> {
         let py = memory.py();
         let appends = appends_of(appends)?;
+        let appends: Vec<_> = appends.iter().map(|append| append.get().borrow()).collect();
         self.shared.with_memory(py, memory, |manager, memory| {
-            let appends: Vec<_> = appends.iter().map(|append| append.get().borrow()).collect();
-            // Without the GIL: tiers may be Python's.
-            let step = memory.detached(|memory| manager.begin_step(&appends)?.apply(memory))?;
+            let step = manager.begin_step(&appends)?.apply(memory)?;
             let opened = Step::new(&self.shared, &step)?;
             step.detach();
             Ok::<_, core::Error>(opened)

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use kvcache_manager as core;
 use kvcache_manager::op::TensorMut;
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{CacheMemory, CacheSpec, Detail, MemoryError, Mode, Rope, Rotation, RowCopy};
+use kvcache_manager::{CacheSpec, Detail, Mode};
 use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
@@ -138,14 +138,14 @@ impl HostMemory {
 }
 
 impl Arrays<'_> {
-    /// Lends `used` the memory, for its use alone. The memory lets other threads of Python run while it moves rows.
+    /// Lends `used` the memory, for its use alone, without the GIL: other threads of Python run meanwhile.
     ///
     /// # Errors
     /// The errors of `used`.
-    pub fn using<R>(
+    pub fn using<R: Send>(
         self,
         py: Python<'_>,
-        used: impl FnOnce(&mut Detaching<'_, '_>) -> Result<R, Refusal>,
+        used: impl FnOnce(&mut core::HostMemory<'_>) -> Result<R, Refusal> + Send,
     ) -> Result<R, Refusal> {
         // An earlier panic has left no more behind than unfinished rows.
         let _busy = self.memory.busy.lock_py_attached(py).unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -156,42 +156,8 @@ impl Arrays<'_> {
         let tensor = |address, element, shape| unsafe { TensorMut::from_raw_parts(element, shape, address) };
         let cache = tensor(self.cache, spec.cache_type(), spec.cache_shape());
         let scale = spec.quant().zip(spec.scale_shape()).map(|((_, _, t3), shape)| tensor(self.scale, t3, shape));
-        let memory = core::HostMemory::new(spec, cache, scale, &Threads)?;
-        used(&mut Detaching { py, memory })
-    }
-}
-
-/// A memory that releases the GIL while it moves rows.
-pub struct Detaching<'a, 'py> {
-    py: Python<'py>,
-    memory: core::HostMemory<'a>,
-}
-
-impl<'a> Detaching<'a, '_> {
-    /// Has `used` use the memory without the GIL, for what also does more than move rows.
-    pub fn detached<R: Send>(&mut self, used: impl FnOnce(&mut core::HostMemory<'a>) -> R + Send) -> R {
-        let memory = &mut self.memory;
-        self.py.detach(|| used(memory))
-    }
-}
-
-/// Functions of [`CacheMemory`] without the GIL.
-macro_rules! detached {
-    ($(fn $name:ident [$($mutable:ident)?] ($($argument:ident: $type:ty),*);)*) => { $(
-        fn $name(&$($mutable)? self, $($argument: $type),*) -> Result<(), MemoryError> {
-            let memory = &$($mutable)? self.memory;
-            self.py.detach(|| memory.$name($($argument),*))
-        }
-    )* };
-}
-
-impl CacheMemory for Detaching<'_, '_> {
-    detached! {
-        fn copy_rows [mut] (copies: &[RowCopy]);
-        fn rotate_keys [mut] (rotations: &[Rotation], rope: &Rope);
-        fn read_rows [] (slots: &[usize], rows: &mut [u8]);
-        fn write_rows [mut] (slots: &[usize], rows: &[u8]);
-        fn write_layer_rows [mut] (layer: usize, slots: &[usize], rows: &[u8]);
+        let mut memory = core::HostMemory::new(spec, cache, scale, &Threads)?;
+        py.detach(|| used(&mut memory))
     }
 }
 

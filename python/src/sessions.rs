@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 
-use kvcache_manager as core;
 use pyo3::prelude::*;
 
 use crate::arguments::Index;
 use crate::id::Id;
 use crate::manager::Manager;
-use crate::memory::{Detaching, HostMemory};
+use crate::memory::HostMemory;
 
 #[pymethods]
 impl Manager {
@@ -18,15 +17,14 @@ impl Manager {
     /// Raises ManagerError: step_open, update_pending (call `update` first), lost, io, memory_spec, and those of
     /// `HostMemory`.
     fn save(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
-        self.shared.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save(path, memory)))
+        self.shared.with_memory(py, memory, |manager, memory| manager.save(path, memory))
     }
 
     /// Saves one sequence, as `save` saves all.
     ///
     /// Raises ManagerError: unknown_seq, and as `save`.
     fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
-        self.shared
-            .with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.save_seq(path, memory, s.0)))
+        self.shared.with_memory(py, memory, |manager, memory| manager.save_seq(path, memory, s.0))
     }
 
     /// Loads all saved sequences into a manager without any; their ids, in order. Mode, layout, page size and number of
@@ -36,10 +34,7 @@ impl Manager {
     /// trailing, dimensions, types, quantization, key_form, rope, fingerprint, row_index, io ...), not_empty,
     /// step_open, memory_spec, and those of `HostMemory`; CapacityError: no_room, no_slot.
     fn load(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<Vec<u64>> {
-        let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
-            memory.detached(|memory| manager.load(path, memory))
-        };
-        let seqs = self.shared.with_memory(py, memory, load)?;
+        let seqs = self.shared.with_memory(py, memory, |manager, memory| manager.load(path, memory))?;
         Ok(seqs.into_iter().map(|seq| Id(seq).number()).collect())
     }
 
@@ -48,9 +43,7 @@ impl Manager {
     /// Raises ManagerError: no_sequence, and as `load`.
     #[pyo3(signature = (path, memory, index=Index(0)), text_signature = "($self, path, memory, index=0)")]
     fn load_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, index: Index) -> PyResult<u64> {
-        let load = |manager: &mut core::Manager, memory: &mut Detaching<'_, '_>| {
-            memory.detached(|memory| manager.load_seq(path, memory, index.0))
-        };
-        Ok(Id(self.shared.with_memory(py, memory, load)?).number())
+        let seq = self.shared.with_memory(py, memory, |manager, memory| manager.load_seq(path, memory, index.0))?;
+        Ok(Id(seq).number())
     }
 }

@@ -31,7 +31,7 @@ impl Manager {
     /// no_tiers, unknown_seq, step_open, lost, memory_spec, and those of `HostMemory`; CapacityError: out_of_pages,
     /// no_slot. The sequence stays swapped out then.
     fn swap_in(&self, py: Python<'_>, s: Id, memory: &Bound<'_, HostMemory>) -> PyResult<usize> {
-        self.shared.with_memory(py, memory, |manager, memory| memory.detached(|memory| manager.swap_in(s.0, memory)))
+        self.shared.with_memory(py, memory, |manager, memory| manager.swap_in(s.0, memory))
     }
 
     /// Says that sequences will be swapped in soon: what is far away is brought nearer meanwhile, also while a step runs.
@@ -46,15 +46,12 @@ impl Manager {
         };
         self.all_tiers()?;
         self.shared.with_memory(py, memory, |manager, memory| {
-            let is_open = manager.open_step().map(kvcache_manager::Step::detach).is_some();
-            memory.detached(|memory| {
-                // Refused before anything is done.
-                seqs.iter().try_for_each(|&seq| manager.seq_len(seq).map(drop))?;
-                if !is_open {
-                    manager.update(memory)?;
-                }
-                manager.prefetch(&seqs)
-            })
+            // Refused before anything is done.
+            seqs.iter().try_for_each(|&seq| manager.seq_len(seq).map(drop))?;
+            if manager.open_step().map(kvcache_manager::Step::detach).is_none() {
+                manager.update(memory)?;
+            }
+            manager.prefetch(&seqs)
         })
     }
 
