@@ -9,9 +9,8 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from cases import FLOAT, INT8
-from graph import IR_VERSION, OPSET
 from harness import Contender
-from kvcache import DOMAIN, ELEMENT_TYPES, NUMPY_TYPES, find_library
+from kvcache import DOMAIN, ELEMENT_TYPES, IR_VERSION, NUMPY_TYPES, OPSET, find_library
 from native import library_path
 from tensors import Tensors, allocate, random_tensor
 

@@ -26,6 +26,8 @@ import onnxruntime
 from onnx import TensorProto
 
 DOMAIN = kvcache_ops.DOMAIN
+OPSET = 21
+IR_VERSION = 10  # what ONNX Runtime 1.20 reads
 
 # The axes of `cache` for each `cache_layout`.
 LAYOUT_AXES = kvcache_ops.CACHE_LAYOUTS

@@ -16,8 +16,7 @@ from ml_dtypes import bfloat16, float8_e4m3fn
 from onnx import TensorProto, helper, numpy_helper
 
 from compare import Arrays, assert_same_arrays, assert_same_outputs
-from graph import IR_VERSION, OPSET
-from kvcache import DOMAIN, create_session
+from kvcache import DOMAIN, IR_VERSION, OPSET, create_session
 from kvcache import ELEMENT_TYPES as OF_NUMPY
 
 # Of the package ml_dtypes; ONNX Runtime takes no such arrays.

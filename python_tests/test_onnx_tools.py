@@ -20,7 +20,7 @@ from onnx import ModelProto, TensorProto, checker, defs, helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from compare import Arrays
-from graph import IR_VERSION, OPSET
+from kvcache import IR_VERSION, OPSET
 from one_node import DOMAINS, FLOAT, HALF, INT4, OPERATORS, PACKED_INPUTS, node_types
 
 ROOT = Path(__file__).resolve().parents[1]

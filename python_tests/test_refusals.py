@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from compare import assert_same_arrays, assert_same_bits
+from compare import assert_same_bits
 from kvcache import create_session, find_library
 from one_node import (
     DOMAINS,
@@ -14,10 +14,6 @@ from one_node import (
     INT8,
     RUNTIME,
     STATIC_DOMAINS,
-    Example,
-    Node,
-    arrays_of,
-    copy_of,
     node,
     node_model,
     node_types,
@@ -61,29 +57,13 @@ def test_a_cache_that_is_an_initializer(operator: str, domain: str, held: str) -
 
 
 def test_a_legacy_page_table() -> None:
-    """Paged mode with a rank-1 `cachestarts`, declared or fed, is a graph from before pages existed: refused."""
+    """Paged mode whose graph declares a rank-1 `cachestarts` is one from before pages existed: refused."""
     paged = node(cache_mode=1, page_size=128)
     inputs, memory = one_call(paged, [300, 1])
     inputs["cachestarts"] = np.arange(4)
-    before = copy_of(memory)
-    for shapes in ({}, {"cachestarts": ["slots"]}):
-        model = node_model(node_types(FLOAT, FLOAT), paged.attributes, shapes=shapes)
-        with pytest.raises(Exception, match=r"cachestarts.*rank 1"):
-            paged.run(inputs, memory, create_session(model, quiet_options()))
-        assert_same_arrays(arrays_of(memory), arrays_of(before))
-
-
-@pytest.mark.parametrize(
-    "stored", [node(), *(node(quant_bit=bits, cache_mode=1, page_size=128) for bits in (8, 4))], ids=str
-)
-def test_domains_and_absent_attributes(stored: Node) -> None:
-    """A node without attributes but those that switch others on does what one with each default written out does; and
-    a graph of the older domain gets the same bits."""
-    example = Example(stored, [300, 1])
-    needed = {name: value for name, value in stored.attributes.items() if name in ("quant_bit", "cache_mode") and value}
-    for attributes, domain in ((needed, DOMAINS[0]), (stored.attributes, DOMAINS[1])):
-        memory, model = copy_of(example.before), node_model(stored.types(), attributes, domain=domain)
-        example.check(stored.run(example.inputs, memory, session_of(model)), memory)
+    model = node_model(node_types(FLOAT, FLOAT), paged.attributes, shapes={"cachestarts": ["slots"]})
+    with pytest.raises(Exception, match=r"cachestarts.*rank 1"):
+        paged.run(inputs, memory, create_session(model, quiet_options()))
 
 
 @pytest.mark.skipif(RUNTIME < (1, 24), reason="ONNX Runtime before 1.24 itself crashes on an empty-named last input")
@@ -93,17 +73,6 @@ def test_an_empty_named_scale_is_an_absent_one() -> None:
     key, _ = node().run(inputs, memory, session_of(node_model(node_types(FLOAT, FLOAT), {}, empty_scale=True)))
     assert_same_bits("key", key, inputs["current_key"])
     assert "scale" in refusal_of(node_model(node_types(FLOAT, INT8), dict(quant_bit=8), empty_scale=True))
-
-
-def test_a_session_works_after_a_refused_call() -> None:
-    """After an error the same session serves the same caller, and the cache is as it was."""
-    inputs, memory = one_call(node(), [300, 1])
-    before = copy_of(memory)
-    for wrong in (dict(start_pos=inputs["start_pos"] - 1), dict(kvstarts=inputs["kvstarts"] + 1)):
-        with pytest.raises(Exception, match="|".join(wrong)):
-            node().run(inputs | wrong, memory)
-        assert_same_arrays(arrays_of(memory), arrays_of(before))
-    assert_same_bits("key", node().run(inputs, memory)[0], inputs["current_key"])
 
 
 def test_sessions_and_options_of_their_own() -> None:
