@@ -23,7 +23,7 @@ const FINISH: Duration = Duration::from_secs(5);
 /// - `put` keeps a block in the host tier and returns. A block of [`BlockKind::Prefix`] is then written to every other
 ///   tier, later; one of [`BlockKind::Private`] to the next tier once the host tier evicts it.
 /// - `get` and `get_chain` ask the nearest tier first. What a farther tier gives is kept in the host tier; a bad
-///   block is read again at once, then the next tier is asked.
+///   block is read again at once, then the next tier is asked, and what that one gives replaces it.
 /// - `delete` and then `put` of a key replace what the tiers have under it.
 /// - `prefetch` does that in the background.
 /// - A tier that does not answer within its deadline is a miss, and not asked while the call hangs. A tier that fails
@@ -302,13 +302,22 @@ impl BlockStore for Tiers {
             let rest = &rest[..until.max(1)];
             error = None;
             let before = blocks.len();
+            let mut bad_in = Vec::new();
             for (remote, asked) in self.0.remote.iter().zip(&mut asked) {
                 let (more, failure) = self.0.ask(remote, rest, asked);
-                error = error.or(failure);
-                blocks.extend(more);
-                if blocks.len() > before {
+                if let Some(good) = more.first() {
+                    for nearer in bad_in {
+                        let nearer: &RemoteTier = nearer;
+                        nearer.writes.push(rest[0], Queued::Delete, Duration::ZERO);
+                        nearer.writes.push(rest[0], Queued::Put(good.clone()), Duration::ZERO);
+                    }
+                    blocks.extend(more);
                     break;
                 }
+                if matches!(failure, Some(StoreError::Bad(_))) {
+                    bad_in.push(&**remote);
+                }
+                error = error.or(failure);
             }
             if blocks.len() == before {
                 break;

@@ -104,6 +104,19 @@ fn bad_blocks_are_read_again_counted_and_stay() {
     assert_eq!(misses.values().sum::<u64>(), 4);
 }
 
+#[test]
+fn a_bad_block_is_replaced_by_what_a_farther_tier_gives() {
+    let [near, far] = [0; 2].map(|_| Faulty::holding(0..20, &[]));
+    let altered = stored(&prefix(3)).slice(..90);
+    near.blocks.lock().unwrap().insert(key(3), altered);
+    let tiers = tiers(LARGE, &[&near, &far]);
+    let (blocks, error) = tiers.get_chain(&keys(0..20));
+    assert!(error.is_none() && blocks == (0..20).map(prefix).collect::<Vec<_>>());
+    assert!(tiers.flush(NEVER));
+    assert_eq!(near.blocks.lock().unwrap()[&key(3)], stored(&prefix(3)));
+    assert_eq!((stats(&tiers, 1).misses["length"], stats(&tiers, 1).puts), (1, 1));
+}
+
 /// What one read of many gives, and the next does not, as a proxy's error page.
 #[test]
 fn a_block_that_is_bad_once_is_read_again() {
