@@ -11,7 +11,6 @@ use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::session::cache;
 use crate::spec::CacheSpec;
-use crate::state::PendingOffload;
 use crate::store::{BlockStore, StoreError};
 
 /// The most bytes of blocks that were read which are kept for blocks that are written.
@@ -36,6 +35,16 @@ pub struct StoreStats {
     pub refused: BTreeMap<&'static str, u64>,
     /// Bytes of their rows.
     pub bytes_written: u64,
+}
+
+/// Rows that are to be stored as a block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PendingOffload {
+    /// The copies of the queue that are made before.
+    pub(crate) behind: usize,
+    pub(crate) key: BlockKey,
+    pub(crate) kind: BlockKind,
+    pub(crate) slots: Vec<usize>,
 }
 
 /// Makes names that no other manager gives, in this process, in another or in a copy of this one.

@@ -8,7 +8,7 @@ use slotmap::SlotMap;
 
 use crate::bits::Bits;
 use crate::block::{BlockKey, BlockKind};
-use crate::blocks;
+use crate::blocks::{self, PendingOffload};
 use crate::cells;
 use crate::error::Error;
 use crate::lru::Lru;
@@ -31,16 +31,6 @@ pub(crate) enum Phase {
 pub(crate) enum Open {
     Planned,
     Applied,
-}
-
-/// Rows that are to be stored as a block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PendingOffload {
-    /// The copies of the queue that are made before.
-    pub(crate) behind: usize,
-    pub(crate) key: BlockKey,
-    pub(crate) kind: BlockKind,
-    pub(crate) slots: Vec<usize>,
 }
 
 /// A page is *free*, *live* (table entries name it) or *cached* (sealed, and no table entry names it). In the mode

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::block::{Block, BlockKey, BlockKind};
-use crate::blocks;
+use crate::blocks::{self, PendingOffload};
 use crate::error::Error;
 use crate::journal::Journal;
 use crate::manager::Manager;
@@ -12,7 +12,7 @@ use crate::pages::NULL_PAGE;
 use crate::seq_id::SeqId;
 use crate::sequence::{MemoryLocation, Sequence, Swapped, SwappedRows};
 use crate::spec::{CacheSpec, Mode};
-use crate::state::{PendingOffload, State};
+use crate::state::State;
 use crate::step::Guard;
 
 /// The rows of a block where a page is a single slot.

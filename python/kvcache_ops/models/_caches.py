@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from operator import methodcaller
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvcache_ops._cache import Cache
+from kvcache_ops._cache import Cache, CacheSpec
 from kvcache_ops._errors import CapacityError, KvCacheError
 from kvcache_ops.manager import Append, HostMemory, Manager, Step
-
-if TYPE_CHECKING:
-    from kvcache_ops.models._model import Model
+from kvcache_ops.models._layer_groups import LayerGroups
 
 # What all managers do, or the first refuses.
 _ON_EACH = ("create", "free", "seq_len", "positions", "context_shift", "defrag", "offload_prefix", "check")
@@ -144,18 +142,21 @@ class Caches:
 
     def __init__(
         self,
-        model: Model,
+        groups: LayerGroups,
+        spec: CacheSpec,
+        context_length: int,
+        new_manager: Callable[..., Manager],
         max_tokens: int,
         batch: int | None,
         step_tokens: int,
         window_tokens: int | None,
         **options: Any,
     ) -> None:
-        self._groups, page = model.layer_groups, model.cache.page_size
+        self._groups, page = groups, spec.page_size
         self.caches: list[Cache] = []
         self.managers: list[Manager] = []
         self._most: list[float] = []  # rows that a sequence takes at most
-        for group, window in enumerate(self._groups.windows):
+        for group, window in enumerate(groups.windows):
             slots, most, own = max_tokens, inf, dict(options)
             if window is not None and batch is not None:
                 held = window + (options.get("slack") or 0) + page  # rows of a sequence between two steps
@@ -168,21 +169,19 @@ class Caches:
                 if room < max_tokens if group else least + page <= max_tokens:
                     slots, most = room if group else max_tokens, least
                     own |= {"window": window, "keep_rows": True}
-            if len(self._groups.windows) > 1 or most < inf:
+            if len(groups.windows) > 1 or most < inf:
                 own["rope"] = None  # positions of one group alone cannot change, nor those of rows without pages
-            if group:
-                own["fingerprint"] = f"{options.get('fingerprint', model.fingerprint)}, layers of window {window}"
-            cache = self._groups.spec(group, replace(model.cache, max_tokens=slots)).allocate()
+            cache = groups.spec(group, replace(spec, max_tokens=slots)).allocate()
             self.caches.append(cache)
-            self.managers.append(model.group_manager(cache.spec, **own))
+            self.managers.append(new_manager(cache.spec, group, **own))
             self._most.append(most)
         memories = [HostMemory(cache.spec, *cache) for cache in self.caches]
         self.manager: Manager | GroupsManager = self.managers[0]
         self.memory: Any = memories[0]
-        if self._groups.windows != (None,):
+        if groups.windows != (None,):
             self.manager = GroupsManager(self.managers, step_tokens if min(self._most) < inf else None)
             self.memory = memories
-        self.longest = max_tokens if self._most[0] == inf else model.config.context_length
+        self.longest = max_tokens if self._most[0] == inf else context_length
 
     @property
     def nbytes(self) -> int:

@@ -95,7 +95,9 @@ class Model:
         for the windows of `batch` sequences, of 4 where the first group has fewer than 80 windows' slots, of more where
         it has more. management: as `Manager` has it.
         """
-        return Caches(self, max_tokens, batch, step_tokens, window_tokens, **management)
+        groups, context = self.layer_groups, self.config.context_length
+        numbers = max_tokens, batch, step_tokens, window_tokens
+        return Caches(groups, self.cache, context, self._group_manager, *numbers, **management)
 
     def manager(self, spec: CacheSpec, **management: Any) -> Manager:
         """A manager of that cache, with the model's RoPE, window and fingerprint. management: as `Manager` has it.
@@ -108,23 +110,25 @@ class Model:
         if (count := len(self.layer_groups.windows)) > 1:
             message = f"layers have {count} caches, expected one: use `caches`, or build with layer_groups=False"
             raise KvCacheError(message, "layer_groups")
-        return self.group_manager(spec, **management)
+        return self._group_manager(spec, 0, **management)
 
-    def group_manager(self, spec: CacheSpec, **management: Any) -> Manager:
-        """A manager of the cache of a group of layers, as `manager` gives one."""
+    def _group_manager(self, spec: CacheSpec, group: int, **management: Any) -> Manager:
         rope = None  # nor where layers differ in it: what is shifted is then computed again
         if (pairs := len(self.config.inv_freq)) and not getattr(self.config, "local_inv_freq", ()):
             interleaved = isinstance(self.config, GraphConfig) and self.config.interleaved
             rope = Rope(2 * pairs, inv_freq=self.config.inv_freq, style="gptj" if interleaved else "neox")
         runtime = load_package("onnxruntime", "manager()").__version__
         computed_by = f"{_native.cuda()[0]}, kvcache_ops {_native.__version__}, onnxruntime {runtime}"
-        facts = {
+        facts: dict[str, Any] = {
             "rope": rope,
             "window": self.config.window,
             "fingerprint": self.fingerprint,
             "computed_by": computed_by,
         }
-        return Manager(spec, **(facts | management))
+        facts |= management
+        if group:
+            facts["fingerprint"] += f", layers of window {self.layer_groups.windows[group]}"
+        return Manager(spec, **facts)
 
     def session(self, options: Any = None) -> Any:
         """An `onnxruntime.InferenceSession` on the CPU; it registers the operators in `options`."""
