@@ -95,9 +95,8 @@ def test_what_is_exported_is_the_suite(suite: str, word: str, tmp_path: Path) ->
     """
     said = export_onnx(tmp_path, [suite], filter=word)
     assert said.endswith(f" in {tmp_path}") and (tmp_path / "README.md").read_text().startswith("# ")
-    nothing = dict(only=None, random=0, seed=0, cases=None, name=None)
     exported = Exported(tmp_path)
     named = exported if suite == "attention" else lambda *call: exported("KeyValueCache", *call)
-    report = run_suites(named, [suite], int4="unpacked", filter=word, messages=True, **nothing)
+    report = run_suites(named, [suite], int4="unpacked", filter=word, messages=True)
     report.raise_for_failures()
     assert report.passed == len(report.cases) > 50

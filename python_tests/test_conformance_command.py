@@ -122,9 +122,8 @@ def test_a_crash_and_a_hang_fail_their_case_and_the_others_are_run(with_signal: 
                 self.limit = 60
             return super().__call__(*call)
 
-    options: dict[str, Any] = {"only": None, "messages": False, "random": 0, "seed": 0, "cases": None, "name": None}
     library = Misbehaving(find_library())
-    report = run_suites(library, ["key-value-cache"], int4="unpacked", filter="decode-mode0-f32", **options)
+    report = run_suites(library, ["key-value-cache"], int4="unpacked", filter="decode-mode0-f32")
     (failure,) = report.failures
     assert failure.difference is not None and report.passed == len(report.cases) - 1 > 1
     assert failure.difference.kind == "could-not-run" and text in failure.difference.text

@@ -92,8 +92,7 @@ def packed(array: Any) -> Any:
 
 def test_golden_cases() -> None:
     """Of all operators; where the device is emulated a part, since the tests in Rust run the rest."""
-    nothing = dict(only=None, messages=False, random=0, seed=0, cases=None, name=None)
-    report = run_suites(on_device, SUITES, int4="unpacked", filter="-f16-" if EMULATED else "", **nothing)
+    report = run_suites(on_device, SUITES, int4="unpacked", filter="-f16-" if EMULATED else "")
     report.raise_for_failures()
     assert report.passed == len(report.cases) > 400
 

@@ -12,10 +12,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import ONNX_TYPES, type_name
+from kvcache_ops._cache import type_name
 from kvcache_ops._nodes import DOMAIN
 from kvcache_ops._registration import register
 from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
+from kvcache_ops.conformance._library import run_session
 from kvcache_ops.conformance._report import CaseResult
 from kvcache_ops.conformance._run import run_suites
 
@@ -38,12 +39,11 @@ def key(op_type: str, attributes: Mapping[str, int], types: Mapping[str, str]) -
 
 def results(call: Call) -> list[CaseResult]:
     """The result of every case."""
-    nothing: dict[str, Any] = {"only": None, "messages": False, "random": 0, "seed": 0, "cases": None, "name": None}
 
     def named(*given: Any) -> Any:
         return call(*given) if isinstance(given[0], str) else call("KeyValueCache", *given)
 
-    reports = [run_suites(named, [suite], int4="packed", filter=word, **nothing) for suite, word in SUITES.items()]
+    reports = [run_suites(named, [suite], int4="packed", filter=word) for suite, word in SUITES.items()]
     return [case for report in reports for case in report.cases]
 
 
@@ -62,18 +62,11 @@ def through_onnxruntime(onnxruntime: Any) -> Call:
 
     def call(op_type: str, attributes: dict[str, int], inputs: dict[str, Any], cache: Any, scale: Any) -> Any:
         arrays = inputs | {name: x for name, x in (("cache", cache), ("scale", scale)) if x is not None}
-        types = {name: type_name(array.dtype) for name, array in arrays.items()}
+        fed = {name: (type_name(array.dtype), list(array.shape), array) for name, array in arrays.items()}
         if cache is not None and cache.dtype == "uint8":
-            types["cache"] = "int4"
-        model = b64decode(models[key(op_type, attributes, types)])
+            fed["cache"] = ("int4", [*cache.shape[:-1], 2 * cache.shape[-1]], cache)
+        model = b64decode(models[key(op_type, attributes, {name: element for name, (element, _, _) in fed.items()})])
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        binding = session.io_binding()
-        for name, array in arrays.items():
-            shape = (*array.shape[:-1], 2 * array.shape[-1]) if types[name] == "int4" else array.shape
-            binding.bind_input(name, "cpu", 0, ONNX_TYPES[types[name]], shape, array.ctypes.data)
-        for name in _native.output_names(op_type):
-            binding.bind_output(name, "cpu")
-        session.run_with_iobinding(binding)
-        return binding.copy_outputs_to_cpu()
+        return run_session(session, fed)
 
     return call

@@ -184,12 +184,12 @@ def _work(connection: Connection, path: str, log: str) -> None:
             if model != last:
                 session = onnxruntime.InferenceSession(model, options, providers=[PROVIDERS["cpu"]])
                 last = model
-            connection.send((None, _run(session, fed), state))
+            connection.send((None, run_session(session, fed), state))
         except Exception as error:
             connection.send((str(error), [], state))
 
 
-def _run(session: Any, fed: dict[str, Fed]) -> list[Array]:
+def run_session(session: Any, fed: dict[str, Fed]) -> list[Array]:
     """The outputs of a session on this memory itself."""
     binding = session.io_binding()
     for name, (element, shape, memory) in fed.items():
