@@ -55,6 +55,25 @@ pub unsafe fn nibbles(bytes: __m128i) -> __m512i {
     _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32))
 }
 
+/// The bits of the `i`-th int4 of a lane, of the first five; and the float with these bits if that is 0, but its sign bit
+/// inverted: of such an exponent that the int4 counts ones.
+#[inline(always)]
+const fn nibble(i: usize) -> [i32; 2] {
+    let exponent = 127 + 23 - 4 * i as i32;
+    [0xf << (4 * i), exponent << 23 | 8 << (4 * i)]
+}
+
+/// The int4s of [`nibble`]'s bits, exactly.
+///
+/// # Safety
+/// AVX-512 F is enabled.
+#[inline(always)]
+unsafe fn number(lanes: __m512i, mask: __m512i, zero: __m512i) -> __m512 {
+    const AND_XOR: i32 = 0xf0 & 0xcc ^ 0xaa;
+    let biased = _mm512_ternarylogic_epi32::<AND_XOR>(lanes, mask, zero);
+    _mm512_sub_ps(_mm512_castsi512_ps(biased), _mm512_castsi512_ps(zero))
+}
+
 /// A mask of the first `n <= 16` lanes.
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
@@ -145,8 +164,14 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
 
     #[inline(always)]
     unsafe fn read_i4(from: *const u8) -> __m512 {
-        let bytes = _mm_loadl_epi64(from.cast());
-        _mm512_permutexvar_ps(nibbles(bytes), _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
+        // Each byte twice, in a lane of 32 bits, for its low and its high code.
+        let bytes = _mm512_set1_epi64(from.cast::<i64>().read_unaligned());
+        let twice = _mm512_shuffle_epi8(bytes, _mm512_loadu_si512(TWICE.as_ptr().cast()));
+        const PAIR: [i64; 2] = {
+            let [low, high] = [nibble(0), nibble(1)];
+            [(high[0] as i64) << 32 | low[0] as i64, (high[1] as i64) << 32 | low[1] as i64]
+        };
+        number(twice, _mm512_set1_epi64(PAIR[0]), _mm512_set1_epi64(PAIR[1]))
     }
 
     #[inline(always)]
@@ -157,9 +182,10 @@ impl<const NATIVE_F16: bool> Simd for Avx512<NATIVE_F16> {
 
     #[inline(always)]
     unsafe fn i4_of_eight(lanes: __m512, i: usize) -> __m512 {
-        // A permutation looks at the low four bits of its lanes.
-        let lowest = _mm512_srlv_epi32(_mm512_castps_si512(lanes), _mm512_set1_epi32(4 * i as i32));
-        _mm512_permutexvar_ps(lowest, _mm512_loadu_ps(VALUE_OF_NIBBLE.as_ptr()))
+        let lanes = _mm512_castps_si512(lanes);
+        let (lanes, i) = if i < 5 { (lanes, i) } else { (_mm512_srli_epi32::<20>(lanes), i - 5) };
+        let [mask, zero] = nibble(i);
+        number(lanes, _mm512_set1_epi32(mask), _mm512_set1_epi32(zero))
     }
 
     #[inline(always)]

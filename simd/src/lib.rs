@@ -21,7 +21,7 @@ pub use avx512::{Avx512, VALUE_OF_NIBBLE, nibbles};
 pub use e4m3::{E4M3_LEAST_NORMAL, E4M3_MAX, E4M3_ROUNDER, e4m3_from_f32, e4m3_to_f32};
 pub use float::Float;
 pub use hadamard::{hadamard, hadamard_over};
-pub use instruction_set::{InstructionSet, is_amd};
+pub use instruction_set::{InstructionSet, amd_family, is_amd};
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;
 pub use portable::Portable;

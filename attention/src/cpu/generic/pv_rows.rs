@@ -67,15 +67,21 @@ unsafe fn columns<S: Tiles, V: Stored<S>, const Q: usize>(values: &WeightedRows<
     unsafe {
         while at < registers {
             let left = registers - at;
+            // Each register with weights of its own, so that they are operands from memory and not in registers.
+            if V::GROUPS && S::BROADCASTS && left >= 4 && 4 * Q <= S::ACCUMULATORS {
+                some::<S, V, Q, 1, 4>(values, query, at * S::LANES);
+                at += 4;
+                continue;
+            }
+            if V::GROUPS && S::BROADCASTS && left >= 2 {
+                some::<S, V, Q, 1, 2>(values, query, at * S::LANES);
+                at += 2;
+                continue;
+            }
             // Of two groups at once, where one has too few.
             if V::GROUPS && group == 2 && left >= 4 && 4 * Q <= S::ACCUMULATORS {
                 some::<S, V, Q, 2, 2>(values, query, at * S::LANES);
                 at += 4;
-                continue;
-            }
-            if V::GROUPS && group == 1 && left >= 2 {
-                some::<S, V, Q, 1, 2>(values, query, at * S::LANES);
-                at += 2;
                 continue;
             }
             match group - at % group {
@@ -100,14 +106,15 @@ unsafe fn columns<S: Tiles, V: Stored<S>, const Q: usize>(values: &WeightedRows<
     }
 }
 
-/// C registers of G groups of the sums of Q queries; the first queries of all prefetch what comes next.
+/// G times C registers of the sums of Q queries, C of them of one group; the first queries of all prefetch what comes
+/// next.
 #[inline(always)]
 unsafe fn some<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: usize>(
     values: &WeightedRows<'_>,
     query: usize,
     at: usize,
 ) {
-    // SAFETY: Q queries and C registers of G groups are there: this function's condition.
+    // SAFETY: Q queries and G times C registers are there: this function's condition.
     unsafe {
         match query {
             0 if values.prefetch => tile::<S, V, Q, C, G, true>(values, query, at),
@@ -122,7 +129,7 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: 
     query: usize,
     at: usize,
 ) {
-    // SAFETY: Q queries from `query` on are there, and C registers of G groups from `at` on in each row.
+    // SAFETY: Q queries from `query` on are there, and G times C registers from `at` on in each row.
     unsafe {
         let mut sums = [[[S::splat(0.0); C]; G]; Q];
         let to = values.sums.add(query * values.width + at);
@@ -132,8 +139,10 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: 
                 *sum = S::mul(S::read_f32(to.add(i * values.width + r * S::LANES)), rescale);
             }
         }
-        let group = if V::GROUPS { at / values.group } else { 0 };
-        let weights = values.weights.add(group * values.group_step + query * BLOCK);
+        let mut weights = [values.weights.add(query * BLOCK); G];
+        for (g, weights) in weights.iter_mut().enumerate().filter(|_| V::GROUPS) {
+            *weights = weights.add((at + g * C * S::LANES) / values.group * values.group_step);
+        }
         // Of the rows that are next, as many as these are of the registers.
         let rows = &values.rows;
         let first = rows.offsets.len() * at / values.width;
@@ -147,7 +156,7 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: 
             for g in 0..G {
                 let registers: [S::F32; C] = V::read::<C>(rows, row, at + g * C * S::LANES);
                 for (i, sums) in sums.iter_mut().enumerate() {
-                    let weight = S::splat(*weights.add(g * values.group_step + i * BLOCK + t));
+                    let weight = S::splat(*weights[g].add(i * BLOCK + t));
                     for (c, sum) in sums[g].iter_mut().enumerate() {
                         *sum = S::mul_add(weight, registers[c], *sum);
                     }

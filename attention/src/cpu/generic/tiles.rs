@@ -16,6 +16,9 @@ pub(crate) trait Tiles: Simd {
     /// Whether an instruction makes float32 of a register of float16; else that takes longer than all else.
     const CONVERTS_F16: bool;
 
+    /// Whether a number in memory can be an operand in all lanes.
+    const BROADCASTS: bool = false;
+
     /// Elements of 16 bits in a register.
     const HALF_ROWS: usize = 2 * Self::LANES;
 

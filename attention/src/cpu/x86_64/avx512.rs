@@ -12,6 +12,7 @@ use super::super::generic::tiles::{HALVES, Registers, Tiles};
 impl Tiles for Avx512<false> {
     const ACCUMULATORS: usize = 16;
     const CONVERTS_F16: bool = true;
+    const BROADCASTS: bool = true;
     type Square = [__m512; 16];
 
     #[inline(always)]
