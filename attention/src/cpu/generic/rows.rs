@@ -80,6 +80,7 @@ impl<'a> Next<'a> {
     }
 
     /// Prefetches of some rows, line by line: processors prefetch by themselves what is read in order.
+    #[inline(always)]
     pub(crate) fn cursor(&self, rows: Range<usize>) -> Cursor<'a> {
         let count = self.offsets.len();
         let offsets = self.offsets[rows.start.min(count)..rows.end.min(count)].iter();
