@@ -71,9 +71,11 @@ def test_a_source_is_built_once(source: Path, home: Path) -> None:
     assert models.open_model(source, cache="int4").fingerprint == first.fingerprint
     assert models.open_model(first.path, cache="int4", quant_group=32).path == first.path
     assert first.cache.quant_rotation == 1 and models.open_model(first.path, rotation=True).path == first.path
-    for options in ({"cache": "int8"}, {"quant_group": 16}, {"rotation": False}):
-        with refused("cache_mismatch"):
+    for options in ({"cache": "int8"}, {"quant_group": 16}, {"rotation": False}, {"weights": "int8"}):
+        with refused("weights_mismatch" if "weights" in options else "cache_mismatch"):
             models.open_model(first.path.parent, **options)
+    other = models.open_model(source, weights="int8")
+    assert models.open_model(other.path, weights="int8").weights == "int8" != first.weights
 
 
 def test_generate(source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,12 +101,20 @@ def test_every_cache(tmp_path: Path, cache: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "family"), [("F16", "llama"), ("Q8_0", "llama"), ("Q4_1", "llama"), ("Q6_K", "llama"), ("Q5_0", "gemma3")]
+    ("kind", "family", "weights"),
+    [
+        ("F16", "llama", "auto"),
+        ("Q8_0", "llama", "auto"),
+        ("Q4_1", "llama", "auto"),
+        ("Q4_1", "llama", "int8"),
+        ("Q6_K", "llama", "auto"),
+        ("Q5_0", "gemma3", "auto"),
+    ],
 )
-def test_batches_and_chunks_do_not_matter(tmp_path: Path, kind: str, family: str) -> None:
+def test_batches_and_chunks_do_not_matter(tmp_path: Path, kind: str, family: str, weights: str) -> None:
     """Not in the last bit, in attention by its own promise, in ONNX Runtime's products as it computes them."""
     fields = {"gemma3.attention.sliding_window": 20} if family == "gemma3" else None
-    run = built(write_gguf(tmp_path / "model.gguf", kind, family, fields=fields))
+    run = built(write_gguf(tmp_path / "model.gguf", kind, family, fields=fields), weights=weights)
     text = [i * 7 % 256 for i in range(70)]
     whole = run.step({run.manager.create(): text})
     for chunk in (1, 7, 33):

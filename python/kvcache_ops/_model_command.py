@@ -33,6 +33,7 @@ _BUILD = (
     "context",
     "rope",
 )
+_FORMATS = ("weights", "cache", "quant_group", "rotation")
 _ENGINE = ("max_tokens", "window_tokens", "max_batch", "token_budget", "prompt_lookup", "threads")
 _SERVE = ("host", "port", "name", "max_requests", "grace", "context_shift", "api_key", "allow_origin")
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
@@ -43,9 +44,8 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     build = commands.add_parser("build", help="an ONNX model with a KV cache from a checkpoint or an ONNX export")
     build.add_argument("source", metavar="SOURCE", help="a GGUF file, a Hugging Face folder, or an ONNX export")
     build.add_argument("out", metavar="OUT", help="the folder to write")
-    build.add_argument("--weights", help="auto (as they are), float32, float16, int8 or int4")
     build.add_argument("--activations", help="int8 or float32: the inputs of quantized matrices (int8)")
-    _add_cache(build)
+    _add_formats(build)
     build.add_argument("--cache-layout", type=int, help="0 to 3 (3)")
     build.add_argument("--cache-mode", type=int, help="0: neighboring slots for a sequence, 1: pages (1)")
     build.add_argument("--page-size", type=int, help="slots of a page (32)")
@@ -95,11 +95,12 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
 def _add_model(commands: _SubParsersAction[ArgumentParser], name: str, help: str) -> ArgumentParser:
     parser = commands.add_parser(name, help=help)
     parser.add_argument("model", metavar="MODEL", help="a folder written by build, or a source, which is built once")
-    _add_cache(parser)
+    _add_formats(parser)
     return parser
 
 
-def _add_cache(parser: ArgumentParser) -> None:
+def _add_formats(parser: ArgumentParser) -> None:
+    parser.add_argument("--weights", help="auto (as they are), float32, float16, int8 (also quantized ones) or int4")
     parser.add_argument("--cache", help="float32, float16, int8 or int4 (int8)")
     parser.add_argument("--quant-group", type=int, help="elements that share a scale (32)")
     rotation = "rotate keys before they are quantized (on for int4)"
@@ -157,7 +158,7 @@ def _open(given: Namespace) -> Model:
     from kvcache_ops import models
 
     with _bar("building", " tensors") as progress:
-        return models.open_model(given.model, progress=progress, **_given(given, ("cache", "quant_group", "rotation")))
+        return models.open_model(given.model, progress=progress, **_given(given, _FORMATS))
 
 
 def _engine(given: Namespace) -> Engine:

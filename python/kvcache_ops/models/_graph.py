@@ -127,9 +127,13 @@ class Graph:
             # A constant's Cast is folded when a session is made.
             matrix = self._float32(f"{name}.float32", "", [put("values", weight.values)], weight)
             return self.node("Gemm", [x, matrix, *biases], name, transB=1)
+        zeros = "" if weight.zeros is None else put("zeros", weight.zeros)
+        inputs = [x, put("codes", weight.codes), put("scales", weight.scales), zeros, "", *biases]
+        while not inputs[-1]:
+            inputs.pop()
         product = self.node(
             "MatMulNBits",
-            [x, put("codes", weight.codes), put("scales", weight.scales), *(["", "", *biases] if biases else [])],
+            inputs,
             name if weight.offsets is None else f"{name}.scaled",
             domain=MICROSOFT,
             K=weight.codes.shape[1] * weight.block,

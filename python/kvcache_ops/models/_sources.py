@@ -21,6 +21,7 @@ from kvcache_ops.models._onnx_export import described_by
 def open_model(
     path: str | os.PathLike[str],
     *,
+    weights: str | None = None,
     cache: T2 | None = None,
     quant_group: int | None = None,
     rotation: bool | None = None,
@@ -28,24 +29,26 @@ def open_model(
 ) -> Model:
     """The model of a built folder; or of a source of `build`, built into a folder of the user's cache.
 
-    cache, quant_group, rotation, progress: as `build` has them. None is what a built model has, or `build`'s default.
-    A built model stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is used again while the source
+    weights, cache, quant_group, rotation, progress: as `build` has them. None is what a built model has, or `build`'s
+    default. A built model stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is used again while the source
     does not change.
 
-    Raises KvCacheError: "cache_mismatch" for a built model with another cache, and what `load` and `build` raise.
+    Raises KvCacheError: "cache_mismatch" or "weights_mismatch" for a built model with another cache or other weights,
+    and what `load` and `build` raise.
     """
     given = Path(path)
-    options = {"cache": cache, "quant_group": quant_group, "rotation": rotation}
+    options = {"weights": weights, "cache": cache, "quant_group": quant_group, "rotation": rotation}
     asked = {name: value for name, value in options.items() if value is not None}
     file = given if given.suffix == ".onnx" else given / MODEL
     if file.is_file() and METADATA.encode() in file.read_bytes():
         model = load(given)
         kept = model.cache
-        has = {"cache": kept.cache_dtype, "quant_group": kept.quant_group, "rotation": kept.quant_rotation == 1}
+        has: dict[str, object] = {"weights": model.weights, "cache": kept.cache_dtype}
+        has |= {"quant_group": kept.quant_group, "rotation": kept.quant_rotation == 1}
         for name, value in asked.items():
-            if has[name] != value and (name == "cache" or kept.quant_bit):
+            if has[name] != value and (name in ("weights", "cache") or kept.quant_bit):
                 message = f"{given} has {name} {has[name]}, expected {value}: build it again from its source"
-                raise KvCacheError(message, "cache_mismatch")
+                raise KvCacheError(message, "weights_mismatch" if name == "weights" else "cache_mismatch")
         return model
     if not given.exists():
         raise KvCacheError(f"there is no file or folder {given}", "source_missing")

@@ -1,7 +1,7 @@
 """Weights as a model has them: floats, or blocks of codes with their scales and offsets, taken from GGUF's blocks.
 
 Nothing is dequantized, and nothing is rounded but offsets, to float32: the codes are those of the file in ONNX's order,
-around zero, so that activations that are rounded to 8 bits lose as little as they can.
+around zero, so that activations that are rounded to 8 bits lose as little as they can. `Blocks.in_8_bits` is for speed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Dense:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix (N, K) of codes in blocks along K: a weight is scale * (code - 2^(bits - 1)) + offset.
+    """A matrix (N, K) of codes in blocks along K: a weight is scale * (code - zero) + offset.
 
     codes: (N, K / block, block * bits / 8), of 4 bits the first in the low nibble. scales: (N, K / block).
-    offsets: (N, K / block), or None where all are zero.
+    offsets: (N, K / block), or None where all are zero. zeros: (N, K / block), or None where all are 2^(bits - 1).
     """
 
     bits: int
@@ -49,19 +49,44 @@ class Blocks:
     codes: _Bytes
     scales: _Floats
     offsets: _Floats | None = None
+    zeros: _Bytes | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def rows(self, order: NDArray[np.intp]) -> Blocks:
         """These rows, in this order."""
-        offsets = None if self.offsets is None else self.offsets[order]
-        return replace(self, codes=self.codes[order], scales=self.scales[order], offsets=offsets)
+        return replace(self, **{name: values[order] for name, values in self.arrays.items()})
 
     @property
-    def format(self) -> tuple[int, int, bool]:
+    def arrays(self) -> dict[str, Any]:
+        """Those that there are, by name."""
+        every = {name: getattr(self, name) for name in ("codes", "scales", "offsets", "zeros")}
+        return {name: values for name, values in every.items() if values is not None}
+
+    @property
+    def format(self) -> tuple[int, int, set[str]]:
         """The properties that two matrices must share to be stacked."""
-        return self.bits, self.block, self.offsets is None
+        return self.bits, self.block, set(self.arrays)
+
+    def in_8_bits(self) -> Blocks:
+        """The same weights in codes of 8 bits.
+
+        Offsets become zeros, which rounds them to 1/16 of a step of 4 bits and 1/8 of one of 5, unless a block has all
+        of its weights on one side of zero: then they stay.
+        """
+        codes = self.codes
+        if self.bits == 4:
+            codes = _unpack(codes) + np.uint8(128 - 8)
+        if self.offsets is not None:
+            finer = {4: 16, 8: 8}[self.bits]  # codes of 8 bits that have offsets were of 5
+            with np.errstate(divide="ignore"):
+                steps = np.divide(self.offsets, self.scales, out=np.zeros_like(self.scales), where=self.offsets != 0)
+            zeros = np.round(128 - finer * steps)
+            if ((zeros >= 0) & (zeros <= 255)).all():
+                codes = (codes - np.uint8(128)) * np.uint8(finer) + np.uint8(128)
+                return Blocks(8, self.block, codes, self.scales / np.float32(finer), zeros=zeros.astype(np.uint8))
+        return replace(self, bits=8, codes=codes)
 
 
 Weight = Dense | Blocks
@@ -73,9 +98,8 @@ def stack(weights: Sequence[Weight]) -> list[Weight]:
     if isinstance(first, Blocks):
         blocks = [weight for weight in weights if isinstance(weight, Blocks) and weight.format == first.format]
         if len(blocks) == len(weights):
-            codes, scales = (np.concatenate([getattr(b, name) for b in blocks]) for name in ("codes", "scales"))
-            offsets = [b.offsets for b in blocks if b.offsets is not None]
-            return [replace(first, codes=codes, scales=scales, offsets=np.concatenate(offsets) if offsets else None)]
+            joined: dict[str, Any] = {name: np.concatenate([b.arrays[name] for b in blocks]) for name in first.arrays}
+            return [replace(first, **joined)]
     elif all(isinstance(weight, Dense) and weight.values.dtype == first.values.dtype for weight in weights):
         return [Dense(np.concatenate([weight.values for weight in weights if isinstance(weight, Dense)]))]
     return list(weights)
@@ -95,13 +119,16 @@ def from_gguf(kind: str, data: NDArray[Any]) -> Weight:
 def convert(name: str, weight: Weight, weights: str) -> Weight:
     """A matrix as `weights` asks: "auto" leaves it; "int8" and "int4" are GGUF's Q8_0 and Q4_0 of a float matrix.
 
-    The embedding and the head are given int8 where int4 is asked for. Raises KvCacheError "weights_quantized" for one
-    that is quantized already, and "tensor_shape" for rows that are not whole blocks of 32.
+    The embedding and the head are given int8 where int4 is asked for. A quantized matrix other than the embedding
+    gets codes of 8 bits for int8. Raises KvCacheError "weights_quantized" for other types of a quantized matrix, and
+    "tensor_shape" for rows that are not whole blocks of 32.
     """
     if weights == "auto":
         return weight
     if isinstance(weight, Blocks):
-        message = f"{name} is quantized in the file, expected weights to be 'auto', got {weights!r}"
+        if weights == "int8":
+            return weight if name == "token_embd.weight" else weight.in_8_bits()
+        message = f"{name} is quantized in the file, expected weights to be 'auto' or 'int8', got {weights!r}"
         raise KvCacheError(message, "weights_quantized")
     if weights in ("float32", "float16"):
         return Dense(weight.values.astype(weights))
@@ -284,6 +311,11 @@ def _halves(data: _Bytes) -> _Floats:
 def _nibbles(data: _Bytes) -> _Bytes:
     """(..., bytes): first all low nibbles, then all high ones, (..., 2 * bytes)."""
     return np.concatenate((data & np.uint8(15), data >> np.uint8(4)), axis=-1)
+
+
+def _unpack(codes: _Bytes) -> _Bytes:
+    """What `_pack` was given."""
+    return np.stack((codes & np.uint8(15), codes >> np.uint8(4)), axis=-1).reshape(*codes.shape[:-1], -1)
 
 
 def _pack(codes: _Bytes) -> _Bytes:
