@@ -41,7 +41,9 @@ def test_floats_are_floats() -> None:
     """Whatever number is given for them; as a keyword `scale` is the attribute, too."""
     inputs = {name: name for name in (*ATTENTION, "head_sink")}
     numbers = {"scale": 1, "softcap": 30, "local_window_size": 4}
-    node = make_node("MultiHeadAttention", inputs, ["attn_output"], {"num_heads": 4, "head_dim": 8}, **numbers)
+    given = {"num_heads": 4, "head_dim": 8, "softcap": 1.0}
+    node = make_node("MultiHeadAttention", inputs, ["attn_output"], given, **numbers)
+    assert attributes_of(node) == given | numbers
     assert list(node.input)[-3:] == ["max_kvlen", "", "head_sink"]
     assert {a.name: a.type for a in node.attribute if a.name in numbers} == {
         "scale": AttributeProto.FLOAT,

@@ -462,10 +462,12 @@ def test_both_steps_commit_or_neither() -> None:
     states, s = StateCache(4, 8), manager.create()
     assert states.create(s) == s
     for fails, length in ((False, 3), (True, 3), (False, 6)):
+        tail = states.tail(s)
         with suppress(RuntimeError):
             with manager.begin_step([Append(s, n=3)], memory), states.begin_step({s: 3}) as parts:
                 ((seqs, n_each, src, dst),) = parts
                 assert (list(seqs), n_each) == ([s], 3) and src.dtype == dst.dtype == np.int64
+                assert src.tolist() == [-1 if tail is None else tail] != dst.tolist()
                 if fails:
                     raise RuntimeError
         assert manager.seq_len(s) == length == states.pos_max(s) + 1

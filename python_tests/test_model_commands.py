@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
-from kvcache_ops import models
+from kvcache_ops import _generate, models
 from kvcache_ops._command import main
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
@@ -99,6 +101,9 @@ def test_generate(source: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     ):
         assert main(["generate", str(source), *arguments, *SMALL]) == 2
         assert capsys.readouterr().err.startswith(text)
+    (interrupted := Event()).set()
+    monkeypatch.setattr(_generate, "interruptible", lambda: nullcontext(interrupted))
+    assert main(["generate", str(source), "a", *SMALL]) == 130
 
 
 def test_chat(source: Path, tmp_path: Path) -> None:
@@ -138,7 +143,10 @@ def test_chat(source: Path, tmp_path: Path) -> None:
         assert say(f"/load {tmp_path / 'none'}").startswith("[Errno 2]")
         assert say(f"/load {__file__}").startswith("chat_damaged: ")
         chat.communicate(b"/reset\n/quit\n")
-    assert chat.returncode == 0 and len(json.loads(saved.read_text())["messages"]) == 5
+    messages = json.loads(saved.read_text())["messages"]
+    assert chat.returncode == 0 and len(messages) == 5
+    shown = "\n> > ".join(message["content"] for message in messages if message["role"] == "assistant")
+    assert out.read_bytes().decode().startswith(f"> {shown}\n> ")
 
 
 def test_a_conversation_goes_on(

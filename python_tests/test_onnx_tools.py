@@ -114,6 +114,10 @@ def test_shapes() -> None:
     for value in inferred("opmx", "KeyValueCache", declared, ["key", "value"], num_repeat=2):
         batch, length, *heads = dims(value)
         assert batch == "batch" and not isinstance(length, int) and heads == [4, 4]
+    declared |= dict(current_key=["batch", 3, "heads", 4], current_value=None)
+    for times in (1, 2):
+        (key,) = inferred("opmx", "KeyValueCache", declared, ["key"], num_repeat=times)
+        assert (dims(key)[2] == "heads") == (times == 1)
     for op_type in ("MultiHeadAttention", "MultiHeadCacheAttention"):
         declared = dict.fromkeys(OPERATORS[op_type][0]) | dict(query=["tokens", 8, 4])
         (value,) = inferred(DOMAINS[0], op_type, declared, ["attn_output"], num_heads=8, head_dim=4)
