@@ -50,11 +50,11 @@ bench-model: .venv/wheel .venv-peers/ready llama-cpp smollm2
 	PEERS="$$(echo .venv-peers/lib/python*/site-packages)" \
 		$(ON_RELEASE) bench/model/bench_model.py "$(BENCH_SOURCE)" $(filter --quick,$(BENCH)) $(BENCH_MODEL)
 
-# The engine against OpenVINO GenAI's, on that model as Q8_0.
+# The engine against OpenVINO GenAI's, on that model as Q8_0, or as BENCH_OPENVINO="--weights Q4_0 --int8" says.
 .PHONY: bench-openvino
 bench-openvino: .venv/wheel .venv-peers/ready smollm2
 	PEERS="$$(echo .venv-peers/lib/python*/site-packages)" \
-		$(ON_RELEASE) bench/model/bench_openvino.py "$(SMOLLM2)" $(filter --quick,$(BENCH))
+		$(ON_RELEASE) bench/model/bench_openvino.py "$(SMOLLM2)" $(filter --quick,$(BENCH)) $(BENCH_OPENVINO)
 
 # What a cache's format costs this model: perplexity, pass keys, repetition.
 .PHONY: bench-quality

@@ -2,11 +2,12 @@
 
     bench_openvino.py SmolLM2-135M-Instruct.Q4_1.gguf    everything; writes openvino.md and .json in target/bench
     bench_openvino.py FILE --quick                       caches of 8 bits alone, shorter prompts
+    bench_openvino.py FILE --weights Q4_0 --int8         other weights; ours with weights="int8"
 
-The file's weights are written as Q8_0 first: OpenVINO reads the minima of Q4_1 wrongly. Each contender is a process of
-its own, whose scheduler gets the same prompts; ratios are taken within a round. Answers are greedy. Before a cache is
-measured, at least half of 16 answers must begin with the same token in both, since weights, products and caches are
-rounded to 8 bits.
+The file's weights are written as Q8_0 or Q4_0 first: OpenVINO reads the minima of Q4_1 wrongly. Each contender is a
+process of its own, whose scheduler gets the same prompts; ratios are taken within a round. Answers are greedy. Before a
+cache is measured, at least half of 16 answers must begin with the same token in both, since weights, products and
+caches are rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ Answered = tuple[list[list[int]], float, float]
 class OurEngine:
     """`kvcache_ops.engine.Engine`."""
 
-    def __init__(self, source: str, cache: str, folder: str, tokens: int, threads: int) -> None:
-        model = load(build(source, f"{folder}/{cache}", cache=cache))
+    def __init__(self, source: str, cache: str, folder: str, tokens: int, weights: str, threads: int) -> None:
+        model = load(build(source, f"{folder}/{cache}", cache=cache, weights=weights))
         sizes = {"max_tokens": tokens, "max_batch": 16, "token_budget": BUDGET}
         self._engine = Engine(model, **sizes, threads=threads, prefix_sharing=False)
 
@@ -65,7 +66,7 @@ class OurEngine:
 class TheirPipeline:
     """OpenVINO GenAI's `ContinuousBatchingPipeline`."""
 
-    def __init__(self, source: str, cache: str, folder: str, tokens: int, threads: int) -> None:
+    def __init__(self, source: str, cache: str, folder: str, tokens: int, _: str, threads: int) -> None:
         import openvino_genai
 
         scheduler = openvino_genai.SchedulerConfig()
@@ -126,9 +127,9 @@ class Answers(Contender):
 class Caches:
     """The two processes of a cache's format, and what is measured of them."""
 
-    def __init__(self, cache: str, source: Path, text: list[int], tokens: int, threads: int) -> None:
+    def __init__(self, cache: str, source: Path, text: list[int], tokens: int, weights: str, threads: int) -> None:
         self._cache, self._text, self._processes = cache, text, dict[str, Process]()
-        self._given = str(source), cache, str(source.parent), tokens, threads
+        self._given = str(source), cache, str(source.parent), tokens, weights, threads
 
     def rows(self, what: str, batch: int, depth: int, is_prompt: bool) -> list[Row]:
         """The engine's speed, and how many times as fast as its peer it is."""
@@ -168,13 +169,13 @@ def groups(made: Iterable[tuple[str, Caches]], quick: bool) -> Groups:
         caches.end()
 
 
-def write_as_q8_0(source: Path, target: Path) -> None:
-    """Writes a GGUF file whose matrices are those of another, as Q8_0."""
-    reader, kind = gguf.GGUFReader(source), gguf.GGMLQuantizationType.Q8_0
+def write_as(kind: gguf.GGMLQuantizationType, source: Path, target: Path) -> None:
+    """Writes a GGUF file whose matrices are those of another, in another type."""
+    reader, file_type = gguf.GGUFReader(source), gguf.LlamaFileType[f"MOSTLY_{kind.name}"]
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
-            value = int(gguf.LlamaFileType.MOSTLY_Q8_0) if name == "general.file_type" else field.contents()
+            value = int(file_type) if name == "general.file_type" else field.contents()
             element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, value, field.types[0], element)
     for tensor in reader.tensors:
@@ -193,6 +194,8 @@ def main() -> int:
     """Measures everything, and writes the report."""
     parser = arguments(__doc__, rounds=5, quick_rounds=3, seconds=300)
     parser.add_argument("source", type=Path, help="a GGUF file")
+    parser.add_argument("--weights", choices=("Q8_0", "Q4_0"), default="Q8_0", help="of both contenders")
+    parser.add_argument("--int8", action="store_const", const="int8", default="auto", help="ours with weights=int8")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each contender")
     chosen = parser.parse_args()
     if find_spec("openvino_genai") is None:
@@ -200,11 +203,11 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder, "weights.gguf")
-        write_as_q8_0(chosen.source, weights)
+        write_as(gguf.GGMLQuantizationType[chosen.weights], chosen.source, weights)
         tokenizer = load(build(weights, f"{folder}/{OURS}")).tokenizer
         text = tokenizer.encode((ROOT / "examples/austen/held_back.txt").read_text(encoding="utf-8")).ids
         made = [
-            (cache, Caches(cache, weights, text, 24576, chosen.threads))
+            (cache, Caches(cache, weights, text, 24576, chosen.int8, chosen.threads))
             for cache in (["int8"] if chosen.quick else CACHES)
         ]
         run(groups(made, chosen.quick), "openvino", chosen)
