@@ -1,8 +1,5 @@
 //! The operators of this project as an implementation.
 
-use std::borrow::Borrow;
-use std::collections::BTreeMap;
-
 use kvcache_op::{
     AttentionBackend, AttentionCall, AttentionInputs, Attributes, Backend, CacheAttentionAttributes,
     CacheAttentionInputs, Call, ElementType, Error, IndexInputs, Inputs, KeyValueCache, MultiHeadAttention,
@@ -92,7 +89,7 @@ pub fn run_calls(
     let op = KeyValueCache::new(cache_attributes(&case.attributes)).map(|op| op.with_backend(backend));
     results(case, |inputs, cache, scale| {
         let (op, cache) = (op.as_ref().map_err(Error::clone)?, cache.expect("the operator has a cache"));
-        let call = op.check(&inputs_of(inputs), write(cache), scale.map(write))?;
+        let call = op.check(&inputs_of(named(inputs)), write(cache), scale.map(write))?;
         let mut outputs = [(); 2].map(|()| zeros(case.operator.t1(inputs), &call.output_shape()));
         run(call, written(&mut outputs))?;
         Ok(outputs.into())
@@ -108,7 +105,7 @@ pub fn run_static_calls(
     let op = StaticKeyValueCache::new(static_attributes(&case.attributes)).map(|op| op.with_backend(backend));
     results(case, |inputs, cache, scale| {
         let (op, cache) = (op.as_ref().map_err(Error::clone)?, cache.expect("the operator has a cache"));
-        let call = op.check(&static_inputs_of(inputs), write(cache), scale.map(write))?;
+        let call = op.check(&static_inputs_of(named(inputs)), write(cache), scale.map(write))?;
         let mut outputs = [(); 2].map(|()| zeros(case.operator.t1(inputs), &call.output_shape()));
         run(call, written(&mut outputs))?;
         Ok(outputs.into())
@@ -123,7 +120,7 @@ pub fn run_attention(
 ) -> Vec<CallResult> {
     let attributes = attention_attributes(&case.attributes, &case.floats);
     results(case, |inputs, cache, scale| {
-        let call = check_attention(&attributes, inputs, [cache, scale], backends)?;
+        let call = check_attention(&attributes, named(inputs), [cache, scale].map(|state| state.map(write)), backends)?;
         let mut output = zeros(case.operator.t1(inputs), &call.output_shape());
         let mut mass = case.has_mass().then(|| zeros(ElementType::Float32, &call.mass_shape()));
         run(call, &mut output, mass.as_mut())?;
@@ -156,9 +153,14 @@ fn written([key, value]: &mut [Tensor; 2]) -> Outputs<'_> {
     Outputs { key: write(key), value: write(value) }
 }
 
-/// The inputs of a call of `KeyValueCache`, or of its part in `MultiHeadCacheAttention`, as the operator takes them.
-pub fn inputs_of<N: Borrow<str> + Ord>(inputs: &BTreeMap<N, Tensor>) -> Inputs<'_> {
-    let input = |name: &str| read(&inputs[name]);
+/// The inputs of a call by name, as the operators read them.
+pub fn named<'a>(inputs: &'a Tensors) -> impl Fn(&str) -> Option<TensorRef<'a>> {
+    move |name| inputs.get(name).map(read)
+}
+
+/// The inputs of a call of `KeyValueCache`, or of its part in `MultiHeadCacheAttention`, by their names.
+pub fn inputs_of<'a>(given: impl Fn(&str) -> Option<TensorRef<'a>>) -> Inputs<'a> {
+    let input = |name: &str| given(name).expect("the operator has the input");
     Inputs {
         current_key: input("current_key"),
         current_value: input("current_value"),
@@ -173,9 +175,9 @@ pub fn inputs_of<N: Borrow<str> + Ord>(inputs: &BTreeMap<N, Tensor>) -> Inputs<'
     }
 }
 
-/// The inputs of a call of static batching as the operator takes them.
-pub fn static_inputs_of(inputs: &Tensors) -> StaticInputs<'_> {
-    let input = |name: &str| read(&inputs[name]);
+/// The inputs of a call of static batching, by their names.
+pub fn static_inputs_of<'a>(given: impl Fn(&str) -> Option<TensorRef<'a>>) -> StaticInputs<'a> {
+    let input = |name: &str| given(name).expect("the operator has the input");
     StaticInputs {
         current_key: input("current_key"),
         current_value: input("current_value"),
@@ -183,15 +185,15 @@ pub fn static_inputs_of(inputs: &Tensors) -> StaticInputs<'_> {
     }
 }
 
-/// A checked call: with a cache of `MultiHeadCacheAttention`, without one of `MultiHeadAttention`.
-pub fn check_attention<'a, N: Borrow<str> + Ord>(
+/// A checked call of these inputs: with a cache of `MultiHeadCacheAttention`, without one of `MultiHeadAttention`.
+pub fn check_attention<'a>(
     attributes: &CacheAttentionAttributes,
-    inputs: &'a BTreeMap<N, Tensor>,
-    [cache, scale]: [Option<&'a mut Tensor>; 2],
+    given: impl Fn(&str) -> Option<TensorRef<'a>>,
+    [cache, scale]: [Option<TensorMut<'a>>; 2],
     (backend, store): (AttentionBackend, Backend),
 ) -> Result<AttentionCall<'a>, Error> {
-    let input = |name: &str| read(&inputs[name]);
-    let [attn_mask, head_sink] = ["attn_mask", "head_sink"].map(|name| inputs.get(name).map(read));
+    let input = |name: &str| given(name).expect("the operator has the input");
+    let [attn_mask, head_sink] = ["attn_mask", "head_sink"].map(&given);
     let Some(cache) = cache else {
         let op = MultiHeadAttention::new(attributes.attention.clone())?.with_backend(backend);
         return op.check(&AttentionInputs {
@@ -210,10 +212,10 @@ pub fn check_attention<'a, N: Borrow<str> + Ord>(
     let op = MultiHeadCacheAttention::new(attributes.clone())?.with_backends(backend, store);
     let inputs = CacheAttentionInputs {
         query: input("query"),
-        stored: inputs_of(inputs),
+        stored: inputs_of(&given),
         decoding_batches: input("decoding_batches"),
         attn_mask,
         head_sink,
     };
-    op.check(&inputs, write(cache), scale.map(write))
+    op.check(&inputs, cache, scale)
 }

@@ -43,6 +43,7 @@ mod read;
 mod report;
 mod rules;
 mod run;
+mod schema;
 mod tensor;
 
 pub use case::{AttributeValues, Call, Case, Expected, FloatValues, Operator, Step, Suite, Tensors};
@@ -55,6 +56,7 @@ pub use read::{ReadError, cases, read_cases};
 pub use report::{Counts, Entry, Flaw, JSON_VERSION, Report, RuleCount, Verdict};
 pub use rules::{Rule, rule, rules};
 pub use run::{Runner, run, run_cases};
+pub use schema::schemas;
 pub use tensor::{Tensor, Value};
 
 /// The book's chapter for implementers, so that its example runs.

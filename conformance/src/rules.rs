@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use serde_yaml::Value;
 
 use crate::case::Operator;
+use crate::schema::schemas;
 
 /// A rule of an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,53 +43,35 @@ pub fn rule(operator: Operator, id: &str) -> Option<&'static Rule> {
 }
 
 static RULES: LazyLock<BTreeMap<Operator, Vec<Rule>>> = LazyLock::new(|| {
-    let mut rules = BTreeMap::new();
-    for operator in Operator::ALL {
-        let schema: Value = serde_yaml::from_str(operator.schema()).expect("a schema is YAML");
-        rules.insert(operator, of_schema(operator, &schema, &rules));
-    }
-    rules
+    let rules = |(operator, schema): (Operator, Value)| (operator, of_schema(operator, &schema));
+    schemas().into_iter().map(rules).collect()
 });
 
-/// The rules of a schema: the rows of its tables, then its entries. With `as_in`, those of an earlier operator.
-fn of_schema(operator: Operator, schema: &Value, earlier: &BTreeMap<Operator, Vec<Rule>>) -> Vec<Rule> {
+/// The rules of a schema: the rows of its tables, then its entries.
+fn of_schema(operator: Operator, schema: &Value) -> Vec<Rule> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
-    let as_in = |value: &Value, is_it: &dyn Fn(&Rule) -> bool| -> Option<Vec<Rule>> {
-        let name = value["as_in"].as_str()?;
-        let (_, rules) =
-            earlier.iter().find(|(other, _)| other.name() == name).expect("as_in names an earlier operator");
-        Some(rules.iter().filter(|rule| is_it(rule)).map(|rule| Rule { operator, ..rule.clone() }).collect())
+    // What another operator's schema says is on that operator's page.
+    let rule = |entry: &Value, id: String, title: String, says: String| Rule {
+        id,
+        title,
+        text: says,
+        operator,
+        page: Operator::ALL.into_iter().find(|other| entry["as_in"] == other.name()).unwrap_or(operator),
+        not_proven_by_cases: text(&entry["not_proven_by_cases"]),
     };
     let mut rules = Vec::new();
     for (table, rows) in [("cache-mode", &schema["cache_modes"]), ("cache-layout", &schema["cache_layouts"])] {
-        let row = |row: &Value| {
+        rules.extend(rows.as_sequence().into_iter().flatten().map(|row| {
             let (code, name) = (row["code"].as_u64().expect("a code"), row["name"].as_str().expect("a name"));
-            Rule {
-                id: format!("{table}.{code}"),
-                title: format!("{} {code}, {name}", table.replace('-', "_")),
-                text: text(&row["meaning"]).unwrap_or_else(|| axes(&row["axes"])),
-                operator,
-                page: operator,
-                not_proven_by_cases: None,
-            }
-        };
-        let own = || rows.as_sequence().into_iter().flatten().map(row).collect();
-        rules.extend(as_in(rows, &|rule| rule.id.starts_with(&format!("{table}."))).unwrap_or_else(own));
+            let title = format!("{} {code}, {name}", table.replace('-', "_"));
+            rule(row, format!("{table}.{code}"), title, text(&row["meaning"]).unwrap_or_else(|| axes(&row["axes"])))
+        }));
     }
-    for entry in schema["rules"].as_sequence().expect("a schema has rules") {
-        let id = entry["id"].as_str().expect("a rule has an id");
-        let own = || {
-            vec![Rule {
-                id: id.to_owned(),
-                title: text(&entry["title"]).expect("a rule has a title"),
-                text: text(&entry["text"]).expect("a rule has a text"),
-                operator,
-                page: operator,
-                not_proven_by_cases: text(&entry["not_proven_by_cases"]),
-            }]
-        };
-        rules.extend(as_in(entry, &|rule| rule.id == id).unwrap_or_else(own));
-    }
+    let entries = schema["rules"].as_sequence().expect("a schema has rules").iter();
+    rules.extend(entries.map(|entry| {
+        let [id, title, says] = ["id", "title", "text"].map(|key| text(&entry[key]).expect("a rule has all three"));
+        rule(entry, id, title, says)
+    }));
     rules
 }
 

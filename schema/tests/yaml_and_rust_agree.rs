@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use kvcache_conformance::{Operator as Of, schemas};
 use kvcache_schema::{
     AttentionAttributes, AttributeSpec, Attributes, Axis, CacheAttentionAttributes, CacheLayout, CacheMode, DOMAINS,
     ElementType, INPUTS, NAME, OUTPUTS, OperatorAttributes, QuantBit, SCALE_FLOOR, SCHEMA, StaticAttributes,
     StaticAxis, StaticCacheLayout, TypeCombination, VERSION, multi_head_attention, multi_head_cache_attention,
     static_key_value_cache,
 };
-use kvcache_testing::schemas::schemas;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -98,9 +98,9 @@ fn schema() -> Schema {
     serde_yaml::from_str(SCHEMA).expect("key_value_cache.yaml has the structure this test knows")
 }
 
-/// The schema in a file, every `as_in` resolved.
-fn operator<T: DeserializeOwned>(file: &str) -> T {
-    let schema = schemas().into_iter().find(|&(name, _)| name == file).expect("it has a schema").1;
+/// The schema of an operator, every `as_in` resolved.
+fn operator<T: DeserializeOwned>(of: Of) -> T {
+    let schema = schemas().into_iter().find(|&(operator, _)| operator == of).expect("it has a schema").1;
     serde_yaml::from_value(schema).expect("the schema has the structure this test knows")
 }
 
@@ -230,7 +230,7 @@ fn quantization_constants() {
 
 #[test]
 fn attention_over_packed_keys_and_values() {
-    let yaml: Operator = operator("multi_head_attention.yaml");
+    let yaml: Operator = operator(Of::MultiHeadAttention);
     let outputs = [multi_head_attention::OUTPUTS[0], multi_head_attention::MASS];
     operator_agrees(&yaml, &multi_head_attention::INPUTS, &outputs);
     attention_agrees(&yaml.attributes);
@@ -238,7 +238,7 @@ fn attention_over_packed_keys_and_values() {
 
 #[test]
 fn attention_over_the_cache() {
-    let yaml: Operator = operator("multi_head_cache_attention.yaml");
+    let yaml: Operator = operator(Of::MultiHeadCacheAttention);
     let outputs = [multi_head_cache_attention::OUTPUTS[0], multi_head_cache_attention::MASS];
     operator_agrees(&yaml, &multi_head_cache_attention::INPUTS, &outputs);
     let (attention, cache) = yaml.attributes.split_at(AttentionAttributes::names().len());
@@ -248,7 +248,7 @@ fn attention_over_the_cache() {
     assert_eq!(rust.len(), Attributes::SPEC.len() - 1);
     attributes_agree(cache.iter(), &rust, &schema().cache_layouts);
 
-    let yaml: Schema = operator("multi_head_cache_attention.yaml");
+    let yaml: Schema = operator(Of::MultiHeadCacheAttention);
     let rows = [combinations(&yaml.combinations), combinations(&yaml.extensions)].concat();
     assert_eq!(rows, multi_head_cache_attention::all_combinations().collect::<Vec<_>>());
     assert_eq!(yaml.types["T2"], schema().types["T2"]);
@@ -257,7 +257,7 @@ fn attention_over_the_cache() {
 
 #[test]
 fn static_batching() {
-    let yaml: Schema = operator("static_key_value_cache.yaml");
+    let yaml: Schema = operator(Of::StaticKeyValueCache);
     assert_eq!((&*yaml.name, yaml.version), (NAME, VERSION));
     assert_eq!(yaml.domains, static_key_value_cache::DOMAINS);
     assert_eq!(yaml.inputs.iter().map(|input| &*input.name).collect::<Vec<_>>(), static_key_value_cache::INPUTS);

@@ -1,23 +1,18 @@
 //! Sequences whose numbers follow from a seed, attended to in any calls, over a cache that is anywhere. The output of a
 //! token must depend on its own sequence alone: tests compare the rows of a sequence between runs.
 
-use std::collections::BTreeMap;
-use std::iter::once;
 use std::mem::MaybeUninit;
 
 use kvcache_attention::AttentionKernel;
-use kvcache_conformance::Tensor;
-use kvcache_conformance::backends::{check_attention, inputs_of, write};
-use kvcache_conformance::random::Unstructured;
+use kvcache_conformance::backends::{check_attention, inputs_of, named, write};
+use kvcache_conformance::random::{Unstructured, index_inputs};
+use kvcache_conformance::{Tensor, Tensors};
 use kvcache_kernels::{Kernel, Reference, Serial, Workers, write_floats};
 use kvcache_op::{AttentionBackend, Backend, KeyValueCache, Outputs};
 use kvcache_schema::{
     AttentionAttributes, Attributes, CacheAttentionAttributes, CacheDims, CacheLayout, CacheMode, TypeCombination,
     multi_head_cache_attention,
 };
-
-/// The inputs of a call by name, but for `cache` and `scale`.
-type Inputs = BTreeMap<&'static str, Tensor>;
 
 /// What a node computes, wherever its cache is. Its numbers follow from `seed`.
 #[derive(Debug, Clone)]
@@ -294,10 +289,10 @@ impl<'a> Sequences<'a> {
     }
 
     /// What `KeyValueCache` gives of all tokens of a call that was made: `key` and `value`.
-    fn load(&mut self, inputs: &Inputs) -> [Tensor; 2] {
+    fn load(&mut self, inputs: &Tensors) -> [Tensor; 2] {
         let op = KeyValueCache::new(self.attributes.cache.clone()).expect("a legal node");
         let (cache, scale) = (write(&mut self.cache), self.scale.as_mut().map(write));
-        let call = op.check(&inputs_of(inputs), cache, scale).expect("a legal call");
+        let call = op.check(&inputs_of(named(inputs)), cache, scale).expect("a legal call");
         let output = || Tensor::zeros(self.model.types.t1, call.output_shape().to_vec()).expect("it fits");
         let mut outputs = [output(), output()];
         let [key, value] = outputs.each_mut().map(write);
@@ -305,7 +300,7 @@ impl<'a> Sequences<'a> {
         outputs
     }
 
-    fn inputs(&self, parts: &[Part]) -> Inputs {
+    fn inputs(&self, parts: &[Part]) -> Tensors {
         let Self { model, sequences, .. } = self;
         let AttentionAttributes { num_heads, num_kv_heads, head_dim, .. } = model.attention;
         let head_dim = head_dim as usize;
@@ -323,33 +318,19 @@ impl<'a> Sequences<'a> {
             }
             model.floats(vec![tokens, heads as usize, head_dim], &values)
         };
-        let starts = |len: &dyn Fn(&Part) -> usize| {
-            let ends = parts.iter().scan(0, |end, part| {
-                *end += len(part) as i64;
-                Some(*end)
-            });
-            Tensor::of_indices(&once(0).chain(ends).collect::<Vec<_>>(), &[parts.len() + 1])
-        };
-        let max =
-            |len: &dyn Fn(&Part) -> usize| Tensor::of_indices(&[parts.iter().map(len).max().unwrap_or(0) as i64], &[1]);
         let cachestarts: Vec<_> = parts.iter().flat_map(|part| of(part).place.iter().copied()).collect();
         let mut shape = vec![parts.len()];
         if self.attributes.cache.cache_mode == CacheMode::Paged.code() {
             shape.push(sequences.first().map_or(0, |sequence| sequence.place.len()));
         }
-        let start_pos: Vec<_> = parts.iter().map(|part| of(part).len as i64).collect();
         let decoding = parts.iter().filter(|part| part.decoding).count() as i64;
-        let mut inputs = BTreeMap::from([
+        let mut inputs = index_inputs(&parts.iter().map(|part| (of(part).len, part.tokens)).collect::<Vec<_>>());
+        inputs.extend([
             ("query", rows(Of::Query, num_heads)),
             ("current_key", rows(Of::Key, num_kv_heads)),
             ("current_value", rows(Of::Value, num_kv_heads)),
-            ("seqstarts", starts(&|part| part.tokens)),
-            ("kvstarts", starts(&kvlen)),
             ("cachestarts", Tensor::of_indices(&cachestarts, &shape)),
-            ("start_pos", Tensor::of_indices(&start_pos, &[parts.len()])),
             ("decoding_batches", Tensor::of_indices(&[decoding], &[1])),
-            ("max_seqlen", max(&|part| part.tokens)),
-            ("max_kvlen", max(&kvlen)),
         ]);
         if let Some(rank) = model.mask {
             inputs.insert("attn_mask", self.attn_mask(rank, parts, tokens));
@@ -390,7 +371,7 @@ impl<'a> Sequences<'a> {
 /// Makes a legal call; without a kernel the call only stores its tokens.
 fn attend(
     attributes: &CacheAttentionAttributes,
-    inputs: &Inputs,
+    inputs: &Tensors,
     state: [Option<&mut Tensor>; 2],
     kernel: Option<&dyn AttentionKernel>,
     mass: Option<&mut [MaybeUninit<f32>]>,
@@ -398,7 +379,12 @@ fn attend(
 ) -> Tensor {
     let query = &inputs["query"];
     let mut output = Tensor::zeros(query.element(), query.shape().to_vec()).expect("it fits");
-    let call = check_attention(attributes, inputs, state, (AttentionBackend::Reference, Backend::Reference));
+    let call = check_attention(
+        attributes,
+        named(inputs),
+        state.map(|state| state.map(write)),
+        (AttentionBackend::Reference, Backend::Reference),
+    );
     let (mut problem, attn_output) = call.and_then(|call| call.bind(write(&mut output))).expect("a legal call");
     problem.store(&Reference, &Serial);
     if let Some(kernel) = kernel {

@@ -1,23 +1,38 @@
-//! Memory between guard pages.
+//! Memory between guard pages, and the operators on such memory.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io::Error;
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
-use kvcache_conformance::Tensor;
-use kvcache_op::{ElementType, TensorMut, TensorRef};
+use kvcache_conformance::backends::{
+    Backends, attention_attributes, cache_attributes, check_attention, inputs_of, static_attributes, static_inputs_of,
+};
+use kvcache_conformance::{CallResult, Case, Implementation, Operator, Outcome, Step, Tensor};
+use kvcache_op::{self as op, ElementType, KeyValueCache, Outputs, StaticKeyValueCache, TensorMut, TensorRef, Workers};
 
-/// The end of a tensor that touches a guard page; at its other end there is room to the next page.
+/// Where a tensor lies between its guard pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
+    /// It begins behind the first one.
     Before,
+    /// It begins an element further on, and so inside a cache line.
+    PastLine,
+    /// It ends before the other one.
     Behind,
+}
+
+impl Guard {
+    pub const ALL: [Self; 3] = [Self::Before, Self::PastLine, Self::Behind];
 }
 
 const UNTOUCHED: u8 = 0xa5;
 
-/// A tensor in such memory. Every access beyond the guarded end ends the process, whatever instruction makes it.
+/// A tensor in such memory. Every access to a guard page ends the process, whatever instruction makes it.
+#[derive(Debug)]
 pub struct Guarded {
+    guard: Guard,
     element: ElementType,
     shape: Vec<usize>,
     /// The first of all pages, and the bytes of all.
@@ -33,9 +48,10 @@ impl Guarded {
         // SAFETY: asks the system for a number.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("pages have a size");
         let bytes = tensor.bytes().len();
-        let room = page..page + bytes.next_multiple_of(page);
+        let past = if guard == Guard::PastLine { tensor.element().align() } else { 0 };
+        let room = page..page + (past + bytes).next_multiple_of(page);
         let place = match guard {
-            Guard::Before => room.start..room.start + bytes,
+            Guard::Before | Guard::PastLine => room.start + past..room.start + past + bytes,
             Guard::Behind => room.end - bytes..room.end,
         };
         let len = room.end + page;
@@ -49,15 +65,16 @@ impl Guarded {
             assert!(!failed, "{len} bytes: {}", Error::last_os_error());
             NonNull::new(pages.cast()).expect("mapped memory is not at 0")
         };
-        let mut guarded = Self { element: tensor.element(), shape: tensor.shape().to_vec(), pages, len, room, place };
-        guarded.bytes_mut(guarded.room.clone()).fill(UNTOUCHED);
-        guarded.bytes_mut(guarded.place.clone()).copy_from_slice(tensor.bytes());
+        let (element, shape) = (tensor.element(), tensor.shape().to_vec());
+        let mut guarded = Self { guard, element, shape, pages, len, room, place };
+        guarded.room_mut(guarded.room.clone()).fill(UNTOUCHED);
+        guarded.bytes_mut().copy_from_slice(tensor.bytes());
         guarded
     }
 
     pub fn read(&self) -> TensorRef<'_> {
         // SAFETY: bytes of this type and shape, borrowed as long as the result lives. They begin or end with a page,
-        // and are whole elements: both aligns them.
+        // or begin an element behind that, and are whole elements: all of this aligns them.
         unsafe { TensorRef::from_raw_parts(self.element, self.shape.as_slice(), self.data().as_ptr()) }
     }
 
@@ -69,24 +86,39 @@ impl Guarded {
     /// A copy of the tensor, around which nothing has been written.
     pub fn tensor(&self) -> Tensor {
         let around = [self.room.start..self.place.start, self.place.end..self.room.end];
-        let untouched = around.into_iter().flat_map(|around| self.bytes(around)).all(|&byte| byte == UNTOUCHED);
+        let untouched = around.into_iter().flat_map(|around| self.room(around)).all(|&byte| byte == UNTOUCHED);
         assert!(untouched, "written outside {:?}", self.shape);
-        Tensor::new(self.element, self.shape.clone(), self.bytes(self.place.clone())).expect("the tensor's own bytes")
+        Tensor::new(self.element, self.shape.clone(), self.bytes()).expect("the tensor's own bytes")
     }
 
-    fn data(&self) -> NonNull<u8> {
+    /// Where its bytes begin.
+    pub fn data(&self) -> NonNull<u8> {
         // SAFETY: inside the pages, or at the end of those that can be accessed.
         unsafe { self.pages.add(self.place.start) }
     }
 
-    fn bytes(&self, range: Range<usize>) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
+        self.room(self.place.clone())
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.room_mut(self.place.clone())
+    }
+
+    fn room(&self, range: Range<usize>) -> &[u8] {
         // SAFETY: the range lies in the room, whose bytes are initialized from the beginning.
         unsafe { std::slice::from_raw_parts(self.pages.as_ptr().add(range.start), range.len()) }
     }
 
-    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
-        // SAFETY: as for `bytes`, and borrowed mutably.
+    fn room_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        // SAFETY: as for `room`, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pages.as_ptr().add(range.start), range.len()) }
+    }
+}
+
+impl Clone for Guarded {
+    fn clone(&self) -> Self {
+        Self::new(&self.tensor(), self.guard)
     }
 }
 
@@ -94,5 +126,80 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, which nobody borrows any more.
         unsafe { libc::munmap(self.pages.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Makes a call of a case on tensors that are anywhere: `output` gives the memory of an output of a type and a shape.
+///
+/// # Errors
+/// If the operator refuses it.
+pub fn call_on<'a, W: Workers>(
+    case: &Case,
+    step: &Step,
+    Backends { backend, attention, workers }: &Backends<W>,
+    given: impl Fn(&str) -> Option<TensorRef<'a>>,
+    [cache, scale]: [Option<TensorMut<'a>>; 2],
+    output: impl Fn(&'static str, ElementType, &[usize]) -> TensorMut<'a>,
+) -> Result<(), op::Error> {
+    let (first, has_cache) = (case.operator.inputs().next(), "the operator has a cache");
+    let t1 = step.inputs[first.expect("an operator has inputs")].element();
+    let outputs = |shape: &[usize]| Outputs { key: output("key", t1, shape), value: output("value", t1, shape) };
+    match case.operator {
+        Operator::KeyValueCache => {
+            let op = KeyValueCache::new(cache_attributes(&case.attributes))?.with_backend(*backend);
+            let call = op.check(&inputs_of(given), cache.expect(has_cache), scale)?;
+            let outputs = outputs(&call.output_shape());
+            call.run(outputs, workers)
+        }
+        Operator::StaticKeyValueCache => {
+            let op = StaticKeyValueCache::new(static_attributes(&case.attributes))?.with_backend(*backend);
+            let call = op.check(&static_inputs_of(given), cache.expect(has_cache), scale)?;
+            let outputs = outputs(&call.output_shape());
+            call.run(outputs, workers)
+        }
+        Operator::MultiHeadAttention | Operator::MultiHeadCacheAttention => {
+            let attributes = attention_attributes(&case.attributes, &case.floats);
+            let call = check_attention(&attributes, given, [cache, scale], (*attention, *backend))?;
+            let attn_output = output("attn_output", t1, &call.output_shape());
+            if !case.has_mass() {
+                return call.run(attn_output, workers);
+            }
+            let mass = output("attention_mass", ElementType::Float32, &call.mass_shape());
+            call.run_with_mass(attn_output, mass, workers)
+        }
+    }
+}
+
+/// The operators, all of whose tensors are guarded.
+#[derive(Debug, Clone, Copy)]
+pub struct OnGuarded<W> {
+    pub backends: Backends<W>,
+    pub guard: Guard,
+}
+
+impl<W: Workers> Implementation for OnGuarded<W> {
+    fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
+        let guarded = |tensor: &Tensor| Guarded::new(tensor, self.guard);
+        let mut state = [&case.cache, &case.scale].map(|tensor| tensor.as_ref().map(guarded));
+        let result = |step: &Step| {
+            let inputs: BTreeMap<_, _> = step.inputs.iter().map(|(&name, tensor)| (name, guarded(tensor))).collect();
+            let outputs = RefCell::new(Vec::new());
+            let output = |_, element, shape: &[usize]| {
+                let memory = guarded(&Tensor::zeros(element, shape.to_vec()).expect("a small output"));
+                // SAFETY: bytes of this type and shape, kept until the call is over, and used by nothing else until then.
+                let tensor = unsafe { TensorMut::from_raw_parts(element, shape, memory.data().as_ptr()) };
+                outputs.borrow_mut().push(memory);
+                tensor
+            };
+            let given = |name: &str| inputs.get(name).map(Guarded::read);
+            let written = state.each_mut().map(|tensor| tensor.as_mut().map(Guarded::write));
+            let outcome = match call_on(case, step, &self.backends, given, written, output) {
+                Ok(()) => Outcome::Done(outputs.borrow().iter().map(Guarded::tensor).collect()),
+                Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
+            };
+            let [cache, scale] = state.each_ref().map(|tensor| tensor.as_ref().map(Guarded::tensor));
+            CallResult { outcome, cache, scale }
+        };
+        Ok(case.steps.iter().map(result).collect())
     }
 }

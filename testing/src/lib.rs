@@ -8,4 +8,3 @@ pub mod guarded;
 #[cfg(feature = "manager")]
 pub mod manager;
 pub mod random;
-pub mod schemas;

@@ -12,6 +12,6 @@ mod values;
 
 pub use cases::{any_case, cases, changed_case};
 pub use changes::changed_input;
-pub use plan::Plan;
+pub use plan::{Plan, index_inputs};
 pub use static_batching::static_call;
 pub use unstructured::Unstructured;

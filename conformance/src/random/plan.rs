@@ -53,6 +53,27 @@ pub(super) fn choice(unstructured: &mut Unstructured, t2: ElementType, group: us
     Choice { group, qmax, non_finite: unstructured.one_in(4), moderate: false }
 }
 
+/// The index inputs, but for `cachestarts`, of sequences of so many past and current tokens.
+pub fn index_inputs(sequences: &[(usize, usize)]) -> Tensors {
+    let numbers = |numbers: Vec<i64>| Tensor::of_indices(&numbers, &[numbers.len()]);
+    let (new, all): (Vec<_>, Vec<_>) = sequences.iter().map(|&(past, new)| (new as i64, (past + new) as i64)).unzip();
+    let starts = |lens: &[i64]| {
+        let ends = lens.iter().scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        });
+        numbers(std::iter::once(0).chain(ends).collect())
+    };
+    let longest = |lens: &[i64]| numbers(vec![lens.iter().copied().max().unwrap_or(0)]);
+    Tensors::from([
+        ("seqstarts", starts(&new)),
+        ("kvstarts", starts(&all)),
+        ("start_pos", numbers(sequences.iter().map(|&(past, _)| past as i64).collect())),
+        ("max_seqlen", longest(&new)),
+        ("max_kvlen", longest(&all)),
+    ])
+}
+
 impl Plan {
     /// A plan of fewer than five sequences with fewer past and current tokens than `tokens`, and heads of up to
     /// `max_inner` groups.
@@ -122,20 +143,13 @@ impl Plan {
             CacheMode::Paged => self.pages(unstructured),
         };
         let choice = self.choice(unstructured);
-        let starts = |len: &dyn Fn(&(usize, usize)) -> usize| {
-            let mut starts = vec![0];
-            self.sequences.iter().for_each(|sequence| starts.push(starts[starts.len() - 1] + len(sequence) as i64));
-            Tensor::of_indices(&starts, &[starts.len()])
-        };
-        let longest = |len: &dyn Fn(&(usize, usize)) -> usize| self.sequences.iter().map(len).max().unwrap_or(0) as i64;
-        let shape = [self.sequences.iter().map(|&(_, current)| current).sum(), self.num_heads, self.head_dim()];
-        let start_pos: Vec<_> = self.sequences.iter().map(|&(past, _)| past as i64).collect();
-        let mut bound = |exact: i64| {
+        let mut inputs = index_inputs(&self.sequences);
+        for bound in ["max_seqlen", "max_kvlen"] {
+            let exact = inputs[bound].indices()[0];
             let value = unstructured.pick(&[exact, exact, exact, exact + 1, exact + 60, i64::MAX]);
-            Tensor::of_indices(&[value], unstructured.pick(&[&[][..], &[1][..]]))
-        };
-        let (new, all) = (|&(_, current): &(usize, usize)| current, |&(past, current): &(usize, usize)| past + current);
-        let (max_seqlen, max_kvlen) = (bound(longest(&new)), bound(longest(&all)));
+            inputs.insert(bound, Tensor::of_indices(&[value], unstructured.pick(&[&[][..], &[1][..]])));
+        }
+        let shape = [self.sequences.iter().map(|&(_, current)| current).sum(), self.num_heads, self.head_dim()];
         // Where bytes are copied they may be any.
         let copies = self.types.t1 == self.types.t2 && !self.moderate && unstructured.one_in(3);
         let unstructured = &mut unstructured.fork();
@@ -143,16 +157,7 @@ impl Plan {
             true => bits(unstructured, self.types.t1, &shape),
             false => values(unstructured, self.types.t1, &shape, choice),
         };
-        let inputs = Tensors::from([
-            ("current_key", current()),
-            ("current_value", current()),
-            ("seqstarts", starts(&new)),
-            ("kvstarts", starts(&all)),
-            ("cachestarts", cachestarts),
-            ("start_pos", Tensor::of_indices(&start_pos, &[start_pos.len()])),
-            ("max_seqlen", max_seqlen),
-            ("max_kvlen", max_kvlen),
-        ]);
+        inputs.extend([("current_key", current()), ("current_value", current()), ("cachestarts", cachestarts)]);
         (inputs, max_t)
     }
 

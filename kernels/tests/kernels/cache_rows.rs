@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use half::f16;
 use kvcache_kernels::{CacheBytes, CacheRows, Geometry, Quant, RowCopy, RowsError, Serial, Workers};
 use kvcache_schema::{Axis, CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination};
 use kvcache_testing::backends::Threads;
@@ -382,15 +381,5 @@ fn threads_share_large_copies() {
             rows.copy(cache, scale, &copies, workers).unwrap();
         }
         assert!(serial == shared && serial != before, "{layout:?}");
-    }
-}
-
-/// Two figures of llama.cpp's unified cache: the byte offsets of slots 6 and 13 in layout 2, float16, 32 heads of 128.
-#[test]
-fn slots_lie_where_other_runtimes_have_them() {
-    let dims = CacheDims { max_t: 32, num_layer: 1, num_heads: 32, inner: 128 };
-    let rows = CacheRows::new(CacheLayout::KvMajor, dims, ElementType::Float16, None).unwrap();
-    for (slot, at) in [(6, 49152), (13, 106_496)] {
-        assert_eq!(rows.cache_ranges(slot..slot + 1).unwrap().next(), Some(at..at + 32 * 128 * size_of::<f16>()));
     }
 }

@@ -1,21 +1,26 @@
 //! Every error, with its numbers. What a refused operation leaves behind is the state machine's matter.
 
 use half::f16;
-use kvcache_manager::op::{self, Serial, TensorMut};
+use kvcache_manager::op::{Serial, TensorMut};
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
 use kvcache_manager::{
     Append, CacheSpec, CacheSpecBuilder, Error, Geometry, HostMemory, MAX_POSITION, Manager, Mode, SeqId,
 };
-use ndarray::{Array5, Axis, s};
+use ndarray::{Array1, Array5, Axis, s};
 
 const GEOMETRY: Geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 8, max_t: 64 };
 
-fn refused(builder: CacheSpecBuilder) -> Error {
-    builder.build().unwrap_err()
+/// A cache of pages of so many slots.
+fn paged(geometry: Geometry, page_size: usize) -> CacheSpecBuilder {
+    CacheSpec::builder(geometry).mode(Mode::Paged { page_size })
+}
+
+fn builder() -> CacheSpecBuilder {
+    paged(GEOMETRY, 4)
 }
 
 fn manager() -> Manager {
-    Manager::new(CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 }).max_pages(8).build().unwrap()).unwrap()
+    Manager::new(builder().max_pages(8).build().unwrap()).unwrap()
 }
 
 /// The refusal of a step, which changes nothing.
@@ -27,48 +32,41 @@ fn refusal(manager: &mut Manager, appends: &[Append<'_>]) -> Error {
 }
 
 #[test]
-fn specifications_outside_their_ranges() {
-    for (name, geometry) in [
-        ("num_layer", Geometry { num_layer: 0, ..GEOMETRY }),
-        ("num_heads", Geometry { num_heads: 0, ..GEOMETRY }),
-        ("head_dim", Geometry { head_dim: 0, ..GEOMETRY }),
-        ("max_t", Geometry { max_t: 0, ..GEOMETRY }),
-    ] {
-        let error = refused(CacheSpec::builder(geometry).mode(Mode::Paged { page_size: 1 }));
-        assert!(matches!(error, Error::SpecRange { name: got, got: 0, min: 1, .. } if got == name), "{error}");
-    }
-    let builder = || CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 });
-    for page_size in [0, 65] {
-        let error = refused(builder().mode(Mode::Paged { page_size }));
-        assert_eq!(error.to_string(), format!("page_size is {page_size}, expected 1 to 64"));
-    }
+fn specifications() {
+    use ElementType::{Float16, Int4, Int8, Int64};
+    use QuantBit::{Eight, Four};
+    let sized = |geometry| paged(geometry, 1);
     let many = Geometry { max_t: u32::MAX as usize, num_layer: 1, num_heads: 1, head_dim: 1 };
-    let error = refused(CacheSpec::builder(many).mode(Mode::Paged { page_size: 1 }));
-    assert!(matches!(error, Error::SpecRange { name: "max_t / page_size", .. }), "{error}");
-    let error = refused(builder().max_pages(0));
-    assert!(matches!(error, Error::SpecRange { name: "max_pages", got: 0, .. }), "{error}");
-    let error = refused(builder().quant_rotation(true));
-    assert_eq!(error.to_string(), "quant_rotation is 1, expected 0 to 0");
-    assert_eq!(error.kind(), "spec_range");
-}
-
-#[test]
-fn types_groups_and_sizes() {
-    let builder = || CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 });
-    for cache in [ElementType::Int4, ElementType::Int64] {
-        let error = refused(builder().cache_type(cache));
-        assert!(matches!(error, Error::Types { cache: got, scale: None } if got == cache), "{error}");
+    let most = usize::MAX >> 1;
+    let mut refused = vec![
+        (sized(Geometry { num_layer: 0, ..GEOMETRY }), format!("num_layer is 0, expected 1 to {most}")),
+        (sized(Geometry { num_heads: 0, ..GEOMETRY }), format!("num_heads is 0, expected 1 to {most}")),
+        (sized(Geometry { head_dim: 0, ..GEOMETRY }), format!("head_dim is 0, expected 1 to {most}")),
+        (sized(Geometry { max_t: 0, ..GEOMETRY }), format!("max_t is 0, expected 1 to {most}")),
+        (sized(many), "max_t / page_size is 4294967295, expected 1 to 4294967294".to_owned()),
+    ];
+    refused.extend(
+        [
+            (paged(GEOMETRY, 0), "page_size is 0, expected 1 to 64"),
+            (paged(GEOMETRY, 65), "page_size is 65, expected 1 to 64"),
+            (builder().max_pages(0), "max_pages is 0, expected 1 to 64"),
+            (builder().quant_rotation(true), "quant_rotation is 1, expected 0 to 0"),
+            (builder().cache_type(Int4), "no quant_bit has cache int4 with scale none"),
+            (builder().cache_type(Int64), "no quant_bit has cache int64 with scale none"),
+            (builder().quantized(Eight, 8, Int8), "no quant_bit has cache int8 with scale int8"),
+        ]
+        .map(|(builder, message)| (builder, message.to_owned())),
+    );
+    for (bit, group) in [(Eight, 0), (Eight, 3), (Four, 1)] {
+        let message = format!("quant_group is {group}, expected a divisor of head_dim 8, even for int4");
+        refused.push((builder().quantized(bit, group, Float16), message));
     }
-    let error = refused(builder().quantized(QuantBit::Eight, 8, ElementType::Int8));
-    assert_eq!(error.to_string(), "no quant_bit has cache int8 with scale int8");
-    for (bit, group) in [(QuantBit::Eight, 0), (QuantBit::Eight, 3), (QuantBit::Four, 1)] {
-        let error = refused(builder().quantized(bit, group, ElementType::Float16));
-        assert!(matches!(error, Error::QuantGroup { group: got, head_dim: 8 } if got == group), "{error}");
+    for (builder, message) in refused {
+        assert_eq!(builder.build().unwrap_err().to_string(), message);
     }
-    for num_layer in [usize::MAX >> 1, (usize::MAX >> 1) / (64 * 2 * 2 * 8)] {
+    for num_layer in [most, most / (64 * 2 * 2 * 8)] {
         for layout in CacheLayout::ALL {
-            let geometry = Geometry { num_layer, ..GEOMETRY };
-            let error = refused(CacheSpec::builder(geometry).layout(layout).mode(Mode::Paged { page_size: 4 }));
+            let error = paged(Geometry { num_layer, ..GEOMETRY }, 4).layout(layout).build().unwrap_err();
             assert!(matches!(error, Error::SizeOverflow { tensor: "cache", .. }), "{error}");
         }
     }
@@ -77,111 +75,101 @@ fn types_groups_and_sizes() {
 #[test]
 fn a_cache_whose_metadata_does_not_fit() {
     let huge = Geometry { num_layer: 1, num_heads: 1, head_dim: 1, max_t: 1 << 59 };
-    let builder = CacheSpec::builder(huge).cache_type(ElementType::Int8).mode(Mode::Paged { page_size: 1 << 40 });
-    let error = Manager::new(builder.build().unwrap()).unwrap_err();
-    assert!(matches!(error, Error::OutOfMemory { len, size: 4 } if len == 1 << 59), "{error}");
-    assert_eq!(error.kind(), "out_of_memory");
+    let error = Manager::new(paged(huge, 1 << 40).cache_type(ElementType::Int8).build().unwrap()).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.to_string()),
+        ("out_of_memory", format!("no memory for {} numbers of 4 bytes", 1u64 << 59))
+    );
 }
 
 #[test]
 fn tensors_of_another_cache() {
-    let builder = || CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 });
     let spec = builder().quantized(QuantBit::Eight, 8, ElementType::Float16).build().unwrap();
-    let mut cache = Array5::<i8>::zeros(spec.cache_shape());
-    let mut scale = Array5::<f16>::zeros(spec.scale_shape().unwrap());
-    fn new(spec: &CacheSpec, cache: TensorMut<'_>, scale: Option<TensorMut<'_>>) -> Error {
-        HostMemory::new(spec, cache, scale, &Serial).unwrap_err()
-    }
-    assert!(HostMemory::new(&spec, (&mut cache).into(), Some((&mut scale).into()), &Serial).is_ok());
-
-    let mut floats = Array5::<f32>::zeros(spec.cache_shape());
-    let error = new(&spec, (&mut floats).into(), Some((&mut scale).into()));
-    assert_eq!((error.kind(), error.to_string().as_str()), ("tensor_type", "cache is of type float32, expected int8"));
-    let error = new(&spec, (&mut cache).into(), Some((&mut floats).into()));
-    assert_eq!(error.to_string(), "scale is of type float32, expected float16");
-    let error = new(&spec, (&mut cache.slice_mut(s![1.., .., .., .., ..])).into(), Some((&mut scale).into()));
-    assert_eq!(error.kind(), "tensor_shape");
-    assert_eq!(error.to_string(), "cache has shape [63, 2, 2, 2, 8], expected [64, 2, 2, 2, 8]");
-    let mut flat = ndarray::Array1::<f16>::zeros(512);
-    let error = new(&spec, (&mut cache).into(), Some((&mut flat).into()));
-    assert_eq!(error.to_string(), "scale has shape [512], expected [64, 2, 2, 2, 1]");
-    let error = new(&spec, (&mut cache).into(), None);
-    assert!(
-        matches!(error, Error::ScaleMissing { expected: ElementType::Float16, shape: [64, 2, 2, 2, 1] }),
-        "{error}"
-    );
-    assert_eq!(error.kind(), "scale_missing");
-
     let float = builder().cache_type(ElementType::Float32).build().unwrap();
-    let error = new(&float, (&mut floats).into(), Some((&mut scale).into()));
-    assert!(matches!(error, Error::ScaleUnexpected { got: ElementType::Float16, .. }), "{error}");
-    assert_eq!(error.kind(), "scale_unexpected");
+    let int4 = builder().quantized(QuantBit::Four, 8, ElementType::Float16).build().unwrap();
+    let (mut cache, mut floats) = (Array5::<i8>::zeros(spec.cache_shape()), Array5::<f32>::zeros(spec.cache_shape()));
+    let (mut scale, mut flat) = (Array5::<f16>::zeros(spec.scale_shape().unwrap()), Array1::<f16>::zeros(512));
+    let mut packed = vec![0; 2048];
+    fn refused(spec: &CacheSpec, cache: TensorMut<'_>, scale: Option<TensorMut<'_>>, kind: &str, message: &str) {
+        let error = HostMemory::new(spec, cache, scale, &Serial).unwrap_err();
+        assert_eq!((error.kind(), error.to_string().as_str()), (kind, message));
+    }
+    let (other_type, other_shape) = ("tensor_type", "tensor_shape");
+    let message = "cache is of type float32, expected int8";
+    refused(&spec, (&mut floats).into(), Some((&mut scale).into()), other_type, message);
+    let message = "scale is of type float32, expected float16";
+    refused(&spec, (&mut cache).into(), Some((&mut floats).into()), other_type, message);
+    let message = "cache has shape [63, 2, 2, 2, 8], expected [64, 2, 2, 2, 8]";
+    let mut fewer = cache.slice_mut(s![1.., .., .., .., ..]);
+    refused(&spec, (&mut fewer).into(), Some((&mut scale).into()), other_shape, message);
+    let message = "scale has shape [512], expected [64, 2, 2, 2, 1]";
+    refused(&spec, (&mut cache).into(), Some((&mut flat).into()), other_shape, message);
+    let message = "scale is absent, expected a tensor of float16 with shape [64, 2, 2, 2, 1]";
+    refused(&spec, (&mut cache).into(), None, "scale_missing", message);
+    let message = "scale is given (float16, shape [64, 2, 2, 2, 1]), expected none: the cache has no scales by slot";
+    refused(&float, (&mut floats).into(), Some((&mut scale).into()), "scale_unexpected", message);
+    let message = "cache has 2047 bytes of packed elements, expected 2048 for shape [64, 2, 2, 2, 8]";
+    let short = TensorMut::int4(int4.cache_shape(), &mut packed[1..]);
+    refused(&int4, short, Some((&mut scale).into()), "packed_length", message);
     // The same shape, in another order of memory.
     let mut reversed = floats.view_mut();
     reversed.invert_axis(Axis(0));
-    let error = new(&float, (&mut reversed).into(), None);
-    assert!(matches!(error, Error::Tensor(op::Error::NotContiguous { input: "cache", .. })), "{error}");
+    let error = HostMemory::new(&float, (&mut reversed).into(), None, &Serial).unwrap_err();
     assert_eq!(error.kind(), "not_contiguous");
 
-    let int4 = builder().quantized(QuantBit::Four, 8, ElementType::Float16).build().unwrap();
-    let mut packed = vec![0; 2048];
-    let cache = TensorMut::int4(int4.cache_shape(), &mut packed[1..]);
-    let error = new(&int4, cache, Some((&mut scale).into()));
-    assert!(matches!(error, Error::Tensor(op::Error::PackedLength { got: 2047, expected: 2048, .. })), "{error}");
-    assert!(
-        HostMemory::new(&int4, TensorMut::int4(int4.cache_shape(), &mut packed), Some((&mut scale).into()), &Serial)
-            .is_ok()
-    );
+    assert!(HostMemory::new(&spec, (&mut cache).into(), Some((&mut scale).into()), &Serial).is_ok());
+    let cache = TensorMut::int4(int4.cache_shape(), &mut packed);
+    assert!(HostMemory::new(&int4, cache, Some((&mut scale).into()), &Serial).is_ok());
 }
 
 #[test]
 fn appends() {
     let mut manager = manager();
-    let (a, b) = (manager.create(), manager.create());
-    let error = refusal(&mut manager, &[Append::count(a, 1), Append::tokens(b, &[])]);
-    assert!(matches!(error, Error::EmptyAppend { append: 1 }), "{error}");
-    let error = refusal(&mut manager, &[Append::count(b, 1), Append::count(a, 1), Append::count(b, 2)]);
-    assert!(matches!(error, Error::DuplicateSeq { append: 2, other: 0 }), "{error}");
-    let error = refusal(&mut manager, &[Append::count(a, 1).at(-1)]);
-    assert!(matches!(error, Error::PositionOrder { append: Some(0), got: -1, min: 0 }), "{error}");
-    for (first, n) in [(MAX_POSITION, 2), (MAX_POSITION + 1, 1), (i64::MAX, 1), (0, usize::MAX), (0, 1 << 31)] {
-        let error = refusal(&mut manager, &[Append::count(a, n).at(first)]);
-        assert!(matches!(error, Error::PositionOverflow { append: Some(0), .. }), "{first} {n}: {error}");
-    }
-    let error = refusal(&mut manager, &[Append::count(a, 33)]);
-    assert_eq!(error.to_string(), "append 0 makes 33 rows, which are 9 pages of 4, expected at most 8");
-    let error = refusal(&mut manager, &[Append::count(SeqId::default(), 1)]);
-    assert_eq!(error.kind(), "unknown_seq");
-    assert!(error.to_string().ends_with(": it is the null id"), "{error}");
-    let freed = manager.create();
+    let (a, b, freed) = (manager.create(), manager.create(), manager.create());
     manager.free(freed).unwrap();
-    let error = manager.free(freed).unwrap_err();
-    assert!(error.to_string().ends_with(": it was freed"), "{error}");
-    assert_eq!(manager.fork(SeqId::default()).unwrap_err().kind(), "unknown_seq");
+    let count = Append::count;
+    for (appends, message) in [
+        (vec![count(a, 1), Append::tokens(b, &[])], "append 1 has no tokens"),
+        (vec![count(b, 1), count(a, 1), count(b, 2)], "append 2 is to the same sequence as append 0"),
+        (vec![count(a, 1).at(-1)], "append 0: position -1 would follow -1, expected 0 or a later one"),
+        (vec![count(a, 33)], "append 0 makes 33 rows, which are 9 pages of 4, expected at most 8"),
+    ] {
+        assert_eq!(refusal(&mut manager, &appends).to_string(), message);
+    }
+    for (first, n) in [(MAX_POSITION, 2), (MAX_POSITION + 1, 1), (i64::MAX, 1), (0, usize::MAX), (0, 1 << 31)] {
+        let message = format!("append 0: {n} positions from {first}, expected none above {MAX_POSITION}");
+        assert_eq!(refusal(&mut manager, &[count(a, n).at(first)]).to_string(), message);
+    }
+    for (seq, why) in [(SeqId::default(), "it is the null id"), (freed, "it was freed")] {
+        let errors =
+            [refusal(&mut manager, &[count(seq, 1)]), manager.free(seq).unwrap_err(), manager.fork(seq).unwrap_err()];
+        for error in errors {
+            assert_eq!(
+                (error.kind(), error.to_string()),
+                ("unknown_seq", format!("no sequence has the id {seq}: {why}"))
+            );
+        }
+    }
     // The largest position is one of a row's.
-    drop(manager.begin_step(&[Append::count(a, 1).at(MAX_POSITION)]).unwrap());
+    drop(manager.begin_step(&[count(a, 1).at(MAX_POSITION)]).unwrap());
 }
 
 #[test]
 fn steps_without_room() {
-    let mut manager = manager();
-    let seqs: Vec<_> = (0..3).map(|_| manager.create()).collect();
-    let error = refusal(&mut manager, &seqs.iter().map(|&seq| Append::count(seq, 30)).collect::<Vec<_>>());
-    assert!(matches!(error, Error::OutOfPages { need: 24, free: 16 }), "{error}");
-
-    let wide = CacheSpec::builder(GEOMETRY).mode(Mode::Paged { page_size: 4 }).build().unwrap();
-    let mut manager = Manager::new(wide).unwrap();
-    let seqs: Vec<_> = (0..3).map(|_| manager.create()).collect();
     let huge = MAX_POSITION as usize + 1;
-    let error = refusal(&mut manager, &seqs.iter().map(|&seq| Append::count(seq, huge)).collect::<Vec<_>>());
-    assert!(matches!(error, Error::OutOfPages { need, free: 16 } if need == 3 * huge.div_ceil(4)), "{error}");
+    let wide = Manager::new(builder().build().unwrap()).unwrap();
+    for (mut manager, n, need) in [(manager(), 30, 24), (wide, huge, 3 * huge.div_ceil(4))] {
+        let seqs = [(); 3].map(|()| manager.create());
+        let error = refusal(&mut manager, &seqs.map(|seq| Append::count(seq, n)));
+        assert_eq!(error.to_string(), format!("{need} pages are needed, 16 are free"));
+    }
 }
 
 #[test]
 fn a_step_whose_index_tensor_does_not_fit() {
     let wide = 1 << 28;
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 1, max_t: wide };
-    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Int8).mode(Mode::Paged { page_size: 1 << 12 });
+    let builder = paged(geometry, 1 << 12).cache_type(ElementType::Int8);
     let mut manager = Manager::new(builder.max_pages(wide).build().unwrap()).unwrap();
     let seqs: Vec<_> = (0..1 << 16).map(|_| manager.create()).collect();
     let appends: Vec<_> = seqs.iter().map(|&seq| Append::count(seq, 1)).collect();

@@ -2,59 +2,32 @@
 
 use std::env;
 
+use kvcache_conformance::Call;
 use kvcache_op::schema::TypeCombination;
-use kvcache_op::{Backend, Serial};
-use kvcache_testing::random::{Plan, RandomCall, calls, plans};
+use kvcache_testing::random::{Plan, Unstructured, case, passes};
 use libtest_mimic::Failed;
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 
-use crate::call::{How, Uploaded, difference};
+use crate::call::How;
 use crate::device::Gpu;
+use crate::golden::OnDevice;
 
-/// Tests so many values; fails with the one that fails.
-pub fn each<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value) -> Result<(), String>) -> Result<(), Failed> {
-    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
-    let outcome = runner.run(&strategy, |value| test(value).map_err(TestCaseError::fail));
-    outcome.map_err(|error| error.to_string().into())
-}
-
-fn agree(gpu: &Gpu, strategy: impl Strategy<Value = RandomCall>, cases: u32) -> Result<(), Failed> {
-    each(cases, (strategy, any::<bool>()), |(call, unaligned)| {
-        let how = How { unaligned, ..How::default() };
-        let got = Uploaded::new(gpu, &call, how).and_then(|uploaded| uploaded.after(gpu, &call, how));
-        let got = got.and_then(|got| gpu.nothing_found().map(|()| got)).map_err(|error| error.to_string())?;
-        let differs = difference(&got, &call.run_on(Backend::Reference, &Serial));
-        differs.map_or(Ok(()), |name| Err(format!("{name} differs")))
-    })
-}
-
-/// More calls on a GPU than where every thread is emulated or watched.
-fn many(gpu: &Gpu, cases: u32) -> Result<u32, Failed> {
+/// Makes so many calls; fewer where every thread is emulated or watched.
+fn agree(gpu: &Gpu, calls: u64, draw: impl Fn(&mut Unstructured) -> Call) -> Result<(), Failed> {
     let few = gpu.is_emulated()? || env::var_os("KVCACHE_FEW_CASES").is_some();
-    Ok(if few { cases.div_ceil(48) } else { cases })
+    for seed in 0..if few { calls.div_ceil(48) } else { calls } {
+        let entropy = &mut Unstructured::seed(seed);
+        let how = How { unaligned: entropy.one_in(2), ..How::default() };
+        passes(&OnDevice { gpu, how }, &case(draw(entropy))).map_err(|error| format!("seed {seed}: {error}"))?;
+    }
+    Ok(())
 }
 
 pub fn small_calls(gpu: &Gpu) -> Result<(), Failed> {
-    agree(gpu, calls(12, 12), many(gpu, 4000)?)
+    agree(gpu, 4000, |entropy| Plan::draw(entropy, 12, 12).call(entropy))
 }
 
 pub fn large_calls(gpu: &Gpu) -> Result<(), Failed> {
-    agree(gpu, calls(80, 400), many(gpu, 48)?)
-}
-
-fn calls_of(types: TypeCombination, sequences: Vec<(usize, usize)>) -> impl Strategy<Value = RandomCall> {
-    plans(12, 2).prop_perturb(move |plan, mut rng| {
-        let plan = Plan {
-            types,
-            sequences: sequences.clone(),
-            num_heads: plan.num_heads.max(1),
-            inner: plan.inner.max(1),
-            group: plan.group.next_multiple_of(2),
-            ..plan
-        };
-        RandomCall::new(&plan, &mut rng)
-    })
+    agree(gpu, 48, |entropy| Plan::draw(entropy, 80, 400).call(entropy))
 }
 
 /// One long sequence among many short ones; as many as a block has threads, less, and more.
@@ -66,7 +39,11 @@ pub fn ragged_batches(gpu: &Gpu) -> Result<(), Failed> {
         sequences[7] = (0, 0);
         sequences[123] = (long, long / 2);
         sequences[batch - 1] = (0, 5);
-        agree(gpu, calls_of(types, sequences), 1)?;
+        agree(gpu, 1, |entropy| {
+            let plan = Plan::draw(entropy, 12, 2);
+            let (num_heads, inner, group) = (plan.num_heads.max(1), plan.inner.max(1), plan.group.next_multiple_of(2));
+            Plan { types, sequences: sequences.clone(), num_heads, inner, group, ..plan }.call(entropy)
+        })?;
     }
     Ok(())
 }

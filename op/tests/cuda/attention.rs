@@ -1,6 +1,6 @@
 //! Attention on a device: what is refused, and an answer beside the CPU's.
 
-use kvcache_conformance::backends::{attention_attributes, check_attention, write};
+use kvcache_conformance::backends::{attention_attributes, check_attention, named, write};
 use kvcache_conformance::{Call, Case, Suite, Tensor, Value};
 use kvcache_op::cuda::Error;
 use kvcache_op::{AttentionAttributes, CacheAttentionAttributes, ElementType, MultiHeadCacheAttention, Serial};
@@ -24,7 +24,8 @@ pub fn long_heads_are_refused(gpu: &Gpu) -> Result<(), Failed> {
 pub fn is_near_the_cpu(call: &Call, got: &Tensor) -> OnGpu<bool> {
     let (mut cache, mut scale) = (call.cache.clone(), call.scale.clone());
     let (attributes, backends) = (attention_attributes(&call.attributes, &call.floats), Default::default());
-    let checked = check_attention(&attributes, &call.inputs, [cache.as_mut(), scale.as_mut()], backends)?;
+    let state = [cache.as_mut().map(write), scale.as_mut().map(write)];
+    let checked = check_attention(&attributes, named(&call.inputs), state, backends)?;
     let mut output = untouched(call.t1(), &checked.output_shape());
     checked.run(write(&mut output), &Serial)?;
     let floats = |tensor| (0..Value::count(tensor)).map(|i| Value::at(tensor, i).float().unwrap_or(f64::NAN));

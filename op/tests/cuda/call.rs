@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvcache_conformance::backends::{attention_attributes, cache_attributes, read, static_attributes};
-use kvcache_conformance::{Call, Operator, Tensor};
+use kvcache_conformance::{Call, CallResult, Operator, Outcome, Tensor};
 use kvcache_op::cuda::cudarc::driver::CudaGraph;
 use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use kvcache_op::cuda::{
@@ -14,7 +14,6 @@ use kvcache_op::{
     ElementType, Error, IndexInputs, KeyValueCache, MultiHeadAttention, MultiHeadCacheAttention, StaticKeyValueCache,
     TensorRef,
 };
-use kvcache_testing::random::After;
 
 use crate::device::{Buffer, Gpu, Result};
 
@@ -236,11 +235,11 @@ impl Uploaded {
         written.outputs.iter().map(|output| output.download(gpu)).collect()
     }
 
-    /// What the call of `KeyValueCache` leaves behind.
-    pub fn after(&self, gpu: &Gpu, call: &Call, how: How) -> Result<After> {
-        let [key, value] = self.run(gpu, call, how)?.try_into().map_err(|_| "a call has two outputs")?;
+    /// What the call leaves behind.
+    pub fn after(&self, gpu: &Gpu, call: &Call, how: How) -> Result<CallResult> {
+        let outcome = Outcome::Done(self.run(gpu, call, how)?);
         let [cache, scale] = self.state(gpu)?;
-        Ok(After { key, value, cache: cache.ok_or("there is a cache")?, scale })
+        Ok(CallResult { outcome, cache, scale })
     }
 }
 
@@ -261,15 +260,4 @@ pub fn captured(gpu: &Gpu, launch: impl FnOnce() -> Result<()>) -> Result<CudaGr
     let graph = gpu.stream.end_capture(CUgraphInstantiate_flags(0));
     launched?;
     Ok(graph?.ok_or("there is no graph")?)
-}
-
-/// The first tensor of a call that is not as expected.
-pub fn difference(got: &After, expected: &After) -> Option<&'static str> {
-    let same = [
-        ("key", got.key == expected.key),
-        ("value", got.value == expected.value),
-        ("cache", got.cache == expected.cache),
-        ("scale", got.scale == expected.scale),
-    ];
-    same.into_iter().find(|(_, same)| !same).map(|(name, _)| name)
 }

@@ -52,18 +52,18 @@ impl OnDevice<'_> {
         for step in 0..case.steps.len() {
             let call = case.call(step);
             uploaded.next(self.gpu, &call, how)?;
-            let outcome = match uploaded.run(self.gpu, &call, how) {
-                Ok(outputs) => Outcome::Done(outputs),
+            results.push(match uploaded.after(self.gpu, &call, how) {
+                Ok(result) => result,
                 Err(error) => match *error.downcast::<cuda::Error>()? {
                     cuda::Error::Operator(error) => {
-                        Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() }
+                        let kind = Some(error.kind().to_owned());
+                        let [cache, scale] = uploaded.state(self.gpu)?;
+                        CallResult { outcome: Outcome::Refused { kind, message: error.to_string() }, cache, scale }
                     }
                     other => return Err(other.into()),
                 },
-            };
+            });
             self.gpu.nothing_found()?;
-            let [cache, scale] = uploaded.state(self.gpu)?;
-            results.push(CallResult { outcome, cache, scale });
         }
         Ok(results)
     }

@@ -1,5 +1,6 @@
 //! CUDA graphs: captured once, replayed with other values at the same addresses.
 
+use kvcache_conformance::random::index_inputs;
 use kvcache_conformance::{Call, Operator, Tensor};
 use kvcache_op::cuda::cudarc::driver::CudaContext;
 use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -36,12 +37,18 @@ fn tensor(element: ElementType, shape: &[usize], phase: usize) -> Tensor {
 }
 
 /// Two sequences, of so many current and past tokens, on a paged cache: in tensors of `rows` rows.
-pub fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i64; 2], phase: usize) -> Call {
+pub fn step(types: TypeCombination, rows: usize, seqlen: [usize; 2], start_pos: [usize; 2], phase: usize) -> Call {
     let dims = CacheDims { max_t: MAX_T, num_layer: 1, num_heads: NUM_HEADS, inner: HEAD_DIM };
     let scale_dims = CacheDims { inner: HEAD_DIM / 8, ..dims };
     let layout = CacheLayout::HeadMajor;
     let current = [rows, NUM_HEADS, HEAD_DIM];
-    let starts = |[a, b]: [i64; 2]| Tensor::of_indices(&[0, a, a + b], &[3]);
+    let mut inputs = index_inputs(&[0, 1].map(|b| (start_pos[b], seqlen[b])));
+    inputs.extend([
+        ("current_key", tensor(types.t1, &current, phase)),
+        ("current_value", tensor(types.t1, &current, phase + 1)),
+        ("cachestarts", Tensor::of_indices(&[32, 3, 20, 11, 40, -1], &[2, 3])),
+    ]);
+    inputs.extend(["max_seqlen", "max_kvlen"].map(|bound| (bound, Tensor::of_indices(&[24], &[]))));
     let mut attributes = Operator::KeyValueCache.attributes();
     attributes.extend([("quant_bit", types.quant_bit), ("num_repeat", 2)]);
     attributes.extend([("cache_mode", 1), ("cache_layout", 3), ("page_size", 8)]);
@@ -49,17 +56,7 @@ pub fn step(types: TypeCombination, rows: usize, seqlen: [i64; 2], start_pos: [i
         operator: Operator::KeyValueCache,
         attributes,
         floats: Operator::KeyValueCache.floats(),
-        inputs: [
-            ("current_key", tensor(types.t1, &current, phase)),
-            ("current_value", tensor(types.t1, &current, phase + 1)),
-            ("seqstarts", starts(seqlen)),
-            ("kvstarts", starts([start_pos[0] + seqlen[0], start_pos[1] + seqlen[1]])),
-            ("cachestarts", Tensor::of_indices(&[32, 3, 20, 11, 40, -1], &[2, 3])),
-            ("start_pos", Tensor::of_indices(&start_pos, &[2])),
-            ("max_seqlen", Tensor::of_indices(&[24], &[])),
-            ("max_kvlen", Tensor::of_indices(&[24], &[])),
-        ]
-        .into(),
+        inputs,
         cache: Some(tensor(types.t2, &layout.shape(dims), 5)),
         scale: types.t3.map(|t3| tensor(t3, &layout.shape(scale_dims), 6)),
     }
@@ -116,16 +113,15 @@ pub fn replayed_while_sequences_grow(_: &Gpu) -> Result<(), Failed> {
         gpu.stream.synchronize()?;
         assert_eq!(gpu.status.take(), None, "step {phase}");
         let (after, _) = expected(&call);
-        for ((name, output), expected) in ["key", "value"].into_iter().zip(&mut outputs).zip([&after.key, &after.value])
-        {
-            let got = output.download(&gpu)?;
-            let (rows, rest) = got.bytes().split_at(expected.bytes().len());
-            assert!(rows == expected.bytes(), "{name} of step {phase} differs from the reference's");
+        for (name, output) in ["key", "value"].into_iter().zip(&mut outputs) {
+            let (got, expected) = (output.download(&gpu)?, after[name].bytes());
+            let (rows, rest) = got.bytes().split_at(expected.len());
+            assert!(rows == expected, "{name} of step {phase} differs from the reference's");
             assert!(rest.iter().all(|&byte| byte == UNTOUCHED), "step {phase} writes behind the last row of {name}");
             output.upload(&gpu, &untouched(got.element(), got.shape()))?;
         }
-        assert!(uploaded.state(&gpu)?[0].as_ref() == Some(&after.cache), "step {phase}: another cache");
-        (cache, scale) = (Some(after.cache), after.scale);
+        (cache, scale) = (after.get("cache").cloned(), after.get("scale").cloned());
+        assert!(uploaded.state(&gpu)? == [cache.clone(), scale.clone()], "step {phase}: another cache");
     }
     Ok(())
 }

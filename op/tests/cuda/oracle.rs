@@ -1,25 +1,36 @@
 //! The oracle of calls of `KeyValueCache` on a device with any index inputs, legal or not. Works token by token: each is
 //! a call of the reference kernel with one slot.
 
-use kvcache_conformance::backends::{cache_attributes, read, write};
-use kvcache_conformance::{Call, Tensor};
+use std::ops::Range;
+
+use kvcache_conformance::backends::cache_attributes;
+use kvcache_conformance::random::index_inputs;
+use kvcache_conformance::{Call, CallResult, Difference, Expected, Tensor, Tensors};
 use kvcache_op::cuda::{Finding, Status};
-use kvcache_op::{Attributes, Backend, CacheLayout, CacheMode, IndexInputs, Inputs, KeyValueCache, Outputs, Serial};
-use kvcache_testing::random::After;
+use kvcache_op::{Attributes, CacheLayout, CacheMode};
+use kvcache_testing::random::case;
 
 use crate::device::untouched;
 
-/// What the call leaves behind, and every status that the device may report.
-pub fn expected(call: &Call) -> (After, Vec<Status>) {
+/// The tensors after the call, and every status that the device may report.
+pub fn expected(call: &Call) -> (Tensors, Vec<Status>) {
     let attributes = cache_attributes(&call.attributes);
-    let (cache, scale) = (call.cache().clone(), call.scale.clone());
     let rows_of_key = call.inputs["kvstarts"].indices().last().copied().expect("at least the total");
     let [_, num_heads, head_dim] = call.inputs["current_key"].shape().try_into().expect("rank 3");
     let shape = [rows_of_key as usize, num_heads * attributes.num_repeat as usize, head_dim];
-    let output = || untouched(call.t1(), &shape);
-    let mut oracle = Oracle { call, attributes, after: After { key: output(), value: output(), cache, scale } };
+    let state = [("cache", &call.cache), ("scale", &call.scale)].into_iter();
+    let state = state.filter_map(|(name, tensor)| Some((name, tensor.clone()?)));
+    let outputs = ["key", "value"].map(|name| (name, untouched(call.t1(), &shape)));
+    let mut oracle = Oracle { call, attributes, after: state.chain(outputs).collect() };
     let findings = oracle.run();
     (oracle.after, findings)
+}
+
+/// Where the tensors after a call are not as expected.
+pub fn difference(call: &Call, got: CallResult, expected: Tensors) -> Option<Difference> {
+    let mut case = case(call.clone());
+    case.steps[0].expected = Expected::Success(expected);
+    case.difference(&[got])
 }
 
 /// The slot of a token of sequence `b`.
@@ -45,13 +56,13 @@ pub fn slot(attributes: &Attributes, call: &Call, b: usize, token: i128) -> Resu
 struct Oracle<'a> {
     call: &'a Call,
     attributes: Attributes,
-    after: After,
+    after: Tensors,
 }
 
 impl Oracle<'_> {
     fn run(&mut self) -> Vec<Status> {
         let [seqstarts, start_pos] = ["seqstarts", "start_pos"].map(|name| self.call.inputs[name].indices());
-        let rows = [&self.call.inputs["current_key"], &self.after.key].map(|tensor| tensor.shape()[0] as i128);
+        let rows = [&self.call.inputs["current_key"], &self.after["key"]].map(|tensor| tensor.shape()[0] as i128);
         let row_elements: usize = self.call.inputs["current_key"].shape()[1..].iter().product();
         // What has no rows, or rows without elements, is not launched.
         let is_launched = |rows: i128| rows > 0 && row_elements > 0;
@@ -102,47 +113,36 @@ impl Oracle<'_> {
     }
 
     fn store(&mut self, row: usize, slot: i64) {
-        let current = ["current_key", "current_value"].map(|name| rows_of(&self.call.inputs[name], row..row + 1));
-        self.one_token(current, [0, 1], 0, slot);
+        self.one_token(row..row + 1, 0, slot);
     }
 
     fn load(&mut self, row: usize, slot: i64) {
-        let current = ["current_key", "current_value"].map(|name| rows_of(&self.call.inputs[name], 0..0));
-        let loaded = self.one_token(current, [0, 0], 1, slot);
-        for (to, from) in [&mut self.after.key, &mut self.after.value].into_iter().zip(loaded) {
-            let len = from.bytes().len();
-            to.bytes_mut()[row * len..][..len].copy_from_slice(from.bytes());
+        let loaded = self.one_token(0..0, 1, slot);
+        for name in ["key", "value"] {
+            let (to, from) = (self.after.get_mut(name).expect("an output"), loaded[name].bytes());
+            to.bytes_mut()[row * from.len()..][..from.len()].copy_from_slice(from);
         }
     }
 
-    /// A call of one token, which is in the cache at this slot afterwards.
-    fn one_token(&mut self, current: [Tensor; 2], seqstarts: [i64; 2], start_pos: i64, slot: i64) -> [Tensor; 2] {
-        let attributes = Attributes { cache_mode: CacheMode::Offset.code(), ..self.attributes.clone() };
-        let op = KeyValueCache::new(attributes).expect("the call's own attributes").with_backend(Backend::Reference);
-        let (cachestarts, start_pos) = ([slot], [start_pos]);
-        let inputs = Inputs {
-            current_key: read(&current[0]),
-            current_value: read(&current[1]),
-            indices: IndexInputs {
-                seqstarts: (&seqstarts).into(),
-                kvstarts: (&[0, 1]).into(),
-                cachestarts: (&cachestarts).into(),
-                start_pos: (&start_pos).into(),
-                max_seqlen: (&1).into(),
-                max_kvlen: (&1).into(),
-            },
-        };
-        let After { cache, scale, .. } = &mut self.after;
-        let call = op.check(&inputs, write(cache), scale.as_mut().map(write)).expect("a legal token");
-        let output = || Tensor::zeros(current[0].element(), call.output_shape().to_vec()).expect("it fits in memory");
-        let mut outputs = [output(), output()];
-        let [key, value] = outputs.each_mut().map(write);
-        call.run(Outputs { key, value }, &Serial).expect("outputs of its shape");
-        outputs
+    /// A call of one token at this slot: of a row of the current tokens, or a past one.
+    fn one_token(&mut self, rows: Range<usize>, past: usize, slot: i64) -> Tensors {
+        let mut inputs = index_inputs(&[(past, rows.len())]);
+        inputs.insert("cachestarts", Tensor::of_indices(&[slot], &[1]));
+        for name in ["current_key", "current_value"] {
+            inputs.insert(name, rows_of(&self.call.inputs[name], rows.clone()));
+        }
+        let mut attributes = self.call.attributes.clone();
+        attributes.insert("cache_mode", CacheMode::Offset.code());
+        let [cache, scale] = ["cache", "scale"].map(|name| self.after.remove(name));
+        let call = Call { inputs, attributes, cache, scale, ..self.call.clone() };
+        let Expected::Success(after) = case(call).steps.remove(0).expected else { panic!("a legal token") };
+        let state = ["cache", "scale"].into_iter().filter_map(|name| Some((name, after.get(name)?.clone())));
+        self.after.extend(state);
+        after
     }
 }
 
-fn rows_of(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
+fn rows_of(tensor: &Tensor, rows: Range<usize>) -> Tensor {
     let mut shape = tensor.shape().to_vec();
     let len = tensor.bytes().len().checked_div(shape[0]).unwrap_or(0);
     shape[0] = rows.len();

@@ -12,7 +12,7 @@ use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache};
 use libtest_mimic::Failed;
 
-use crate::call::{Checked, How, Uploaded, difference, written};
+use crate::call::{Checked, How, Uploaded, written};
 use crate::device::{Buffer, Gpu};
 use crate::graphs::{self, step};
 use crate::oracle;
@@ -62,7 +62,7 @@ pub fn contexts_come_and_go(_: &Gpu) -> Result<(), Failed> {
             let (gpu, call) = (Gpu::in_context(context)?, small_call());
             let after = Uploaded::new(&gpu, &call, How::default())?.after(&gpu, &call, How::default())?;
             gpu.nothing_found()?;
-            assert_eq!(difference(&after, &oracle::expected(&call).0), None);
+            assert_eq!(oracle::difference(&call, after, oracle::expected(&call).0), None);
         }
     }
     Ok(())
@@ -98,7 +98,7 @@ pub fn the_current_context_stays(gpu: &Gpu) -> Result<(), Failed> {
 pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     let call = small_call();
     let (uploaded, (after, _)) = (Uploaded::new(gpu, &call, How::default())?, oracle::expected(&call));
-    let outputs = graphs::outputs(gpu, call.t1(), after.key.shape()[0])?;
+    let outputs = graphs::outputs(gpu, call.t1(), after["key"].shape()[0])?;
     let status = Buffer::of(gpu, &Tensor::of_indices(&[0], &[1]), 0)?;
     gpu.stream.synchronize()?;
     let Checked::Stores(checked) = uploaded.check(gpu, &call, None)? else { unreachable!("it stores") };
@@ -116,7 +116,7 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     // SAFETY: the stream lives.
     unsafe { result::stream::synchronize(foreign) }?;
     launched?;
-    for (output, expected) in outputs.iter().zip([&after.key, &after.value]) {
+    for (output, expected) in outputs.iter().zip([&after["key"], &after["value"]]) {
         assert!(output.download(gpu)? == *expected);
     }
     assert_eq!(Status::from_word(status.download(gpu)?.indices()[0] as u64), None);

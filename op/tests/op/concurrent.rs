@@ -2,20 +2,20 @@
 
 use std::thread;
 
-use kvcache_op::{Backend, Rayon, Serial};
+use kvcache_conformance::Case;
+use kvcache_conformance::backends::Backends;
+use kvcache_op::{AttentionBackend, Rayon};
 use kvcache_testing::backends::{Threads, splitting};
-use kvcache_testing::random::{After, RandomCall, calls};
-use proptest::strategy::{Strategy, ValueTree};
-use proptest::test_runner::TestRunner;
+use kvcache_testing::random::{drawn, passes};
 
 /// The same calls on several threads, each of which begins with another one.
-fn run_at_once(calls: &[RandomCall], expected: &[After], run: impl Fn(&RandomCall) -> After + Sync) {
+fn run_at_once(cases: &[Case], run: impl Fn(&Case) -> Result<(), String> + Sync) {
     thread::scope(|scope| {
         for first in 0..4 {
             let run = &run;
             scope.spawn(move || {
-                for i in (0..calls.len()).map(|i| (first + i) % calls.len()) {
-                    assert!(run(&calls[i]) == expected[i], "thread {first}, call {i}");
+                for i in (0..cases.len()).map(|i| (first + i) % cases.len()) {
+                    run(&cases[i]).unwrap_or_else(|error| panic!("thread {first}, call {i}: {error}"));
                 }
             });
         }
@@ -24,13 +24,12 @@ fn run_at_once(calls: &[RandomCall], expected: &[After], run: impl Fn(&RandomCal
 
 #[test]
 fn calls_at_once_have_the_bits_of_one_after_the_other() {
-    let mut runner = TestRunner::deterministic();
-    let strategy = calls(40, 60);
-    let calls: Vec<_> = (0..6).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect();
-    let expected: Vec<_> = calls.iter().map(|call| call.run_on(Backend::Reference, &Serial)).collect();
+    let cases: Vec<_> = (0..6).map(|seed| drawn(seed, 40, 60)).collect();
+    let attention = AttentionBackend::default();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
     for backend in splitting() {
-        run_at_once(&calls, &expected, |call| pool.install(|| call.run_on(backend, &Rayon)));
-        run_at_once(&calls, &expected, |call| call.run_on(backend, &Threads(2)));
+        let pooled = Backends { backend, attention, workers: Rayon };
+        run_at_once(&cases, |case| pool.install(|| passes(&pooled, case)));
+        run_at_once(&cases, |case| passes(&Backends { backend, attention, workers: Threads(2) }, case));
     }
 }

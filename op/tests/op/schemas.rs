@@ -3,10 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvcache_conformance::{Case, Expected, Suite, Tensor, cases};
+use kvcache_conformance::{Case, Expected, Operator, Suite, Tensor, cases, schemas};
 use kvcache_op::ElementType;
 use kvcache_schema::STATIC_SCALES;
-use kvcache_testing::schemas::schemas;
 use serde_yaml::Value;
 
 /// What formulas come to in a call.
@@ -66,12 +65,10 @@ fn formulas(schema: &Value, operand: &Value, tensor: &Tensor, code: impl Fn(&str
 }
 
 /// Checks the legal calls of a suite against the schemas; gives the operands that some call has.
-fn agree(cases: &[Case]) -> BTreeSet<(String, &'static str)> {
+fn agree(cases: &[Case]) -> BTreeSet<(Operator, &'static str)> {
     let (schemas, mut seen, mut absent) = (schemas(), BTreeSet::new(), BTreeSet::new());
     for case in cases {
-        let file = case.operator.name().to_owned();
-        let is_page = |schema: &Value| schema["page"].as_str().or(schema["name"].as_str()) == Some(&file);
-        let schema = &schemas.iter().find(|(_, schema)| is_page(schema)).expect("the page has a schema").1;
+        let schema = &schemas.iter().find(|(operator, _)| *operator == case.operator).expect("it has a schema").1;
         let attributes = &case.attributes;
         let quantized = attributes.get("quant_bit").is_some_and(|&quant_bit| quant_bit != 0);
         for step in &case.steps {
@@ -95,10 +92,10 @@ fn agree(cases: &[Case]) -> BTreeSet<(String, &'static str)> {
                 let (name, about) = (operand["name"].as_str().expect("a name"), format!("{}: {operand:?}", case.name));
                 let Some((&name, tensor)) = all.get_key_value(name) else {
                     assert!(operand["optional"] == true, "{about} is absent");
-                    absent.insert((file.clone(), name.to_owned()));
+                    absent.insert((case.operator, name.to_owned()));
                     continue;
                 };
-                seen.insert((file.clone(), name));
+                seen.insert((case.operator, name));
                 // What does not count may have any type and shape.
                 if name == "scale" && !quantized
                     || ["attn_mask", "head_sink"].contains(&name) && tensor.bytes().is_empty()
@@ -118,12 +115,12 @@ fn agree(cases: &[Case]) -> BTreeSet<(String, &'static str)> {
             }
         }
     }
-    for (file, schema) in schemas {
-        let page = words(if schema["page"].is_null() { &schema["name"] } else { &schema["page"] });
+    for (operator, schema) in schemas {
         let operands = ["inputs", "outputs"].map(|key| schema[key].as_sequence().expect("operands"));
         for operand in operands.into_iter().flatten().filter(|operand| operand["optional"] == true) {
-            let is_of_suite = seen.iter().any(|(of, _)| *of == page);
-            assert!(!is_of_suite || absent.contains(&(page.clone(), words(&operand["name"]))), "{file}: {operand:?}");
+            let is_of_suite = seen.iter().any(|(of, _)| *of == operator);
+            let is_absent = absent.contains(&(operator, words(&operand["name"])));
+            assert!(!is_of_suite || is_absent, "{}: {operand:?}", operator.name());
         }
     }
     seen

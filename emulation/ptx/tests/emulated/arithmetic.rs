@@ -2,14 +2,14 @@
 //! clamping. The attention kernels' exponential is accurate, and so are ALiBi's slopes.
 
 use kvcache_attention::alibi_slopes;
-use kvcache_conformance::random::Unstructured;
-use kvcache_conformance::{Call, Operator, Tensor, run_cases};
+use kvcache_conformance::Tensor;
 use kvcache_emulation_ptx::{
     Access, DeviceMemory, EmulatedAttention, EmulatedCuda, Freedom, Memory, Order, Shape, code, run,
 };
 use kvcache_kernels::cuda::{BLOCK, Module};
 use kvcache_kernels::modules;
 use kvcache_schema::ElementType;
+use kvcache_testing::random::{Unstructured, one_head, passes};
 
 use crate::golden::Emulated;
 
@@ -19,37 +19,17 @@ const GROUP: usize = 8;
 /// The kernels store these groups as the reference does, in eight bits and in four, whatever the reciprocal's last bit.
 fn stored(t1: ElementType, groups: &[u8]) {
     let tokens = groups.len() / t1.byte_len(GROUP);
-    let index = |numbers: &[i64]| Tensor::of_indices(numbers, &[numbers.len()]);
-    let current = || Tensor::new(t1, vec![tokens, 1, GROUP], groups).unwrap();
-    let rows = tokens as i64;
-    for (t2, quant_bit) in [(ElementType::Int8, 8), (ElementType::Int4, 4)] {
-        let mut attributes = Operator::KeyValueCache.attributes();
-        attributes.extend([("quant_bit", quant_bit), ("quant_group", GROUP as i64)]);
-        let case = Call {
-            operator: Operator::KeyValueCache,
-            attributes,
-            floats: Operator::KeyValueCache.floats(),
-            inputs: [
-                ("current_key", current()),
-                ("current_value", current()),
-                ("seqstarts", index(&[0, rows])),
-                ("kvstarts", index(&[0, rows])),
-                ("cachestarts", index(&[0])),
-                ("start_pos", index(&[0])),
-                ("max_seqlen", index(&[rows])),
-                ("max_kvlen", index(&[rows])),
-            ]
-            .into(),
-            cache: Tensor::zeros(t2, vec![tokens, 1, 2, 1, GROUP]),
-            scale: Tensor::zeros(t1, vec![tokens, 1, 2, 1, 1]),
-        }
-        .case();
+    let current = Tensor::new(t1, vec![tokens, 1, GROUP], groups).unwrap();
+    for t2 in [ElementType::Int8, ElementType::Int4] {
+        let cache = Tensor::zeros(t2, vec![tokens, 1, 2, 1, GROUP]).unwrap();
+        let scale = Tensor::zeros(t1, vec![tokens, 1, 2, 1, 1]).unwrap();
+        let case = one_head([current.clone(), current.clone()], cache, scale, GROUP).case();
         for reciprocal in -1..=1 {
             let freedom = Freedom { reciprocal, ..Freedom::default() };
             let device = EmulatedCuda { freedom, unaligned: reciprocal == 0, ..EmulatedCuda::default() };
             let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
-            let report = run_cases(&emulated, std::slice::from_ref(&case));
-            assert!(report.passed() == 1, "{t1} {t2} {freedom:?}: {report}");
+            let passes = passes(&emulated, &case);
+            assert!(passes.is_ok(), "{t1} {t2} {freedom:?}: {passes:?}");
         }
     }
 }

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 
+use kvcache_conformance::Expected;
+use kvcache_conformance::random::{Unstructured, index_inputs};
 use kvcache_conformance::{Case, Implementation, Operator, Step, Tensor};
-use kvcache_conformance::{Expected, random::Unstructured};
 use kvcache_emulation_ptx::{Counts, EmulatedAttention, EmulatedCuda};
 use kvcache_schema::ElementType;
 
@@ -34,10 +35,6 @@ fn tensor(entropy: &mut Unstructured, element: ElementType, shape: &[usize]) -> 
 /// A call of one sequence of [`KEYS`] tokens, so many of them new. Without a cache its keys and values are packed.
 pub fn case(operator: Operator, t2: ElementType, queries: usize, heads_per_key: usize) -> Case {
     let entropy = &mut Unstructured::seed(7);
-    let index = |numbers: &[usize]| {
-        let numbers: Vec<i64> = numbers.iter().map(|&number| number as i64).collect();
-        Tensor::of_indices(&numbers, &[numbers.len()])
-    };
     let quant_bit = if t2 == ElementType::Float16 { 0 } else { t2.bits() as i64 };
     let mut attributes = operator.attributes();
     let mut set = |name, value: i64| attributes.insert(name, value);
@@ -46,23 +43,20 @@ pub fn case(operator: Operator, t2: ElementType, queries: usize, heads_per_key: 
     set("cache_layout", 3);
     let is_packed = operator == Operator::MultiHeadAttention;
     let (names, rows) = if is_packed { (["key", "value"], KEYS) } else { (["current_key", "current_value"], queries) };
-    let mut inputs = vec![
-        (names[0], tensor(entropy, ElementType::Float16, &[rows, HEADS, HEAD_DIM])),
-        (names[1], tensor(entropy, ElementType::Float16, &[rows, HEADS, HEAD_DIM])),
-        ("seqstarts", index(&[0, queries])),
-        ("kvstarts", index(&[0, KEYS])),
-        ("max_seqlen", index(&[queries])),
-        ("max_kvlen", index(&[KEYS])),
-    ];
-    if !is_packed {
-        inputs.extend([("cachestarts", index(&[0])), ("start_pos", index(&[KEYS - queries]))]);
+    let mut inputs = index_inputs(&[(KEYS - queries, queries)]);
+    inputs.extend(names.map(|name| (name, tensor(entropy, ElementType::Float16, &[rows, HEADS, HEAD_DIM]))));
+    let one = |number: usize| Tensor::of_indices(&[number as i64], &[1]);
+    if is_packed {
+        inputs.remove("start_pos");
+    } else {
+        inputs.insert("cachestarts", one(0));
     }
     if operator != Operator::KeyValueCache {
         set("num_heads", (HEADS * heads_per_key) as i64);
         set("num_kv_heads", HEADS as i64);
         set("head_dim", HEAD_DIM as i64);
-        inputs.push(("query", tensor(entropy, ElementType::Float16, &[queries, HEADS * heads_per_key, HEAD_DIM])));
-        inputs.push(("decoding_batches", index(&[if queries == 1 { 1 } else { 0 }])));
+        let query = tensor(entropy, ElementType::Float16, &[queries, HEADS * heads_per_key, HEAD_DIM]);
+        inputs.extend([("query", query), ("decoding_batches", one(usize::from(queries == 1)))]);
     }
     let scale = (quant_bit > 0).then(|| tensor(entropy, ElementType::Float16, &[1, 2, HEADS, KEYS, HEAD_DIM / GROUP]));
     Case {
@@ -77,7 +71,7 @@ pub fn case(operator: Operator, t2: ElementType, queries: usize, heads_per_key: 
         any_nan: false,
         cache: (!is_packed).then(|| tensor(entropy, t2, &[1, 2, HEADS, KEYS, HEAD_DIM])),
         scale,
-        steps: vec![Step { inputs: inputs.into_iter().collect(), expected: Expected::Success(BTreeMap::new()) }],
+        steps: vec![Step { inputs, expected: Expected::Success(BTreeMap::new()) }],
     }
 }
 

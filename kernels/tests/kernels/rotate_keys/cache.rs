@@ -1,47 +1,12 @@
 //! A cache whose keys are rotated: by a kernel, and by the codec and the rope alone.
 
+use kvcache_conformance::Tensor;
 use kvcache_kernels::quantize::HeadCodec;
 use kvcache_kernels::{CacheRows, Cpu, InstructionSet, Rope, Rotation, RowsError, read_floats, write_floats};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit, rotation_order};
 use kvcache_simd::hadamard;
 use kvcache_testing::backends::Threads;
-
-/// Memory that is aligned for float32, and for no more.
-#[derive(Debug)]
-pub struct Memory {
-    words: Vec<u32>,
-    len: usize,
-}
-
-impl Memory {
-    pub fn new(len: usize, byte: impl FnMut(usize) -> u8) -> Self {
-        let mut memory = Self { words: vec![0; len.div_ceil(4) + 4], len };
-        let bytes: Vec<u8> = (0..len).map(byte).collect();
-        memory.bytes_mut().copy_from_slice(&bytes);
-        memory
-    }
-
-    /// Where the memory begins: past a word if that is a multiple of 16 bytes.
-    fn start(&self) -> usize {
-        if self.words.as_ptr().addr().is_multiple_of(16) { 4 } else { 0 }
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[self.start()..][..self.len]
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let start = self.start();
-        &mut bytemuck::cast_slice_mut(&mut self.words)[start..][..self.len]
-    }
-}
-
-impl Clone for Memory {
-    fn clone(&self) -> Self {
-        // Other words may begin elsewhere.
-        Self::new(self.len, |i| self.bytes()[i])
-    }
-}
+use kvcache_testing::guarded::{Guard, Guarded};
 
 /// A cache with its memory.
 #[derive(Debug, Clone)]
@@ -51,13 +16,18 @@ pub struct Cache {
     pub group: usize,
     /// The order of the Hadamard matrix that keys were multiplied by.
     pub order: usize,
-    pub memory: [Memory; 2],
+    pub memory: [Guarded; 2],
 }
 
 impl Cache {
     pub fn new(layout: CacheLayout, dims: CacheDims, types: (ElementType, Option<ElementType>), group: usize) -> Self {
         let rows = CacheRows::new(layout, dims, types.0, types.1.map(|t3| (group, t3))).unwrap();
-        let memory = [rows.cache_len(), rows.scale_len()].map(|len| Memory::new(len, |_| 0));
+        // Aligned for the types, and for no more.
+        let memory = [(types.0, rows.cache_len()), (types.1.unwrap_or(ElementType::Float32), rows.scale_len())];
+        let memory = memory.map(|(element, len)| {
+            let zeros = Tensor::zeros(element, vec![len * 8 / element.bits()]).expect("a small cache");
+            Guarded::new(&zeros, Guard::PastLine)
+        });
         Self { rows, dims, group, order: 1, memory }
     }
 

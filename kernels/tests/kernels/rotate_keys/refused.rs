@@ -5,7 +5,7 @@ use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType};
 
 use super::TYPES;
-use super::cache::{Cache, Memory, kernels, random};
+use super::cache::{Cache, kernels, random};
 
 const DIMS: CacheDims = CacheDims { max_t: 8, num_layer: 2, num_heads: 2, inner: 16 };
 
@@ -71,11 +71,11 @@ fn memory_that_is_not_aligned_is_refused() {
         [((Float32, None), "cache", 4), ((Float16, None), "cache", 2), ((Int4, Some(Float16)), "scale", 2)]
     {
         let rows = CacheRows::new(CacheLayout::KvMajor, DIMS, types.0, types.1.map(|t3| (8, t3))).unwrap();
-        let [mut cache, mut scale] = [rows.cache_len(), rows.scale_len()].map(|len| Memory::new(len + 1, |_| 0));
+        let [mut cache, mut scale] = [rows.cache_len(), rows.scale_len()].map(|len| vec![0_u64; len / 8 + 1]);
         let at = |element: ElementType| usize::from(element.align() == expected);
         let (cache_at, scale_at) = (at(types.0), types.1.map_or(0, at));
-        let cache = &mut cache.bytes_mut()[cache_at..][..rows.cache_len()];
-        let scale = &mut scale.bytes_mut()[scale_at..][..rows.scale_len()];
+        let cache: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut cache)[cache_at..][..rows.cache_len()];
+        let scale: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut scale)[scale_at..][..rows.scale_len()];
         let address = if memory == "cache" { cache.as_ptr().addr() } else { scale.as_ptr().addr() };
         let rotation = Rotation { slot: 0, len: 1, delta: 1 };
         let error = rows.rotate_keys(cache, scale, &[rotation], &Rope::neox(16, 1e4), &Serial).unwrap_err();

@@ -1,38 +1,37 @@
-//! The schemas of all operators, with every `as_in` replaced by what it stands for.
+//! The operators' schemas, in which every `as_in` is replaced by what it stands for.
 
-use kvcache_schema::{SCHEMA, multi_head_attention, multi_head_cache_attention, static_key_value_cache};
 use serde_yaml::{Mapping, Value};
 
-/// The file of each schema in this crate's folder, and its text. A schema refers to earlier ones.
-pub const SCHEMAS: [(&str, &str); 4] = [
-    ("key_value_cache.yaml", SCHEMA),
-    ("multi_head_attention.yaml", multi_head_attention::SCHEMA),
-    ("multi_head_cache_attention.yaml", multi_head_cache_attention::SCHEMA),
-    ("static_key_value_cache.yaml", static_key_value_cache::SCHEMA),
-];
+use crate::case::Operator;
 
-/// The file and the content of each schema.
+/// The schema of each operator. A row of a list that another operator's schema has is here as it is there, with that
+/// operator's name as its `as_in`.
 ///
 /// # Panics
 /// If a schema is no YAML, or refers to what is not there.
-pub fn schemas() -> Vec<(&'static str, Value)> {
-    let mut schemas: Vec<(&str, Value)> = Vec::new();
-    for (file, text) in SCHEMAS {
-        let mut schema: Value = serde_yaml::from_str(text).unwrap_or_else(|error| panic!("{file}: {error}"));
+pub fn schemas() -> Vec<(Operator, Value)> {
+    let mut schemas: Vec<(Operator, Value)> = Vec::new();
+    for operator in Operator::ALL {
+        let schema = serde_yaml::from_str(operator.schema());
+        let mut schema: Value = schema.unwrap_or_else(|error| panic!("{}: {error}", operator.name()));
         resolve(&mut schema, &[], &schemas);
         keep_legal_combinations(&mut schema);
-        schemas.push((file, schema));
+        schemas.push((operator, schema));
     }
     schemas
 }
 
 /// Replaces every `as_in` below `value`, which is at `path` in its schema.
-fn resolve(value: &mut Value, path: &[Step<'_>], earlier: &[(&str, Value)]) {
+fn resolve(value: &mut Value, path: &[Step<'_>], earlier: &[(Operator, Value)]) {
     if let Some(name) = value.get("as_in").cloned() {
         let schema = earlier.iter().map(|(_, schema)| schema).find(|schema| schema["name"] == name);
         let schema = schema.unwrap_or_else(|| panic!("as_in {name:?} refers to no earlier schema"));
         let origin = path.iter().try_fold(schema, |at, step| step.take(at));
-        *value = merged(value, origin.unwrap_or_else(|| panic!("{name:?} has no entry for {value:?}")));
+        let origin = origin.unwrap_or_else(|| panic!("{name:?} has no entry for {value:?}"));
+        *value = merged(value, origin, &name);
+        if let (Some(Step::Key(_)), Value::Mapping(mapping)) = (path.last(), value) {
+            mapping.remove("as_in");
+        }
         return;
     }
     match value {
@@ -69,15 +68,26 @@ impl Step<'_> {
     }
 }
 
-/// What `origin` says, but for what stands beside the `as_in`; of a list all but what is `without`.
-fn merged(value: &Value, origin: &Value) -> Value {
-    if let (Value::Sequence(all), Value::Sequence(without)) = (origin, &value["without"]) {
-        return all.iter().filter(|item| !without.contains(item)).cloned().collect();
+/// What `origin` says, which the schema of `name` has, but for what stands beside the `as_in`; of a list all but what
+/// is `without`.
+fn merged(value: &Value, origin: &Value, name: &Value) -> Value {
+    match (value, origin) {
+        (Value::Mapping(own), Value::Mapping(inherited)) => {
+            let from = inherited.get("as_in").unwrap_or(name).clone();
+            let mut merged: Mapping = inherited.clone();
+            merged.extend(own.clone());
+            merged.insert("as_in".into(), from);
+            Value::Mapping(merged)
+        }
+        (_, Value::Sequence(all)) => {
+            let is_without =
+                |item: &Value| value["without"].as_sequence().is_some_and(|without| without.contains(item));
+            let nothing = Value::Mapping(Mapping::new());
+            let item = |item: &Value| if item.is_mapping() { merged(&nothing, item, name) } else { item.clone() };
+            all.iter().filter(|item| !is_without(item)).map(item).collect()
+        }
+        _ => origin.clone(),
     }
-    let (Value::Mapping(own), Value::Mapping(inherited)) = (value, origin) else { return origin.clone() };
-    let mut merged: Mapping = inherited.clone();
-    merged.extend(own.iter().filter(|(key, _)| key.as_str() != Some("as_in")).map(|(k, v)| (k.clone(), v.clone())));
-    Value::Mapping(merged)
 }
 
 /// Leaves those rows of the table of types whose T1 is one of the operator's.
