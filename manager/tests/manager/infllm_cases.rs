@@ -2,7 +2,6 @@
 //! refused by what reads sessions: `sessions` has every byte.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use kvcache_manager::schema::{ElementType, QuantBit};
 use kvcache_manager::{
@@ -10,7 +9,7 @@ use kvcache_manager::{
     InfLlmConfig, KeyForm, Mode, Rope, Rotation, SeqId, infllm_partition,
 };
 use kvcache_testing::manager::memory::{Faults, Memory};
-use kvcache_testing::manager::store::Store;
+use kvcache_testing::manager::store::{Fault, Store};
 use ndarray::{Array2, Array3};
 
 const LAYERS: usize = 2;
@@ -145,20 +144,20 @@ fn failures_change_nothing() -> Result<(), Error> {
     let seq = cache.infllm.create(None)?;
     cache.fill(seq, 0..9)?;
     // Two blocks would form; the second does not reach the store.
-    cache.store.puts_left.store(2, Ordering::Relaxed);
+    cache.store.set(&[Fault::None, Fault::Fail, Fault::None]);
     assert_eq!(cache.append(seq, &(9..18).map(row).collect::<Vec<_>>()).unwrap_err().kind(), "store");
     cache.infllm.check()?;
     assert_eq!((cache.infllm.seq_len(seq)?, cache.store.num_blocks()), (9, 0));
-    cache.store.puts_left.store(0, Ordering::Relaxed);
+    cache.store.set(&[]);
     // Nor are rows read.
     cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), ..Faults::default() };
     assert_eq!(cache.append(seq, &(9..18).map(row).collect::<Vec<_>>()).unwrap_err().kind(), "memory");
     assert_eq!((cache.infllm.seq_len(seq)?, cache.store.num_blocks()), (9, 0));
     // The store panics.
-    cache.store.puts_left.store(usize::MAX, Ordering::Relaxed);
+    cache.store.set(&[Fault::Panic, Fault::None, Fault::None, Fault::None]);
     let commit = || cache.append(seq, &(9..18).map(row).collect::<Vec<_>>());
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(commit)).unwrap_err();
-    cache.store.puts_left.store(0, Ordering::Relaxed);
+    cache.store.set(&[]);
     assert_eq!((cache.infllm.seq_len(seq)?, cache.store.num_blocks()), (9, 0));
     cache.infllm.check()?;
     let step = cache.infllm.begin_step(&[(seq, 1)], &mut cache.memory)?;

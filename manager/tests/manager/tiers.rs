@@ -2,12 +2,11 @@
 //! and what is left in the store. The scripts' store has every fault.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use kvcache_manager::schema::ElementType;
 use kvcache_manager::{Append, Block, BlockKind, CacheSpec, Create, Error, Geometry, Mode, SeqId};
 use kvcache_testing::manager::managed::Managed;
-use kvcache_testing::manager::store::Store;
+use kvcache_testing::manager::store::{Fault, Store};
 
 /// A cache of this many pages of 4 slots, with a store.
 fn made(num_pages: usize, fingerprint: &str, store: &Arc<Store>) -> Managed {
@@ -162,7 +161,7 @@ fn swapped_rows_that_the_store_refuses_are_not_lost() {
     let (a, b) = (cache.manager.create(), cache.manager.create());
     append(&mut cache, a, &PROMPT[..6], 1);
     append(&mut cache, b, &PROMPT[..2], 2);
-    store.puts_left.store(1, Ordering::Relaxed);
+    store.set(&[Fault::Fail]);
     cache.manager.swap_out(a).unwrap();
     cache.update();
     let before = cache.manager.clone();
@@ -174,7 +173,7 @@ fn swapped_rows_that_the_store_refuses_are_not_lost() {
 
     cache.manager.swap_out(a).unwrap();
     cache.update();
-    store.puts_left.store(0, Ordering::Relaxed);
+    store.set(&[]);
     cache.manager.swap_out(b).unwrap();
     cache.update();
     assert_eq!(store.count(BlockKind::Private), 3);

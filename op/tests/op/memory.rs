@@ -41,7 +41,7 @@ impl Call {
             let tensors = inputs.chain(state).chain(case.outputs.iter().map(output)).collect();
             Self { case, tensors }
         });
-        calls.filter(|call| call.tensors.values().all(|tensor| !tensor.bytes().is_empty())).last().unwrap()
+        calls.rev().find(|call| call.tensors.values().all(|tensor| !tensor.bytes().is_empty())).unwrap()
     }
 
     /// What is written, in the order in which it is checked.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvcache_manager::{BlockKind, BlockStore};
+use kvcache_testing::manager::store::{Fault, Store};
+use kvcache_testing::random::Unstructured;
 use kvcache_tiers::{HostTier, Tier, Tiers};
 use proptest::prelude::*;
 
-use crate::faulty::{BYTES, CHAINS, Fault, Faulty};
-use crate::{block_of, ends, key, keys};
+use crate::{block_of, ends, holding, key, keys};
 
 const KEYS: u8 = 12;
 
@@ -36,16 +37,13 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn fault() -> impl Strategy<Value = Fault> {
-    prop_oneof![
-        8 => Just(Fault::None),
-        2 => Just(Fault::Fail),
-        2 => Just(Fault::Lose),
-        2 => (0..20u8).prop_map(Fault::Slow),
-        1 => Just(Fault::Hang),
-        6 => (0..BYTES.len(), any::<u8>()).prop_map(|(what, by)| Fault::Bytes(what, by)),
-        4 => (0..CHAINS.len()).prop_map(Fault::Chain),
-    ]
+/// Faults of calls, half of which have none.
+fn faults() -> impl Strategy<Value = Vec<Fault>> {
+    any::<u64>().prop_map(|seed| {
+        let entropy = &mut Unstructured::seed(seed);
+        let fault = |_| if entropy.one_in(2) { Fault::None } else { Fault::draw(entropy, true) };
+        (0..seed % 12).map(fault).collect()
+    })
 }
 
 /// Every third block is of one sequence alone.
@@ -82,13 +80,13 @@ proptest! {
     #[test]
     fn tiers_give_what_was_put_or_nothing(
         ops in prop::collection::vec(op(), 1..30),
-        faults in prop::array::uniform2(prop::collection::vec(fault(), 0..12)),
+        faults in [faults(), faults()],
         capacity in 0u64..800,
     ) {
-        let stores = faults.map(|faults| Faulty::new(&faults));
+        let stores = faults.map(|faults| holding(0..0, &faults));
         let remote = stores.clone();
         let (tiers, stats) = ends(move || {
-            let tier = |(i, store): (usize, Arc<Faulty>)| Tier::new(i.to_string(), store);
+            let tier = |(i, store): (usize, Arc<Store>)| Tier::new(i.to_string(), store);
             let remote = remote.into_iter().enumerate().map(tier).map(|tier| tier.deadline(Duration::from_millis(10)));
             let tiers = Tiers::new(HostTier::new(capacity), remote).unwrap();
             ops.iter().for_each(|op| run(&tiers, op));

@@ -6,9 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError};
+use kvcache_testing::manager::store::stored;
 use kvcache_tiers::FileTier;
 
-use crate::{key, prefix, stored, wait_for};
+use crate::{key, prefix, wait_for};
 
 const FOLDER: &str = "KVCACHE_TIERS_FOLDER";
 /// The bytes of a block's rows: so many that a kill meets a write.

@@ -2,18 +2,19 @@
 
 mod bounds;
 mod faults;
-mod faulty;
 mod files;
 mod order;
 #[cfg(all(feature = "object_store", feature = "redis"))]
 mod servers;
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use kvcache_manager::{Block, BlockKey, BlockKind};
+use kvcache_testing::manager::store::{Fault, Store};
 
 /// What no call waits for, however loaded the machine is.
 const NEVER: Duration = Duration::from_secs(60);
@@ -22,7 +23,7 @@ fn key(i: u8) -> BlockKey {
     BlockKey::from_bytes([i; 32])
 }
 
-fn keys(range: std::ops::Range<u8>) -> Vec<BlockKey> {
+fn keys(range: Range<u8>) -> Vec<BlockKey> {
     range.map(key).collect()
 }
 
@@ -36,9 +37,9 @@ fn prefix(i: u8) -> Block {
     block_of(BlockKind::Prefix, i)
 }
 
-/// Its bytes, as a store keeps them.
-fn stored(block: &Block) -> Bytes {
-    block.parts().concat().into()
+/// A store with the prefix blocks of these keys, and with faults.
+fn holding(blocks: Range<u8>, faults: &[Fault]) -> Arc<Store> {
+    Store::holding(blocks.map(|i| (key(i), prefix(i))), faults)
 }
 
 fn wait_for(mut what: impl FnMut() -> bool) {

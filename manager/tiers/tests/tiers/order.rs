@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvcache_manager::{BlockKind, BlockStore, StoreError};
+use kvcache_testing::manager::store::{Fault, Store, stored};
 use kvcache_tiers::{HostTier, Tier, TierStats, Tiers};
 
-use crate::faulty::{Fault, Faulty};
-use crate::{NEVER, block_of, ends, key, keys, prefix, stored, wait_for};
+use crate::{NEVER, block_of, ends, holding, key, keys, prefix, wait_for};
 
 const LARGE: u64 = 1 << 30;
 
 /// A host tier of so many bytes, and remote ones.
-fn tiers(nbytes: u64, remote: &[&Arc<Faulty>]) -> Tiers {
+fn tiers(nbytes: u64, remote: &[&Arc<Store>]) -> Tiers {
     let remote = remote.iter().enumerate().map(|(i, &store)| Tier::new(i.to_string(), store.clone()).deadline(NEVER));
     Tiers::new(HostTier::new(nbytes), remote).unwrap()
 }
@@ -23,10 +23,10 @@ fn stats(tiers: &Tiers, tier: usize) -> TierStats {
 
 #[test]
 fn prefixes_go_to_all_tiers_and_private_blocks_to_the_next_when_evicted() {
-    let [a, b] = [0; 2].map(|_| Faulty::new(&[]));
+    let [a, b] = [0; 2].map(|_| holding(0..0, &[]));
     let private = |i| block_of(BlockKind::Private, i);
     let tiers = tiers(3 * private(0).nbytes(), &[&a, &b]);
-    let held = |store: &Faulty| {
+    let held = |store: &Store| {
         let mut held: Vec<_> = store.blocks.lock().unwrap().keys().map(|key| key.as_bytes()[0]).collect();
         held.sort();
         held
@@ -63,7 +63,7 @@ fn prefixes_go_to_all_tiers_and_private_blocks_to_the_next_when_evicted() {
 
 #[test]
 fn a_chain_is_gathered_from_all_tiers_and_loses_its_tail_first() {
-    let [a, b] = [2..20, 20..40].map(|blocks| Faulty::holding(blocks, &[]));
+    let [a, b] = [2..20, 20..40].map(|blocks| holding(blocks, &[]));
     let host = HostTier::new((0..41).map(|i| prefix(i).nbytes()).sum());
     for i in [0, 1, 40] {
         host.put(&key(i), prefix(i)).unwrap();
@@ -86,7 +86,7 @@ fn a_chain_is_gathered_from_all_tiers_and_loses_its_tail_first() {
 
 #[test]
 fn bad_blocks_are_read_again_counted_and_stay() {
-    let store = Faulty::new(&[]);
+    let store = holding(0..0, &[]);
     let tiers = tiers(LARGE, &[&store]);
     let mut other_version = stored(&prefix(1)).to_vec();
     other_version[7] += 1;
@@ -98,7 +98,7 @@ fn bad_blocks_are_read_again_counted_and_stay() {
         assert!(matches!(tiers.get(&key(i)), Err(StoreError::Bad(_))));
     }
     assert!(tiers.flush(NEVER));
-    assert_eq!((store.len(), store.calls()), (4, 8));
+    assert_eq!((store.num_blocks(), store.calls()), (4, 8));
     let misses = stats(&tiers, 1).misses;
     assert_eq!(["length", "format", "checksum", "key"].map(|reason| misses[reason]), [1; 4]);
     assert_eq!(misses.values().sum::<u64>(), 4);
@@ -120,16 +120,16 @@ fn a_bad_block_is_replaced_by_what_a_farther_tier_gives() {
 /// What one read of many gives, and the next does not, as a proxy's error page.
 #[test]
 fn a_block_that_is_bad_once_is_read_again() {
-    let store = Faulty::holding(0..40, &[Fault::Bytes(1, 70), Fault::None, Fault::Bytes(0, 3), Fault::None]);
+    let store = holding(0..40, &[Fault::Flip(8 * 70), Fault::None, Fault::Cut(3), Fault::None]);
     let tiers = tiers(LARGE, &[&store]);
     let (blocks, error) = tiers.get_chain(&keys(0..40));
     assert!(error.is_none() && blocks == (0..40).map(prefix).collect::<Vec<_>>());
-    assert_eq!((store.len(), stats(&tiers, 1).misses.values().sum::<u64>()), (40, 0));
+    assert_eq!((store.num_blocks(), stats(&tiers, 1).misses.values().sum::<u64>()), (40, 0));
 }
 
 #[test]
 fn queued_blocks_are_found_and_their_bytes_are_bounded() {
-    let store = Faulty::new(&[Fault::Hang]);
+    let store = holding(0..0, &[Fault::Hang]);
     // Of each queued write 256 bytes count beside the block.
     let tier = Tier::new("far", store.clone()).max_queued(3 * (256 + 96));
     let tiers = Tiers::new(HostTier::new(96), [tier]).unwrap();
@@ -145,14 +145,14 @@ fn queued_blocks_are_found_and_their_bytes_are_bounded() {
     store.gate.open();
     assert!(tiers.flush(NEVER));
     let remote = stats(&tiers, 1);
-    assert_eq!((remote.puts, remote.bytes_written, store.len()), (3, 3 * 96, 3));
+    assert_eq!((remote.puts, remote.bytes_written, store.num_blocks()), (3, 3 * 96, 3));
 }
 
 /// A private block has no other copy: where the queue is full it waits for room as long as blocks are written, then it is
 /// refused, and once it is queued it is tried again until it is written.
 #[test]
 fn private_blocks_wait_for_room_in_the_queue() {
-    let store = Faulty::new(&[Fault::Slow(2)]);
+    let store = holding(0..0, &[Fault::Slow(2)]);
     let private = |i| block_of(BlockKind::Private, 5 * i);
     let tiers = |deadline| {
         let tier = Tier::new("far", store.clone()).max_queued(256 + 96).deadline(deadline);
@@ -169,7 +169,7 @@ fn private_blocks_wait_for_room_in_the_queue() {
     assert_eq!(stats(&hasty, 1).writes_dropped, 0);
     store.gate.open();
     assert!(hasty.flush(NEVER));
-    assert_eq!(store.len(), 21);
+    assert_eq!(store.num_blocks(), 21);
     // Slower in all than the deadline, but not block by block.
     store.set(&[Fault::Slow(5)]);
     let steady = tiers(Duration::from_millis(40));
@@ -178,13 +178,13 @@ fn private_blocks_wait_for_room_in_the_queue() {
     store.set(&[Fault::Fail, Fault::Fail, Fault::None]);
     steady.put(&key(250), private(50)).unwrap();
     assert!(steady.flush(NEVER));
-    assert_eq!((store.len(), stats(&steady, 1).writes_dropped), (42, 0));
+    assert_eq!((store.num_blocks(), stats(&steady, 1).writes_dropped), (42, 0));
 }
 
 /// What a read brings evicts private blocks, which have no room in the queue: the read does not wait for that.
 #[test]
 fn reads_wait_for_no_room_in_the_queue() {
-    let store = Faulty::holding(0..10, &[Fault::Hang, Fault::None]);
+    let store = holding(0..10, &[Fault::Hang, Fault::None]);
     let tier = Tier::new("far", store.clone()).max_queued(256 + 96).deadline(NEVER);
     let tiers = Tiers::new(HostTier::new(2 * 96), [tier]).unwrap();
     [100, 105, 110].iter().for_each(|&i| tiers.put(&key(i), block_of(BlockKind::Private, i)).unwrap());
@@ -204,7 +204,7 @@ fn reads_wait_for_no_room_in_the_queue() {
 
 #[test]
 fn a_tier_that_hangs_is_late_once_and_then_busy() {
-    let store = Faulty::new(&[Fault::Hang]);
+    let store = holding(0..0, &[Fault::Hang]);
     let tier = Tier::new("far", store.clone()).deadline(Duration::from_millis(20));
     let tiers = Tiers::new(HostTier::new(LARGE), [tier]).unwrap();
     let tiers = ends(move || {
@@ -230,7 +230,7 @@ fn a_tier_that_hangs_is_late_once_and_then_busy() {
 /// Of a chain that takes longer than the deadline there is what has come in time, and all of it later on.
 #[test]
 fn a_slow_chain_comes_piece_by_piece() {
-    let store = Faulty::holding(0..160, &[Fault::Slow(50)]);
+    let store = holding(0..160, &[Fault::Slow(50)]);
     let tier = Tier::new("far", store.clone()).deadline(Duration::from_millis(100));
     let tiers = Tiers::new(HostTier::new(LARGE), [tier]).unwrap();
     let (blocks, error) = tiers.get_chain(&keys(0..160));
@@ -242,7 +242,7 @@ fn a_slow_chain_comes_piece_by_piece() {
 /// Who comes while another's call runs waits for it, and is not sent away.
 #[test]
 fn several_callers_take_turns() {
-    let store = Faulty::holding(0..32, &[Fault::Slow(5)]);
+    let store = holding(0..32, &[Fault::Slow(5)]);
     let tiers = tiers(LARGE, &[&store]);
     std::thread::scope(|scope| {
         for i in 0..32 {
@@ -255,7 +255,7 @@ fn several_callers_take_turns() {
 
 #[test]
 fn a_tier_that_fails_is_left_alone_and_tried_again() {
-    let store = Faulty::new(&[Fault::Fail]);
+    let store = holding(0..0, &[Fault::Fail]);
     let tiers = tiers(LARGE, &[&store]);
     for _ in 0..3 {
         assert!(matches!(tiers.get(&key(0)), Err(StoreError::Failed(_))));
@@ -274,12 +274,12 @@ fn a_tier_that_fails_is_left_alone_and_tried_again() {
 /// Dropped, tiers do not wait for a store that fails.
 #[test]
 fn dropped_tiers_finish_their_writes() {
-    let store = Faulty::new(&[Fault::Slow(1)]);
+    let store = holding(0..0, &[Fault::Slow(1)]);
     let tiers = tiers(LARGE, &[&store]);
     (0..20).for_each(|i| tiers.put(&key(i), prefix(i)).unwrap());
     drop(tiers);
-    assert_eq!(store.len(), 20);
-    let store = Faulty::new(&[Fault::Fail]);
+    assert_eq!(store.num_blocks(), 20);
+    let store = holding(0..0, &[Fault::Fail]);
     let tiers = self::tiers(LARGE, &[&store]);
     (0..200).for_each(|i| tiers.put(&key(i), prefix(i)).unwrap());
     drop(tiers);
@@ -288,7 +288,7 @@ fn dropped_tiers_finish_their_writes() {
 
 #[test]
 fn prefetched_blocks_come_to_the_host_tier_from_whichever_has_them() {
-    let [a, b] = [0; 2].map(|_| Faulty::new(&[]));
+    let [a, b] = [0; 2].map(|_| holding(0..0, &[]));
     for i in 0..40 {
         let store = if i % 7 == 3 { &b } else { &a };
         store.put(&key(i), prefix(i)).unwrap();
@@ -304,7 +304,7 @@ fn prefetched_blocks_come_to_the_host_tier_from_whichever_has_them() {
 
 #[test]
 fn a_tier_slower_than_computing_is_a_miss() {
-    let store = Faulty::holding(0..100, &[Fault::Slow(2)]);
+    let store = holding(0..100, &[Fault::Slow(2)]);
     let tiers = tiers(0, &[&store]);
     let hits = |tiers: &Tiers| (0..100).filter(|&i| tiers.get(&key(i)).unwrap().is_some()).count();
     assert_eq!(hits(&tiers), 100);
