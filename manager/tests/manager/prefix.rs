@@ -63,7 +63,8 @@ fn cached_pages_go_least_recently_used_first_and_the_last_of_a_sequence_first() 
     let (old, new) = (prompt(&[10, 20], 1), prompt(&[30, 40], 1));
     let (a, _) = prefill(&mut cache, &old);
     let (b, _) = prefill(&mut cache, &new);
-    cache.manager.free(a).unwrap();
+    // By an edit, and with its sequence.
+    cache.manager.seq_rm(a, ..).unwrap();
     cache.manager.free(b).unwrap();
     assert_eq!((cache.manager.stats().cached, cache.manager.stats().free), (16, 8));
     // Two free pages, then the second page of the older one.

@@ -91,6 +91,16 @@ fn refusals_change_nothing() -> Result<(), Error> {
     Ok(())
 }
 
+#[test]
+fn what_a_window_took_is_grouped_with_the_others() -> Result<(), Error> {
+    let mut cache = Managed::new(builder(1, 1, 4, 128).mode(Mode::Cells).rope(Rope::neox(4, 1e4)).window(4));
+    let seq = cache.sequence(12);
+    assert!(matches!(cache.manager.seq_rm(seq, 11..), Err(Error::WindowLost { gone: 8, .. })));
+    cache.manager.self_extend(seq, 2, 4)?;
+    assert!(matches!(cache.manager.seq_rm(seq, 5..), Err(Error::WindowLost { gone: 4, .. })));
+    Ok(())
+}
+
 /// How far the groups go is a part of a sequence: a fork and a saved session have it, too.
 #[test]
 fn forks_and_sessions_go_on() -> Result<(), Error> {

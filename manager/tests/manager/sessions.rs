@@ -145,6 +145,7 @@ fn windows_and_shifts_go_on() {
     for (cache, seq) in [(&mut cache, a), (&mut other, b)] {
         assert!(matches!(cache.manager.seq_rm(seq, 10..), Err(Error::WindowLost { gone: 8, .. })));
         cache.manager.seq_add(seq, 0.., 1).unwrap();
+        assert!(matches!(cache.manager.seq_rm(seq, 11..), Err(Error::WindowLost { gone: 9, .. })));
         cache.update();
     }
     let path = save(&mut cache);
