@@ -36,7 +36,12 @@ pub(super) struct Scales {
 
 impl Scales {
     fn new(read: ReadFunction, len: usize) -> Self {
-        Self { read, len, offsets: std::array::from_fn(|t| t * len * size_of::<f32>()) }
+        Self { read, len, offsets: Self::offsets(len) }
+    }
+
+    /// The bytes from the first of rows of `len` to each.
+    pub(super) fn offsets(len: usize) -> [usize; BLOCK] {
+        std::array::from_fn(|t| t * len * size_of::<f32>())
     }
 }
 

@@ -238,10 +238,17 @@ impl<'a> BlockRows<'a> {
                 let transpose = integers.functions.transpose_scales;
                 match &args.scales {
                     None => transpose(&Transpose { from, offsets, len, nan_for_infinity, to }),
-                    Some(Scales { read, .. }) => {
+                    Some(scales) => {
                         let rows = Rows { from, offsets, len, ..Rows::NONE };
-                        read(&Read { rows, to: memory.scales, to_step: len });
-                        let offsets: [usize; BLOCK] = std::array::from_fn(|t| t * len * size_of::<f32>());
+                        // Those of tokens without a gap are one row.
+                        let bytes = args.source.head_len()[1] * self.heads.len();
+                        let rows = match self.offsets.first_run() >= tokens && args.source.steps()[1] == bytes {
+                            true => Rows { offsets: &offsets[..1], len: len * tokens, ..rows },
+                            false => rows,
+                        };
+                        (scales.read)(&Read { rows, to: memory.scales, to_step: len });
+                        let of_heads = (len > scales.len).then(|| Scales::offsets(len));
+                        let offsets = of_heads.as_ref().unwrap_or(&scales.offsets);
                         let (from, offsets) = (memory.scales.cast_const().cast(), &offsets[..tokens]);
                         transpose(&Transpose { from, offsets, len, nan_for_infinity, to });
                     }

@@ -46,6 +46,11 @@ impl Offsets {
             start..end
         })
     }
+
+    /// The number of tokens in the first run of slots.
+    pub(super) fn first_run(&self) -> usize {
+        usize::from(self.runs[0])
+    }
 }
 
 impl Default for Offsets {
