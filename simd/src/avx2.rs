@@ -109,10 +109,9 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn read_i4(from: *const u8) -> __m256 {
-        let bytes = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
-        // Each byte for its two codes, of which the right one is moved to the top and back, with its sign.
-        let twice = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
-        let top = _mm256_sllv_epi32(twice, _mm256_set1_epi64x((24 << 32) | 28));
+        // All eight codes in each lane, of which one is moved to the top and back, with its sign.
+        let codes = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
+        let top = _mm256_sllv_epi32(codes, _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
         _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
     }
 

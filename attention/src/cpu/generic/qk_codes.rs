@@ -48,16 +48,15 @@ impl<S: Tiles, L: Lane<S>> Function<S> for QkCodes<L> {
                 queries::<S, L, 6>(products, query);
                 query += 6;
             }
-            while products.queries - query >= 4 && S::ACCUMULATORS >= 16 {
+            while products.queries - query >= 4 {
                 queries::<S, L, 4>(products, query);
                 query += 4;
             }
-            if products.queries - query == 3 && S::ACCUMULATORS >= 16 {
+            if products.queries - query == 3 {
                 return queries::<S, L, 3>(products, query);
             }
-            while products.queries - query >= 2 {
-                queries::<S, L, 2>(products, query);
-                query += 2;
+            if products.queries - query == 2 {
+                return queries::<S, L, 2>(products, query);
             }
             if products.queries > query {
                 queries::<S, L, 1>(products, query);
@@ -66,17 +65,18 @@ impl<S: Tiles, L: Lane<S>> Function<S> for QkCodes<L> {
     }
 }
 
-/// Q queries with all keys, four registers of them at once.
+/// Q queries with all keys, as many registers of them at once as there are accumulators for.
 #[inline(always)]
 unsafe fn queries<S: Tiles, L: Lane<S>, const Q: usize>(products: &CodeScores<'_>, query: usize) {
     let (mut key, end) = (0, products.keys);
     // The first queries prefetch.
     let next = if query == 0 { products.next } else { Next::NONE };
-    let steps = end.div_ceil(4 * S::LANES) * products.head_dim / L::CODES;
+    let at_once = if 4 * Q <= S::ACCUMULATORS && L::KEYS >= 4 * S::LANES { 4 * S::LANES } else { 2 * S::LANES };
+    let steps = end.div_ceil(at_once) * products.head_dim / L::CODES;
     let (mut cursor, lines) = next.prefetches(end, steps);
     // SAFETY: the keys from `key` on are there.
     unsafe {
-        while end - key >= 4 * S::LANES && L::KEYS >= 4 * S::LANES {
+        while at_once == 4 * S::LANES && end - key >= at_once {
             tile::<S, L, Q, 4>(products, query, key, (&mut cursor, lines));
             key += 4 * S::LANES;
         }

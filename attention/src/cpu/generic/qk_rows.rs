@@ -59,7 +59,7 @@ impl<S: Tiles, V: Stored<S>> Function<S> for QkRows<V> {
 unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(products: &RowScores<'_>, query: usize) {
     let &RowScores { ref rows, keys, scores, .. } = products;
     let step = TILES * KEYS;
-    // With two registers of partial sums, there are accumulators for two queries and two keys.
+    // Where there are two registers of partial sums, one after the other, there are accumulators for two keys.
     let at_once = if S::LANES == PARTS { KEYS } else { 2 };
     let (mut cursor, lines) = rows.next.prefetches(keys, keys / at_once * (rows.len / PARTS));
     let lines = if query == 0 { lines } else { 0 };
@@ -71,14 +71,8 @@ unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(pr
                 let (here, next) = ([query, first + at], (&mut cursor, lines));
                 if S::LANES == PARTS {
                     tile::<S, V, Q, KEYS, 1>(products, here, next, &mut sums, [at, step]);
-                } else if Q == 1 {
-                    tile::<S, V, 1, 2, 2>(products, here, next, &mut sums, [at, step]);
                 } else {
-                    tile::<S, V, 2, 2, 2>(products, here, next, &mut sums, [at, step]);
-                    if Q == 4 {
-                        let (here, next) = ([query + 2, first + at], (&mut cursor, 0));
-                        tile::<S, V, 2, 2, 2>(products, here, next, &mut sums, [2 * step + at, step]);
-                    }
+                    tile::<S, V, Q, 2, 2>(products, here, next, &mut sums, [at, step]);
                 }
             }
             let mut to = [scores; 4];
@@ -90,8 +84,8 @@ unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(pr
     }
 }
 
-/// The partial sums of Q queries from `query` on and K keys from `key` on, in R registers, which are added to one: that
-/// of the first query and key to number `at` of all, those of the next query `step` later.
+/// The partial sums of Q queries from `query` on and K keys from `key` on, in R registers, one after the other, which are
+/// added to one: that of the first query and key to number `at` of all, those of the next query `step` later.
 #[inline(always)]
 unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: usize>(
     &RowScores { query: queries, query_step, ref rows, .. }: &RowScores<'_>,
@@ -104,7 +98,6 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: 
     unsafe {
         let queries = queries.add(query * query_step);
         let (offsets, scale_offsets) = (&rows.offsets[key..][..K], &rows.scale_offsets[key..][..K]);
-        let mut sums = [[[S::splat(0.0); R]; K]; Q];
         if lines > 0 {
             rows.next.prefetch_scales(key..key + K);
         }
@@ -112,10 +105,13 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: 
         for (k, here) in here.iter_mut().enumerate().skip(1) {
             *here = V::row(rows, offsets[k], scale_offsets[k]);
         }
-        let mut d = 0;
-        while d < rows.len {
-            cursor.advance(lines);
-            for r in 0..R {
+        for r in 0..R {
+            let mut sums = [[S::splat(0.0); K]; Q];
+            let mut d = r * S::LANES;
+            while d < rows.len {
+                if r == 0 {
+                    cursor.advance(lines);
+                }
                 let mut keys = [S::splat(0.0); K];
                 for (k, key) in keys.iter_mut().enumerate() {
                     [*key] = V::read(rows, here[k], d);
@@ -123,15 +119,16 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: 
                 for (q, sums) in sums.iter_mut().enumerate() {
                     let query = S::read_f32(queries.add(q * query_step + d));
                     for (k, sum) in sums.iter_mut().enumerate() {
-                        sum[r] = S::mul_add(query, keys[k], sum[r]);
+                        *sum = S::mul_add(query, keys[k], *sum);
                     }
                 }
-                d += S::LANES;
+                d += R * S::LANES;
             }
-        }
-        for (q, sums) in sums.iter().enumerate() {
-            for (k, sum) in sums.iter().enumerate() {
-                all[q * step + at + k] = if R == 1 { sum[0] } else { S::add(sum[0], sum[R - 1]) };
+            for (q, sums) in sums.iter().enumerate() {
+                for (k, &sum) in sums.iter().enumerate() {
+                    let to = &mut all[q * step + at + k];
+                    *to = if r == 0 { sum } else { S::add(*to, sum) };
+                }
             }
         }
     }
