@@ -59,28 +59,33 @@ fn pages_of_an_earlier_append_of_the_same_step_are_shared() {
 
 #[test]
 fn cached_pages_go_least_recently_used_first_and_the_last_of_a_sequence_first() {
-    let mut cache = made(6);
-    let (old, new) = (prompt(&[10, 20], 1), prompt(&[30, 40], 1));
-    let (a, _) = prefill(&mut cache, &old);
-    let (b, _) = prefill(&mut cache, &new);
-    // By an edit, and with its sequence.
-    cache.manager.seq_rm(a, ..).unwrap();
-    cache.manager.free(b).unwrap();
-    assert_eq!((cache.manager.stats().cached, cache.manager.stats().free), (16, 8));
-    // Two free pages, then the second page of the older one.
-    let (c, _) = prefill(&mut cache, &prompt(&[50, 60], 2));
-    assert_eq!(cache.manager.stats().cached, 12);
-    // Its first page is still there, and is now the latest used.
-    let (d, cached) = prefill(&mut cache, &prompt(&[10], 1));
-    assert_eq!(cached, 4);
-    cache.manager.free(d).unwrap();
-    cache.manager.free(c).unwrap();
-    let full = prompt(&[70, 71, 72, 73], 0);
-    let (e, _) = prefill(&mut cache, &full);
-    assert_eq!(cache.slots(e).len(), 16);
-    cache.manager.free(e).unwrap();
-    // Of the older four pages, those of `new` went first: 40, then 30.
-    assert_eq!(prefill(&mut cache, &prompt(&[30], 1)).1, 0);
+    for by_edit in [false, true] {
+        let mut cache = made(6);
+        let (old, new) = (prompt(&[10, 20], 1), prompt(&[30, 40], 1));
+        let (a, _) = prefill(&mut cache, &old);
+        let (b, _) = prefill(&mut cache, &new);
+        if by_edit {
+            cache.manager.seq_rm(a, ..).unwrap();
+        } else {
+            cache.manager.free(a).unwrap();
+        }
+        cache.manager.free(b).unwrap();
+        assert_eq!((cache.manager.stats().cached, cache.manager.stats().free), (16, 8));
+        // Two free pages, then the second page of the older one.
+        let (c, _) = prefill(&mut cache, &prompt(&[50, 60], 2));
+        assert_eq!(cache.manager.stats().cached, 12);
+        // Its first page is still there, and is now the latest used.
+        let (d, cached) = prefill(&mut cache, &prompt(&[10], 1));
+        assert_eq!(cached, 4);
+        cache.manager.free(d).unwrap();
+        cache.manager.free(c).unwrap();
+        let full = prompt(&[70, 71, 72, 73], 0);
+        let (e, _) = prefill(&mut cache, &full);
+        assert_eq!(cache.slots(e).len(), 16);
+        cache.manager.free(e).unwrap();
+        // Of the older four pages, those of `new` went first: 40, then 30.
+        assert_eq!(prefill(&mut cache, &prompt(&[30], 1)).1, 0);
+    }
 }
 
 #[test]

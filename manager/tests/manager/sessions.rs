@@ -182,6 +182,9 @@ fn saving_is_refused() {
     cache.manager.update(&mut cache.memory).unwrap_err();
     assert!(matches!(cache.manager.save(&path, &cache.memory), Err(Error::Lost { seq }) if seq == a));
     assert!(matches!(cache.manager.save_seq(&path, &cache.memory, a), Err(Error::Lost { .. })));
+    let mut emptied = cache.manager.clone();
+    emptied.seq_keep(b).unwrap();
+    assert!(matches!(emptied.seq_rm(a, ..), Err(Error::Lost { seq }) if seq == a));
     cache.manager.save_seq(&path, &cache.memory, b).unwrap();
     let saved = std::fs::read(&path).unwrap();
     cache.manager.free(a).unwrap();

@@ -4,15 +4,20 @@
 use std::sync::Arc;
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, Block, BlockKind, CacheSpec, Create, Error, Geometry, Mode, SeqId};
+use kvcache_manager::{Append, Block, BlockKind, CacheSpec, CacheSpecBuilder, Create, Error, Geometry, Mode, SeqId};
 use kvcache_testing::manager::managed::Managed;
 use kvcache_testing::manager::store::{Fault, Store};
 
-/// A cache of this many pages of 4 slots, with a store.
-fn made(num_pages: usize, fingerprint: &str, store: &Arc<Store>) -> Managed {
+/// This many pages of 4 slots.
+fn builder(num_pages: usize, fingerprint: &str) -> CacheSpecBuilder {
     let geometry = Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 4 * num_pages };
     let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).fingerprint(fingerprint);
-    Managed::with_store(builder.mode(Mode::Paged { page_size: 4 }), store.clone())
+    builder.mode(Mode::Paged { page_size: 4 })
+}
+
+/// A cache of pages, with a store.
+fn made(num_pages: usize, fingerprint: &str, store: &Arc<Store>) -> Managed {
+    Managed::with_store(builder(num_pages, fingerprint), store.clone())
 }
 
 /// Appends tokens to a sequence, and writes rows of these bytes; gives how many tokens were found.
@@ -95,10 +100,12 @@ fn another_manager_finds_what_was_evicted_or_offloaded_but_not_what_another_mode
 
     let e = second.manager.create_with(&Create { salt: b"tenant", ..Create::default() });
     assert_eq!(append(&mut second, e, &PROMPT, 2), 0);
-    let mut third = made(8, "another", &store);
-    let f = third.manager.create();
-    assert_eq!(append(&mut third, f, &PROMPT, 2), 0);
-    assert_eq!(third.manager.store_stats().unwrap().misses["absent"], 1);
+    for other in [builder(8, "another"), builder(8, "model").computed_by("another program")] {
+        let mut third = Managed::with_store(other, store.clone());
+        let f = third.manager.create();
+        assert_eq!(append(&mut third, f, &PROMPT, 2), 0);
+        assert_eq!(third.manager.store_stats().unwrap().misses["absent"], 1);
+    }
 }
 
 #[test]
