@@ -106,7 +106,7 @@ fn bad_blocks_are_read_again_counted_and_stay() {
 
 #[test]
 fn a_bad_block_is_replaced_by_what_a_farther_tier_gives() {
-    let [near, far] = [0; 2].map(|_| Faulty::holding(0..20, &[]));
+    let [near, far] = [0; 2].map(|_| holding(0..20, &[]));
     let altered = stored(&prefix(3)).slice(..90);
     near.blocks.lock().unwrap().insert(key(3), altered);
     let tiers = tiers(LARGE, &[&near, &far]);
