@@ -39,7 +39,7 @@
 # make bench-openvino   the engine against OpenVINO GenAI's continuous batching, on that model; BENCH="--quick"
 # make bench-cuda       instructions, sectors and bank conflicts of CUDA kernels, counted by the interpreter of their PTX
 # make bench-tiers      sequences and pages in host memory and files against moving the same bytes without
-# make bench-quality    perplexity, pass keys and repetition of that model, by format of the cache
+# make bench-quality    perplexity, pass keys and repetition of that model and Gemma 3, by format of the cache
 # make bench-passkey    pass keys in texts longer than that model was trained for, with InfLlm and without
 #
 # make golden           writes the golden cases                  make header    writes the C header

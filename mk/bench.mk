@@ -56,10 +56,11 @@ bench-openvino: .venv/wheel .venv-peers/ready smollm2
 	PEERS="$$(echo .venv-peers/lib/python*/site-packages)" \
 		$(ON_RELEASE) bench/model/bench_openvino.py "$(SMOLLM2)" $(filter --quick,$(BENCH)) $(BENCH_OPENVINO)
 
-# What a cache's format costs this model: perplexity, pass keys, repetition.
+# What a cache's format costs this model and Gemma 3, and llama.cpp's on the same tokens: perplexity, pass keys,
+# repetition. All takes an hour or two; BENCH_QUALITY="--windows 8" takes less.
 .PHONY: bench-quality
-bench-quality: .venv/wheel smollm2
-	$(ON_RELEASE) bench/model/quality.py "$(BENCH_SOURCE)"
+bench-quality: .venv/wheel llama-cpp smollm2 gemma3
+	$(ON_RELEASE) bench/model/quality.py "$(SMOLLM2)" "$(GEMMA3)" $(BENCH_QUALITY)
 
 # Texts longer than this model was trained for. All takes hours; BENCH_PASSKEY="--times 1 2 --ways Quest" takes less.
 .PHONY: bench-passkey

@@ -13,7 +13,7 @@ from ours import Chunked
 
 LIBRARIES = Path(os.environ.get("LLAMA_CPP") or "nowhere")
 VERSION = "v0.5.0"
-CACHES = {"float16": 1, "int8": 8}  # enum ggml_type: F16 and Q8_0
+CACHES = {"float32": 0, "float16": 1, "int8": 8, "int4": 2}  # enum ggml_type: F32, F16, Q8_0, Q4_0
 FLASH_ATTENTION = 1
 
 
@@ -71,6 +71,8 @@ SIGNATURES = {
     "llama_context_default_params": (ContextParams, []),
     "llama_model_load_from_file": (c_void_p, [c_char_p, ModelParams]),
     "llama_init_from_model": (c_void_p, [c_void_p, ContextParams]),
+    "llama_free": (None, [c_void_p]),
+    "llama_model_free": (None, [c_void_p]),
     "llama_get_memory": (c_void_p, [c_void_p]),
     "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
     "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
@@ -102,11 +104,15 @@ class LlamaCpp(Chunked):
     """The model with a context of `sequences` sequences of `length` tokens, each with a cache of its own, and one more.
 
     flash attention is on, which quantized values need. Weights are mapped, and repacked where llama.cpp can do so.
+    rotation: whether keys and values of quantized caches are multiplied by a Hadamard matrix.
     """
 
-    def __init__(self, source: str, cache: str, sequences: int, length: int, threads: int) -> None:
+    def __init__(
+        self, source: str, cache: str, sequences: int, length: int, threads: int, rotation: bool = True
+    ) -> None:
+        os.environ["LLAMA_ATTN_ROT_DISABLE"] = str(int(not rotation))
         self._llama = llama = library()
-        model = llama.llama_model_load_from_file(source.encode(), llama.llama_model_default_params())
+        self._model = model = llama.llama_model_load_from_file(source.encode(), llama.llama_model_default_params())
         params = llama.llama_context_default_params()
         if (params.n_batch, params.n_ubatch, params.type_k, params.kv_unified) != (2048, 512, 1, False):
             raise RuntimeError(f"libllama's structures are not those of {VERSION}")
@@ -122,22 +128,27 @@ class LlamaCpp(Chunked):
         self._vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
         self._lengths: dict[int, int] = {}
 
+    def close(self) -> None:
+        """Frees the context and the model."""
+        self._llama.llama_free(self._context)
+        self._llama.llama_model_free(self._model)
+
     def clear(self, sequence: int) -> None:
         """Empties a sequence."""
         self._llama.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         self._lengths[sequence] = 0
 
-    def step(self, tokens: dict[int, list[int]]) -> np.ndarray:
-        """Appends tokens to sequences; the logits of the last of each."""
+    def step(self, tokens: dict[int, list[int]], every: bool = False) -> np.ndarray:
+        """Appends tokens to sequences; the logits of the last of each, or of every token, in the order of the batch."""
         batch, n, rows = self._batch, 0, []
         for sequence, appended in tokens.items():
             for token in appended:
-                batch.token[n], batch.pos[n], batch.logits[n] = token, self._lengths[sequence], 0
+                batch.token[n], batch.pos[n], batch.logits[n] = token, self._lengths[sequence], every
                 batch.n_seq_id[n], batch.seq_id[n][0] = 1, sequence
                 self._lengths[sequence] += 1
                 n += 1
             batch.logits[n - 1] = 1
-            rows.append(n - 1)
+            rows += range(n - len(appended), n) if every else [n - 1]
         batch.n_tokens = n
         if self._llama.llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode refuses {n} tokens")
