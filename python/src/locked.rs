@@ -150,7 +150,8 @@ impl<M: Managed, P> Shared<M, P> {
 }
 
 impl<M: Managed<Spec = CacheSpec>, P> Shared<M, P> {
-    /// Has `used` use the manager and the cache's memory, as [`with`](Self::with), without the GIL: tiers may be Python's.
+    /// Has `used` use the manager and the cache's memory, as [`with`](Self::with), without the GIL: tiers may be
+    /// Python's.
     ///
     /// # Errors
     /// The errors of `with` and of [`HostMemory::arrays`].

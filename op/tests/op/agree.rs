@@ -95,7 +95,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(6))]
 
-    /// Calls whose keys are rotated, of every type of quantized cache. A butterfly gives its NaN a sign of the hardware's.
+    /// Calls whose keys are rotated, of every type of quantized cache. A butterfly gives its NaN a sign of the
+    /// hardware's.
     #[test]
     fn rotated_calls_agree(seed: u64) {
         let entropy = &mut Unstructured::seed(seed);
