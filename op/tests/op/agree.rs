@@ -42,7 +42,8 @@ proptest! {
     #[test]
     fn small_calls_agree(seed: u64) {
         agree(&drawn(seed, 12, 12), &Guard::ALL)?;
-        agree(&case(static_call(&mut Unstructured::seed(seed), 12, 10)), &Guard::ALL)?;
+        let entropy = &mut Unstructured::seed(seed);
+        agree(&case(static_call(entropy, 12, 10)), &any_guard(entropy))?;
     }
 }
 
@@ -148,7 +149,9 @@ fn backends_refuse_what_is_illegal() {
 
 #[test]
 fn attention_stays_inside_its_operands() {
-    let cases = cases(Suite::Attention).unwrap();
+    let mut cases = cases(Suite::Attention).unwrap();
+    cases.retain(|case| case.is_legal() && case.cache.is_some());
+    assert!(cases.len() > 100);
     for attention in AttentionBackend::all().skip(1) {
         let backends = Backends { backend: Backend::default(), attention, workers: Serial };
         for case in &cases {
