@@ -5,8 +5,8 @@ use kvcache_schema::{ElementType, QuantBit};
 #[cfg(target_arch = "aarch64")]
 use kvcache_simd::Neon;
 #[cfg(target_arch = "x86_64")]
-use kvcache_simd::{Avx2, Avx512};
-use kvcache_simd::{Float, InstructionSet, Portable, Simd};
+use kvcache_simd::{Avx2, Avx512, Simd};
+use kvcache_simd::{Float, InstructionSet, Portable};
 
 use super::generic::int_codes::{IntCodes, Word};
 use super::generic::merge::{Accumulator, Finish, Merge, OutputRow, QueryElements, ReadQuery};
