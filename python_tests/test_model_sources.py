@@ -161,8 +161,10 @@ def test_quantized_in_8_bits(tmp_path: Path, kind: str, rounded: float) -> None:
     exact, run = built(path, **EXACT), built(path, "int8", weights="int8", **EXACT)
     expect_near(run.logits(TEXT, len(PROMPT)), exact.logits(TEXT, len(PROMPT)), 0.1 if rounded else 1e-5)
     for product in ("layers.0.attention.qkv", "layers.1.down"):
-        (given, steps), (got, _) = dequantized(exact.model.path, product), dequantized(run.model.path, product)
+        given, steps, _ = dequantized(exact.model.path, product)
+        got, _, inputs = dequantized(run.model.path, product)
         assert (np.abs(got - given) <= rounded * steps * 1.001).all()
+        assert inputs == {"codes", "scales", "bits 8"} | ({"zeros"} if rounded else set())
 
 
 def test_blocks_on_one_side_of_zero(tmp_path: Path) -> None:
@@ -178,8 +180,9 @@ def test_blocks_on_one_side_of_zero(tmp_path: Path) -> None:
     assert kept == ["layers.0.attention.qkv.1.offsets"]
 
 
-def dequantized(path: Path, product: str) -> tuple[np.ndarray, np.ndarray]:
-    """The weights of a MatMulNBits and its offsets, (N, K / block, block), and the steps between its codes."""
+def dequantized(path: Path, product: str) -> tuple[np.ndarray, np.ndarray, set[str]]:
+    """The weights of a MatMulNBits and its offsets, (N, K / block, block), the steps between its codes, and what it
+    has."""
     graph = onnx.load(path).graph
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     node = next(node for node in graph.node if f"{product}.codes" in node.input)
@@ -188,7 +191,8 @@ def dequantized(path: Path, product: str) -> tuple[np.ndarray, np.ndarray]:
         codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:2], -1)
     zeros = arrays.get(f"{product}.zeros", np.float32(2 ** (bits - 1)))
     offsets = arrays.get(f"{product}.offsets", np.float32(0))
-    return scales * (codes - zeros.astype(np.float32)[..., None]) + offsets[..., None], scales
+    has = {name for name in ("codes", "scales", "zeros", "offsets") if f"{product}.{name}" in arrays} | {f"bits {bits}"}
+    return scales * (codes - zeros.astype(np.float32)[..., None]) + offsets[..., None], scales, has
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [(np.float16, "F16"), (bfloat16, "BF16")])

@@ -77,6 +77,7 @@ SIGNATURES = {
     "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
     "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "llama_batch_init": (Batch, [c_int32, c_int32, c_int32]),
+    "llama_batch_free": (None, [Batch]),
     "llama_decode": (c_int32, [c_void_p, Batch]),
     "llama_get_logits_ith": (POINTER(c_float), [c_void_p, c_int32]),
     "llama_model_get_vocab": (c_void_p, [c_void_p]),
@@ -130,6 +131,7 @@ class LlamaCpp(Chunked):
 
     def close(self) -> None:
         """Frees the context and the model."""
+        self._llama.llama_batch_free(self._batch)
         self._llama.llama_free(self._context)
         self._llama.llama_model_free(self._model)
 

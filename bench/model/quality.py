@@ -226,6 +226,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=ROOT / "target/bench", help="folder of the report")
     given = parser.parse_args()
+    if given.windows in (0, 1) or given.prompts == 1:
+        parser.error("errors are over windows and over prompts: expected at least 2 of each, or no prompts")
     if not LIBRARIES.is_dir():
         print(f"llama.cpp is missing: its libraries are not in LLAMA_CPP={LIBRARIES}")
     report, parts, begin = [], [], time.monotonic()

@@ -65,8 +65,8 @@ def build(
     out: a folder, made if it is not there, for model.onnx, model.onnx.data and tokenizer.json.
     weights: "auto" keeps them as they are in `source`, quantized ones with their codes and scales. Floats may become
     "float32", "float16", or "int8" and "int4" in blocks of 32 inputs with a scale each. "int8" also gives quantized
-    matrices codes of 8 bits, with the same values but for minima, which are rounded: prompts and batches are computed
-    faster, with more memory.
+    matrices, but not the embedding, codes of 8 bits, with the same values but for minima, which are rounded: prompts
+    and batches are computed faster, with more memory.
     activations: "int8" rounds the inputs of quantized matrices to 8 bits in blocks, as llama.cpp does; "float32" does
     not, and is several times as slow.
     cache: "float32", "float16", "int8" or "int4", the latter two with a float16 scale for `quant_group` elements,

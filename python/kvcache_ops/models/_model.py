@@ -35,7 +35,8 @@ class Model:
     `cache` describes the cache of a single token; `stops` end an answer; `bos` is the text of the token that begins a
     conversation, for `chat_template`, one of Jinja's; `fingerprint` is the SHA-256 of the weights, of
     large exports of samples; `notes` are what `build` has decided about an export; `layer_groups` says which layers
-    have a cache of their own; `weights` is what `build` was asked for.
+    have a cache of their own; `weights` is what `build` was asked for,
+    None where an earlier version has built the model.
     """
 
     path: Path
@@ -49,7 +50,7 @@ class Model:
     fingerprint: str
     layer_groups: LayerGroups
     notes: tuple[str, ...] = ()
-    weights: str = "auto"
+    weights: str | None = None
 
     @cached_property
     def _longest(self) -> int:
@@ -198,7 +199,7 @@ def load(path: str | os.PathLike[str]) -> Model:
         about["fingerprint"],
         LayerGroups.of_metadata(about.get("layer_groups"), config.num_layers),
         tuple(about.get("notes", ())),
-        about.get("weights", "auto"),
+        about.get("weights"),
     )
 
 

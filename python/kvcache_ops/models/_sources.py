@@ -46,7 +46,7 @@ def open_model(
         has: dict[str, object] = {"weights": model.weights, "cache": kept.cache_dtype}
         has |= {"quant_group": kept.quant_group, "rotation": kept.quant_rotation == 1}
         for name, value in asked.items():
-            if has[name] != value and (name in ("weights", "cache") or kept.quant_bit):
+            if has[name] not in (value, None) and (name in ("weights", "cache") or kept.quant_bit):
                 message = f"{given} has {name} {has[name]}, expected {value}: build it again from its source"
                 raise KvCacheError(message, "weights_mismatch" if name == "weights" else "cache_mismatch")
         return model

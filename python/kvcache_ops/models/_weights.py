@@ -73,7 +73,7 @@ class Blocks:
         """The same weights in codes of 8 bits.
 
         Offsets become zeros, which rounds them to 1/16 of a step of 4 bits and 1/8 of one of 5, unless a block has all
-        of its weights on one side of zero: then they stay.
+        of its weights on one side of zero: then the matrix keeps its offsets.
         """
         codes = self.codes
         if self.bits == 4:
