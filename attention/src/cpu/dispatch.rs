@@ -126,8 +126,8 @@ pub(crate) struct CodeFunctions {
 }
 
 /// The functions of an instruction set for rows of `len` codes in groups of `group`. None where registers would have
-/// parts of groups or be parts of rows, or have 8 lanes: too few for four queries and four keys at once, so that codes
-/// would be dequantized twice.
+/// parts of groups or be parts of rows, or have 8 lanes: there functions of rows convert each code once for four queries,
+/// too.
 pub(crate) fn code_functions(
     instructions: InstructionSet,
     bits: QuantBit,

@@ -25,7 +25,7 @@ const FINISH: Duration = Duration::from_secs(5);
 /// - `get` and `get_chain` ask the nearest tier first. What a farther tier gives is kept in the host tier; a bad
 ///   block is read again at once, then the next tier is asked, and what that one gives replaces it.
 /// - `delete` and then `put` of a key replace what the tiers have under it.
-/// - `prefetch` does that in the background.
+/// - `prefetch` brings blocks to the host tier in the background, and replaces none.
 /// - A tier that does not answer within its deadline is a miss, and not asked while the call hangs. A tier that fails
 ///   three times in a row is left alone for a second, then, while it still fails, for twice as long each time, up to
 ///   64 seconds. One that panics is not asked again.
@@ -302,7 +302,7 @@ impl BlockStore for Tiers {
             let rest = &rest[..until.max(1)];
             error = None;
             let before = blocks.len();
-            let mut bad_in = Vec::new();
+            let mut bad_in: Vec<&RemoteTier> = Vec::new();
             for (remote, asked) in self.0.remote.iter().zip(&mut asked) {
                 let (more, failure) = self.0.ask(remote, rest, asked);
                 if let Some(good) = more.first() {
@@ -315,7 +315,7 @@ impl BlockStore for Tiers {
                     break;
                 }
                 if matches!(failure, Some(StoreError::Bad(_))) {
-                    bad_in.push(&**remote);
+                    bad_in.push(remote);
                 }
                 error = error.or(failure);
             }

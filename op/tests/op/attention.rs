@@ -7,7 +7,7 @@ use kvcache_op::{
     CacheAttentionInputs, Dim, ElementType, Error, IndexInputs, Inputs, MultiHeadAttention, MultiHeadCacheAttention,
     Serial, TensorMut, TensorRef,
 };
-use ndarray::{Array2, Array3, Array5};
+use ndarray::{Array2, Array3, Array5, s};
 
 /// Four query heads on two, head_dim 8, three layers.
 fn attributes(layer_idx: i64) -> CacheAttentionAttributes {
@@ -180,6 +180,12 @@ fn packed_rows_are_checked_as_the_cache_is() {
         head_sink: None,
     };
     assert_eq!(op.check(&inputs).unwrap().run_alloc::<f32>(&Serial).unwrap().dim(), (3, 4, 8));
+    let error = op.check(&inputs).unwrap().run_alloc::<f16>(&Serial).unwrap_err();
+    assert!(matches!(error, Error::TypeMismatch { input: "attn_output", .. }), "{error}");
+    let wide = Array3::<f32>::zeros((6, 2, 9));
+    let part = wide.slice(s![.., .., ..8]);
+    let error = op.check(&AttentionInputs { value: (&part).into(), ..inputs.clone() }).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::NotContiguous { input: "value", .. }), "{error}");
     let (fewer, heads) = (numbers((5, 2, 8), 1), numbers((6, 3, 8), 1));
     let error = op.check(&AttentionInputs { value: (&fewer).into(), ..inputs.clone() }).map(|_| ()).unwrap_err();
     assert_eq!(error.to_string(), "value has 5 in axis 0 (shape [5, 2, 8]), expected 6, as in key");

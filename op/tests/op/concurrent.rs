@@ -6,6 +6,7 @@ use kvcache_conformance::Case;
 use kvcache_conformance::backends::Backends;
 use kvcache_op::{AttentionBackend, Rayon};
 use kvcache_testing::backends::{Threads, splitting};
+use kvcache_testing::guarded::{Guard, OnGuarded};
 use kvcache_testing::random::{drawn, passes};
 
 /// The same calls on several threads, each of which begins with another one.
@@ -28,8 +29,10 @@ fn calls_at_once_have_the_bits_of_one_after_the_other() {
     let attention = AttentionBackend::default();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
     for backend in splitting() {
-        let pooled = Backends { backend, attention, workers: Rayon };
+        let guard = Guard::PastLine;
+        let pooled = OnGuarded { backends: Backends { backend, attention, workers: Rayon }, guard };
         run_at_once(&cases, |case| pool.install(|| passes(&pooled, case)));
-        run_at_once(&cases, |case| passes(&Backends { backend, attention, workers: Threads(2) }, case));
+        let own = OnGuarded { backends: Backends { backend, attention, workers: Threads(2) }, guard };
+        run_at_once(&cases, |case| passes(&own, case));
     }
 }

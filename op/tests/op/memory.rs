@@ -41,7 +41,10 @@ impl Call {
             let tensors = inputs.chain(state).chain(case.outputs.iter().map(output)).collect();
             Self { case, tensors }
         });
-        calls.rev().find(|call| call.tensors.values().all(|tensor| !tensor.bytes().is_empty())).unwrap()
+        let have_elements = |call: &Self| call.tensors.values().all(|tensor| !tensor.bytes().is_empty());
+        let call = calls.filter(have_elements).max_by_key(|call| call.tensors.len()).unwrap();
+        assert!(operator.inputs().all(|input| call.tensors.contains_key(input)), "{}", call.case.name);
+        call
     }
 
     /// What is written, in the order in which it is checked.

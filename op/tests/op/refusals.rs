@@ -54,6 +54,22 @@ fn tensors_with_gaps() {
         op.check(&inputs, (&mut call.cache).into(), None).map(drop)
     });
     assert!(matches!(error, Error::NotContiguous { input: "current_value", .. }), "{error}");
+
+    let (mut wide, mut key) = (Array3::<f32>::zeros((5, 2, 8)), Array3::<f32>::zeros((5, 2, 4)));
+    let error = refused(&mut Call::new(), |op, call| {
+        let mut view = wide.slice_mut(s![.., .., ..4]);
+        let outputs = Outputs { key: (&mut key).into(), value: (&mut view).into() };
+        op.run(&inputs(&call.current), (&mut call.cache).into(), None, outputs, &Serial)
+    });
+    assert!(matches!(error, Error::NotContiguous { input: "value", .. }), "{error}");
+}
+
+#[test]
+fn new_outputs_of_another_type() {
+    let error = refused(&mut Call::new(), |op, call| {
+        op.run_alloc::<f16>(&inputs(&call.current), (&mut call.cache).into(), None, &Serial).map(drop)
+    });
+    assert!(matches!(error, Error::TypeMismatch { input: "key", .. }), "{error}");
 }
 
 /// Tensors overlap from the first element that they share on, on either side, and not where one ends as the other begins.

@@ -63,7 +63,7 @@ unsafe fn columns<S: Tiles, V: Stored<S>, const Q: usize>(values: &WeightedRows<
     let registers = values.width / S::LANES;
     let group = if V::GROUPS { values.group / S::LANES } else { registers };
     let mut at = 0;
-    // SAFETY: the registers from `at` on are there in each row, and that many of them are of one group.
+    // SAFETY: the registers from `at` on are there in each row, and each C of them are of one group.
     unsafe {
         while at < registers {
             let left = registers - at;

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 
-use kvcache_conformance::Expected;
 use kvcache_conformance::random::{Unstructured, index_inputs};
-use kvcache_conformance::{Case, Implementation, Operator, Step, Tensor};
+use kvcache_conformance::{Case, Expected, Implementation, Operator, Step, Tensor};
 use kvcache_emulation_ptx::{Counts, EmulatedAttention, EmulatedCuda};
 use kvcache_schema::ElementType;
 
