@@ -82,8 +82,8 @@ semver-base:
 # The CPU kernels, those of attention, and the operators on aarch64, by an emulator of its instructions: row functions
 # for NEON, and those in plain Rust, must match the reference and the golden cases bit for bit. Nothing is learned about
 # speed. Compiled as for release, but for the long link-time optimization of each test, and with the assertions with
-# which the tests of all float16 take samples. Debian: qemu-user-static, gcc-aarch64-linux-gnu. Left out: a test whose
-# processes start others, which the emulator does not follow.
+# which the tests of all float16 take samples. Debian: qemu-user-static, gcc-aarch64-linux-gnu. The emulator does not
+# follow processes that others start.
 QEMU_AARCH64 ?= qemu-aarch64-static
 AARCH64_CC ?= aarch64-linux-gnu-gcc
 AARCH64_ROOT ?= /usr/aarch64-linux-gnu
@@ -96,9 +96,8 @@ test-aarch64:
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$(AARCH64_CC)" \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$(QEMU_AARCH64) -L $(AARCH64_ROOT)" \
 	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
-		cargo test --release --locked --target aarch64-unknown-linux-gnu \
-			-p kvcache-kernels -p kvcache-attention -p kvcache-op --tests \
-			-- --skip random_calls_stay_inside_their_operands
+	PROPTEST_FORK=false cargo test --release --locked --target aarch64-unknown-linux-gnu \
+		-p kvcache-kernels -p kvcache-attention -p kvcache-op --tests
 
 # First the kept inputs, then for MINUTES new ones, which stay in the target directory; what fails is left in
 # fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much. The
