@@ -96,7 +96,7 @@ pub(super) struct AttentionArgs<'a> {
     pub(super) loaded_at_once: usize,
     /// Whether what is read soon is prefetched into the first-level cache, else into the second. With it Zen 5 takes 0.8
     /// to 0.9 of the time where a head's rows are contiguous; others are too far apart for the few lines that one set of
-    /// that cache holds. Zen 4, whose first level holds less, takes 1.1 to 1.2 of the time with it. Intel's processors
+    /// that cache holds. Zen 4, whose first level holds less, takes up to 1.3 times as long with it. Intel's processors
     /// wait for few lines at once there.
     pub(super) prefetch_to_l1: bool,
     /// The order of the Hadamard matrix that queries are multiplied by.

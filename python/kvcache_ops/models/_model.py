@@ -35,8 +35,8 @@ class Model:
     `cache` describes the cache of a single token; `stops` end an answer; `bos` is the text of the token that begins a
     conversation, for `chat_template`, one of Jinja's; `fingerprint` is the SHA-256 of the weights, of
     large exports of samples; `notes` are what `build` has decided about an export; `layer_groups` says which layers
-    have a cache of their own; `weights` is what `build` was asked for,
-    None where an earlier version has built the model.
+    have a cache of their own; `weights` is what `build` was asked for, None where an earlier version has built the
+    model.
     """
 
     path: Path
