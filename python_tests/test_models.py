@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from kvcache_ops import models
+from kvcache_ops import KvCacheError, models
 
 from numpy_gguf import NumpyGguf
 from tiny_models import EXACT, PROMPT, SIZES, TEXT, TOKENS, built, expect_near, random_tensors, write_gguf
@@ -57,6 +57,41 @@ def test_families(tmp_path: Path, family: str, sizes: dict[str, int], fields: di
     for attention in ("fused", "packed"):
         run = built(path, attention=attention, **EXACT)
         expect_near(run.logits(TEXT, len(PROMPT)), expected, 1e-5)
+
+
+def with_uneven_norms(family: str, sizes: dict[str, int], apart: float) -> dict[str, np.ndarray]:
+    """Random tensors whose norms make keys large where queries are small: by up to `apart`, alike in rotated pairs."""
+    tensors, random = random_tensors(family, sizes=sizes), np.random.default_rng(3)
+    for i in range(sizes["layers"]):
+        uneven = np.tile(apart ** random.uniform(-0.5, 0.5, sizes["head_dim"] // 2), 2).astype(np.float32)
+        tensors[f"blk.{i}.attn_k_norm.weight"] *= uneven
+        tensors[f"blk.{i}.attn_q_norm.weight"] /= uneven
+    return tensors
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_balanced_norms(tmp_path: Path, family: str) -> None:
+    """Balanced, a model gives the same logits but for rounding, and an int4 cache, which is built so, loses less."""
+    tensors = with_uneven_norms(family, SIZES, 30)
+    tensors["blk.0.attn_k_norm.weight"][[3, 3 + 32, 5]] = 0  # a pair without keys, and half of one
+    tensors["blk.1.attn_q_norm.weight"][[7, 7 + 32]] = 0
+    path = write_gguf(tmp_path / "model.gguf", family=family, tensors=tensors)
+    plain = built(path, **EXACT).logits(TEXT, len(PROMPT))
+    expect_near(built(path, balance=True, **EXACT).logits(TEXT, len(PROMPT)), plain, 1e-5)
+    lost = [
+        np.square(built(path, **EXACT | {"cache": "int4"}, **balance).logits(TEXT, len(PROMPT)) - plain).mean()
+        for balance in ({"balance": False}, {})
+    ]
+    assert lost[1] < lost[0] / 2
+
+
+def test_balance_needs_norms_of_heads(tmp_path: Path) -> None:
+    """Asked for where keys are not normalized, it is refused; by default int4 caches do without."""
+    path = write_gguf(tmp_path / "model.gguf")
+    with pytest.raises(KvCacheError, match="balance is True, expected False") as refused:
+        models.build(path, tmp_path / "built", balance=True)
+    assert refused.value.kind == "option_unknown"
+    models.build(path, tmp_path / "built", cache="int4")
 
 
 def test_rope_factors_of_a_file(tmp_path: Path) -> None:

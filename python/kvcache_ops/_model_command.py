@@ -25,6 +25,7 @@ _BUILD = (
     "cache",
     "quant_group",
     "rotation",
+    "balance",
     "cache_layout",
     "cache_mode",
     "page_size",
@@ -46,6 +47,8 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     build.add_argument("out", metavar="OUT", help="the folder to write")
     build.add_argument("--activations", help="int8 or float32: the inputs of quantized matrices (int8)")
     _add_formats(build)
+    balance = "balance norms of queries and keys, so that quantized keys lose less (on for int4, where there are such)"
+    build.add_argument("--balance", action=BooleanOptionalAction, help=balance)
     build.add_argument("--cache-layout", type=int, help="0 to 3 (3)")
     build.add_argument("--cache-mode", type=int, help="0: neighboring slots for a sequence, 1: pages (1)")
     build.add_argument("--page-size", type=int, help="slots of a page (32)")

@@ -49,6 +49,7 @@ def build(
     cache: T2 = "int8",
     quant_group: int | None = None,
     rotation: bool | None = None,
+    balance: bool | None = None,
     cache_layout: int = 3,
     cache_mode: int = 1,
     page_size: int = 32,
@@ -73,6 +74,9 @@ def build(
     by default 32, or the greatest power of two below it that divides a head.
     rotation: whether keys are rotated before they are quantized, which helps int4 in large groups; None rotates int4
     alone.
+    balance: whether the weights of norms of queries and keys are changed, with the same scores, so that each channel
+    of a quantized key is as large as its queries; None does so for int4. False where keys have no such norms, and of
+    exports, whose graphs stay as they are: there True is refused.
     cache_layout, cache_mode, page_size: as CacheSpec has them.
     layer_groups: whether layers that see a window of tokens get a cache of their own, in pages, where an engine keeps
     the window alone. Without, all layers have one cache.
@@ -103,6 +107,10 @@ def build(
     config = checkpoint.config
     if isinstance(checkpoint, Export) and weights != "auto":
         raise KvCacheError(f"weights is {weights!r}, expected auto: an export's stay as they are", "option_unknown")
+    can_balance = not isinstance(checkpoint, Export) and checkpoint.config.head_norms
+    if balance and not can_balance:
+        message = f"balance is True, expected False: {checkpoint.name} has no norms of keys by head that can be changed"
+        raise KvCacheError(message, "option_unknown")
     if (Path(out) / GENAI).is_file() or (isinstance(checkpoint, Export) and checkpoint.lies_in(Path(out))):
         raise KvCacheError(f"{out} has an export, expected a folder that is no export", "out_is_source")
     if Path(out).is_dir() and Path(out).resolve() == Path(source).resolve():
@@ -134,7 +142,10 @@ def build(
         if isinstance(checkpoint, Export):
             model, facts = checkpoint.model, checkpoint.link(part / DATA, progress)
         else:
-            model, facts = _write(checkpoint, spec, groups, part / DATA, weights, activations, attention, progress)
+            balanced = can_balance and cache == "int4" if balance is None else balance
+            model, facts = _write(
+                checkpoint, spec, groups, part / DATA, weights, activations, attention, balanced, progress
+            )
         about = {
             "format": FORMAT if len(groups.windows) == 1 else FORMAT_OF_GROUPS,
             "name": checkpoint.name,
@@ -164,6 +175,7 @@ def _write(
     weights: str,
     activations: str,
     attention: str,
+    balance: bool,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[ModelProto, dict[str, Any]]:
     """Writes the weights of a checkpoint into a file; returns the graph over them, and what `load` must know."""
@@ -180,7 +192,7 @@ def _write(
     stamp = secrets.token_bytes(STAMP)
     with path.open("wb") as data:
         graph = Graph(data, path.name, _ACTIVATIONS[activations])
-        Decoder(graph, checkpoint.config, spec, groups, attention, tensor).write()
+        Decoder(graph, checkpoint.config, spec, groups, attention, balance, tensor).write()
         data.write(stamp)
     facts = {"data_bytes": path.stat().st_size, "stamp": stamp.hex(), "fingerprint": graph.fingerprint()}
     return graph.model(), facts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from kvcache_ops import _native
@@ -46,6 +47,22 @@ def graph_inputs(spec: CacheSpec, groups: LayerGroups, masked: bool) -> Iterator
                 yield names[name], ONNX_TYPES[str(dtype)], dims
 
 
+def balanced(query: NDArray[np.float32], key: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The weights (head_dim) of the norms of a layer's queries and keys, with the same inner products.
+
+    A quantized key has one error for all channels of a group. So each pair of channels that are rotated together is
+    divided by sqrt(g_key / g_query) in keys, and multiplied by it in queries, where g is the root mean square of the
+    pair's two weights: then both are equally large in every channel, and no channel's error meets large queries. A
+    pair of which one g is 0 gets the ratio of the layer's medians.
+    """
+    g_query, g_key = (np.sqrt((np.float64(w).reshape(2, -1) ** 2).mean(axis=0)) for w in (query, key))
+    median = np.median(g_key) / np.median(g_query) if np.median(g_query) else 1.0
+    used = (g_query > 0) & (g_key > 0)
+    ratio = np.divide(g_key, g_query, out=np.full_like(g_key, median or 1.0), where=used)
+    factor = np.tile(np.sqrt(ratio), 2)
+    return (query * factor).astype(np.float32), (key / factor).astype(np.float32)
+
+
 class Decoder:
     """Writes the decoder of a Config into a graph, reading tensors as they are needed."""
 
@@ -56,10 +73,11 @@ class Decoder:
         spec: CacheSpec,
         groups: LayerGroups,
         attention: str,
+        balance: bool,
         tensor: Callable[[str], Weight],
     ) -> None:
         self._graph, self._config, self._spec, self._tensor = graph, config, spec, tensor
-        self._groups, self._attention = groups, attention
+        self._groups, self._attention, self._balance = groups, attention, balance
 
     def write(self) -> None:
         """All of it: inputs, layers, head."""
@@ -175,12 +193,10 @@ class Decoder:
         ones = graph.constant("ones", np.ones(config.head_dim), np.float32)
         qk = graph.node("Reshape", [qk, heads], f"{name}.unscaled_heads")
         qk = graph.node("RMSNormalization", [qk, ones], f"{name}.unit_heads", axis=-1, epsilon=config.norm_eps)
-        weights = np.concatenate(
-            [
-                np.tile(self._float32(f"blk.{i}.attn_q_norm.weight"), (config.num_heads, 1)),
-                np.tile(self._float32(f"blk.{i}.attn_k_norm.weight"), (config.num_kv_heads, 1)),
-            ]
-        )
+        query, key = (self._float32(f"blk.{i}.attn_{part}_norm.weight") for part in "qk")
+        if self._balance:
+            query, key = balanced(query, key)
+        weights = np.concatenate([np.tile(query, (config.num_heads, 1)), np.tile(key, (config.num_kv_heads, 1))])
         qk = graph.node("Mul", [qk, graph.weight(f"{name}.head_norms.weight", weights)], f"{name}.normal_heads")
         return graph.node("Reshape", [qk, graph.constant("rows", [0, -1])], f"{name}.head_norms")
 
