@@ -22,7 +22,7 @@
 #
 # make test-sanitize-borders    the C interface and the Python package under AddressSanitizer
 # make test-threads     what threads share, under ThreadSanitizer; needs rust-src, from rustup
-# make test-gpu bench-gpu       what needs an NVIDIA GPU; without one they end with exit code 77 and say so
+# make test-gpu         what needs an NVIDIA GPU; without one it ends with exit code 77 and says so
 # make test-serving     replicas under Ray Serve on two hosts, one of which is killed; lm-evaluation-harness; needs root
 # make test-torch       kvcache_ops.torch, in an environment of 5.5 GB
 # make test-model       real models from GGUF files of 92 and 253 MB: numpy, llama.cpp, the loop in Rust; needs the network
@@ -31,16 +31,14 @@
 # make test-aarch64     CPU kernels and golden cases on aarch64, under qemu; also needs a cross compiler
 # make test-msrv        the crates compile with the oldest Rust that they declare; needs rustup and the network
 # make deny             licenses and advisories of all dependencies; semver BASE=v0.1.0: interfaces broken since a release
-# make soak             STEPS (a million) decode steps on threads and sessions, while memory is measured
 # make fuzz             all fuzz targets with libFuzzer, for MINUTES (1) each; FUZZ_TARGETS=dlpack for one of them
 #
 # make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-manager; BENCH="--quick"
-# make bench-model      a real model against llama.cpp, which npm brings, and GroupQueryAttention; BENCH="--quick"
+# make bench-model      a real model against llama.cpp, which npm brings; BENCH="--quick"
 # make bench-openvino   the engine against OpenVINO GenAI's continuous batching, on that model; BENCH="--quick"
 # make bench-cuda       instructions, sectors and bank conflicts of CUDA kernels, counted by the interpreter of their PTX
 # make bench-tiers      sequences and pages in host memory and files against moving the same bytes without
 # make bench-quality    perplexity, pass keys and repetition of that model and Gemma 3, by format of the cache
-# make bench-passkey    pass keys in texts longer than that model was trained for, with InfLlm and without
 #
 # make golden           writes the golden cases                  make header    writes the C header
 # make docs             writes the generated pages, and builds the book; make book alone does that

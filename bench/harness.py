@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import site
 import subprocess
 import sys
 import time
@@ -39,12 +37,6 @@ TELLING_NS = 0.2e6
 
 # Samples of a fast run last about so long, by repetition.
 SAMPLE_NS = 0.5e6
-
-
-def add_peers() -> None:
-    """Lets packages of peers be imported from the folders in PEERS, where they are not installed."""
-    for folder in os.environ.get("PEERS", "").split():
-        site.addsitedir(folder)
 
 
 class WrongAnswer(Exception):
@@ -191,11 +183,6 @@ def quotient(above: float, below: float) -> float:
 def fastest_of(*ns: float) -> float:
     """How many times as long the fastest of the others takes as the first."""
     return min(ns[1:]) / ns[0]
-
-
-def difference(above: float, below: float) -> float:
-    """How many microseconds longer the first one takes."""
-    return (above - below) / 1e3
 
 
 def microseconds(contender: Contender) -> Row:

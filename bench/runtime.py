@@ -1,4 +1,4 @@
-"""Operators inside ONNX Runtime: ours, an empty one, and what people use today."""
+"""Operators inside ONNX Runtime: ours, and what people use today."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from onnx import TensorProto, helper
 from cases import FLOAT, INT8
 from harness import Contender
 from kvcache import DOMAIN, ELEMENT_TYPES, IR_VERSION, NUMPY_TYPES, OPSET, find_library
-from native import library_path
 from tensors import Tensors, allocate, random_tensor
 
-EMPTY_DOMAIN, MICROSOFT = "kvcache.bench", "com.microsoft"
+MICROSOFT = "com.microsoft"
 # The inputs of both operators, in the specification's order.
 INPUTS = (
     "query current_key current_value seqstarts kvstarts cachestarts start_pos decoding_batches max_seqlen max_kvlen"
@@ -90,12 +89,6 @@ def operator(tensors: Tensors, threads: int) -> Contender:
     ]
     tensors.check(f"in ONNX Runtime on {threads} threads", runs[0])
     return Contender(f"{case.name}, in ONNX Runtime", runs, threads, case.cold, is_busy=case.cold)
-
-
-def empty(tensors: Tensors, threads: int) -> Contender:
-    """An operator with the same inputs and outputs that does nothing, made with the same crate."""
-    run = called(tensors, threads, "Empty", EMPTY_DOMAIN, str(library_path()))
-    return Contender("empty operator in ONNX Runtime", [run], threads, cold=False)
 
 
 def matrix_product(threads: int, size: int) -> list[Contender]:

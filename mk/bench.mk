@@ -41,14 +41,12 @@ llama-cpp:
 	mkdir -p "$(LLAMA_CPP_PACKAGE)" && cp bench/model/package.json bench/model/package-lock.json "$(LLAMA_CPP_PACKAGE)"
 	cd "$(LLAMA_CPP_PACKAGE)" && npm ci --ignore-scripts --no-audit --no-fund || rm -rf node_modules
 
-# A whole model, of 92 MB, against llama.cpp, ONNX Runtime's GroupQueryAttention and onnxruntime-genai.
-# The benchmark says what is missing. Gemma 3 is measured by `make gemma3 bench-model BENCH=--quick BENCH_SOURCE=FILE`,
-# against llama.cpp alone: the other two have no windows of some layers.
+# A whole model, of 92 MB, against llama.cpp. Gemma 3 is measured by `make gemma3 bench-model BENCH=--quick
+# BENCH_SOURCE=FILE`.
 BENCH_SOURCE ?= $(SMOLLM2)
 .PHONY: bench-model
-bench-model: .venv/wheel .venv-peers/ready llama-cpp smollm2
-	PEERS="$$(echo .venv-peers/lib/python*/site-packages)" \
-		$(ON_RELEASE) bench/model/bench_model.py "$(BENCH_SOURCE)" $(filter --quick,$(BENCH)) $(BENCH_MODEL)
+bench-model: .venv/wheel llama-cpp smollm2
+	$(ON_RELEASE) bench/model/bench_model.py "$(BENCH_SOURCE)" $(filter --quick,$(BENCH)) $(BENCH_MODEL)
 
 # The engine against OpenVINO GenAI's, on that model as Q8_0, or as BENCH_OPENVINO="--weights Q4_0 --int8" says.
 .PHONY: bench-openvino
@@ -61,8 +59,3 @@ bench-openvino: .venv/wheel .venv-peers/ready smollm2
 .PHONY: bench-quality
 bench-quality: .venv/wheel llama-cpp smollm2 gemma3
 	$(ON_RELEASE) bench/model/quality.py "$(SMOLLM2)" "$(GEMMA3)" $(BENCH_QUALITY)
-
-# Texts longer than this model was trained for. All takes hours; BENCH_PASSKEY="--times 1 2 --ways Quest" takes less.
-.PHONY: bench-passkey
-bench-passkey: .venv/wheel smollm2
-	$(ON_RELEASE) bench/model/passkey.py "$(SMOLLM2)" $(BENCH_PASSKEY)

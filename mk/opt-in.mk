@@ -6,7 +6,7 @@
 # and every object has memory of its own; python_tests/with_asan shows first that too short memory is found. Leaks are
 # looked for in C alone: an interpreter frees not all at its end. The runtime takes the place of C++'s throw, which must
 # be there when it begins, and the interpreter alone has no C++. Left out are the tests of other things than the border
-# (the book, soak, model files) and test_large_cache.py, with its caches of gigabytes.
+# (the book, model files) and test_large_cache.py, with its caches of gigabytes.
 BORDERS := $(TARGET)/borders
 ASAN_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell gcc -print-file-name=$(library)))
 PYTHON_BORDER := test_run test_int4 test_cache_spec test_step_indices test_inplace \
@@ -136,22 +136,11 @@ build-gpu:
 test-gpu: build-gpu
 	.ci/gpu test
 
-.PHONY: bench-gpu
-bench-gpu: build-gpu
-	.ci/gpu bench
-
 # The examples for executors in Rust: workspaces of their own, since those take many minutes to build.
 .PHONY: test-executors
 test-executors:
 	cd examples/candle && cargo test --locked && cargo run --locked --example decode
 	cd examples/tract && cargo test --locked
-
-# Sequences that join and leave on many threads, sessions and managers, with answers that are checked bit for bit, while
-# nothing may grow: resident memory, memory in use, threads, files.
-STEPS ?= 1000000
-.PHONY: soak
-soak: .venv/wheel
-	KVCACHE_SOAK_STEPS=$(STEPS) $(VENV) -m pytest -q -s -p no:cacheprovider python_tests/test_soak.py -k nothing_grows
 
 # What needs torch, gigabytes of it: kvcache_ops.torch, and that the committed graphs are what torch exports.
 .PHONY: test-torch

@@ -5,8 +5,7 @@
 
 Each contender is a process of its own. They are measured in turn; ratios are taken within a round. After each run their
 logits are compared, of the same tokens in all of them: what differs by more than rounding to 8 bits explains ends the
-benchmark. Peers are llama.cpp (LLAMA_CPP is the folder of its libraries), and ONNX Runtime's GroupQueryAttention in a
-loop like ours and in onnxruntime-genai. What is not installed is left out.
+benchmark. The peer is llama.cpp, where LLAMA_CPP is the folder of its libraries.
 """
 
 from __future__ import annotations
@@ -26,26 +25,21 @@ from typing import Any
 
 import numpy as np
 
-import genai
-from group_query import GroupQuery
 from harness import ROOT, Contender, Groups, Measured, Row, WrongAnswer, arguments, quotient, run
 from llama_cpp import LIBRARIES, VERSION, LlamaCpp
 from ours import OurEngine, Ours
 
-OURS, LLAMA_CPP, GROUP_QUERY = "kvcache_ops", f"llama.cpp {VERSION}", "GroupQueryAttention, float32"
-GENAI = genai.TITLE or "onnxruntime-genai"
+OURS, LLAMA_CPP = "kvcache_ops", f"llama.cpp {VERSION}"
 LENGTH = 8192  # tokens of a sequence, the model's context
 SEQUENCES = 16
-FEW = 4  # sequences of GroupQueryAttention, whose cache is float32
 PREFIX, NEW = 2048, 64
 REST = 0.05  # seconds, in which workers that have nothing to do cease to spin
 # The root mean square of the logits' differences, in standard deviations. What is rounded to 8 bits makes 0.03 to 0.3,
 # most in the first tokens of a text; a token that is left out 0.2 to 3.
 BOUND = 0.4
 GOALS = {
-    "prompt of 1024": {GROUP_QUERY: 1.0, GENAI: 1.0},
     "prompt of 4096": {LLAMA_CPP: 1.0},
-    "decode, batch 1, depth 1024": {LLAMA_CPP: 1.0, GROUP_QUERY: 1.2, GENAI: 1.2},
+    "decode, batch 1, depth 1024": {LLAMA_CPP: 1.0},
     "decode, batch 16, depth 1024": {LLAMA_CPP: 1.3},
 }
 
@@ -151,10 +145,6 @@ class Model:
         made = {OURS: Process(Ours, source, self._cache, str(self._folder), SEQUENCES, *sizes, **many)}
         if LIBRARIES.is_dir():
             made[LLAMA_CPP] = Process(LlamaCpp, source, self._cache, SEQUENCES, *sizes, **many)
-        if self._cache == "float16":
-            made[GROUP_QUERY] = Process(GroupQuery, source, FEW, *sizes, sequences=FEW)
-            if genai.TITLE:
-                made[GENAI] = Process(genai.Genai, source, *sizes, sequences=1)
         # Weights and memory come from the disk and the system the first time.
         for process in made.values():
             process("prompt", process.sequences, self._text[:128])
@@ -252,7 +242,7 @@ class Model:
         for tokens in (128, 1024) if quick else (128, 1024, 4096):
             yield f"{self._cache} prompt {tokens}", partial(self.prompt, tokens)
         for depth in self.depths:
-            for batch in (1, SEQUENCES) if quick else (1, FEW, SEQUENCES):
+            for batch in (1, SEQUENCES) if quick else (1, 4, SEQUENCES):
                 steps = 8 if batch == 1 else 4
                 yield f"{self._cache} decode batch {batch} depth {depth}", partial(self.decode, batch, depth, steps)
         yield f"{self._cache} first token", self.first_token

@@ -1,11 +1,9 @@
-//! What the benchmark measures without Python in the way: an extension module, and in the same file a library of an
-//! operator that does nothing.
+//! What the benchmark measures without Python in the way: an extension module.
 //!
 //! Python holds all clocks and all memory. What it measures is a method here that runs once, or as often as it is told.
 
 mod blocks;
 mod calls;
-mod empty;
 mod multiply_adds;
 mod roofline;
 mod steps;
@@ -14,8 +12,6 @@ use std::fmt::Display;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::{PyErr, pymodule};
-
-pub use empty::RegisterCustomOps;
 
 /// The benchmark's native side.
 #[pymodule]

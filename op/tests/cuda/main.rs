@@ -1,4 +1,4 @@
-//! Tests on a GPU, and with `--bench` what is measured on it. Without one, all but those of the host are ignored and the
+//! Tests on a GPU. Without one, all but those of the host are ignored and the
 //! reason is printed; with `KVCACHE_REQUIRE_GPU` set the exit code is then 77, not that of a success. The emulated
 //! driver does not count as a GPU then, unless the variable is `emulated`.
 //!
@@ -7,7 +7,6 @@
 
 mod agree;
 mod attention;
-mod bench;
 mod call;
 mod device;
 mod golden;
@@ -67,11 +66,7 @@ fn main() -> ExitCode {
         golden::the_host_refuses_what_it_can_know_in_the_same_words();
         Ok(())
     });
-    let benches = bench::all().into_iter().filter(|bench| arguments.bench || bench.is_tested()).map(|bench| {
-        let trial = Trial::bench(format!("bench::{}", bench.name()), move |is_test| bench.run(is_test));
-        trial.with_ignored_flag(missing.is_some())
-    });
-    let trials = TESTS.map(trial).into_iter().chain([host]).chain(benches);
+    let trials = TESTS.map(trial).into_iter().chain([host]);
     let conclusion = libtest_mimic::run(&arguments, trials.collect());
     match missing {
         Some(_) if required.is_some() && !arguments.list => ExitCode::from(77),
