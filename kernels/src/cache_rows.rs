@@ -28,6 +28,7 @@ pub struct RowCopy {
 /// before they write the first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheRows {
+    layout: CacheLayout,
     max_t: usize,
     num_layer: usize,
     num_heads: usize,
@@ -37,6 +38,19 @@ pub struct CacheRows {
     has_quant_rotation: bool,
     pub(crate) cache: TensorRows,
     pub(crate) scale: TensorRows,
+}
+
+/// The bytes of some slots in `cache` or in `scale`: lines of one width, each `pitch` bytes behind the one before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotLines {
+    /// Where the first line begins.
+    pub start: usize,
+    /// From one line to the next.
+    pub pitch: usize,
+    /// Bytes of a line.
+    pub width: usize,
+    /// Lines.
+    pub height: usize,
 }
 
 /// How the heads of rows are quantized.
@@ -95,7 +109,7 @@ impl CacheRows {
         };
         let cache = TensorRows::new("cache", layout, dims, t2)?;
         let quant = quant.and_then(|(group, t3)| Some(RowQuant { bits: QuantBit::of_element(t2)?, group, t3 }));
-        Ok(Self { max_t, num_layer, num_heads, head_dim, t2, quant, has_quant_rotation: false, cache, scale })
+        Ok(Self { layout, max_t, num_layer, num_heads, head_dim, t2, quant, has_quant_rotation: false, cache, scale })
     }
 
     /// The rows of a cache whose keys were multiplied by a Hadamard matrix before they were quantized
@@ -146,6 +160,27 @@ impl CacheRows {
     pub fn scale_ranges(&self, slots: Range<usize>) -> Result<impl Iterator<Item = Range<usize>> + use<>, RowsError> {
         self.check_slots(slots.start, slots.len())?;
         Ok(self.scale.ranges(slots))
+    }
+
+    /// The rows of a cache that has `max_t` slots, and is otherwise this one.
+    ///
+    /// # Errors
+    /// [`RowsError::SizeOverflow`].
+    pub fn with_max_t(&self, max_t: usize) -> Result<Self, RowsError> {
+        let quant = self.quant.map(|quant| (quant.group, quant.t3));
+        let rows = Self::new(self.layout, CacheDims { max_t, ..self.dims() }, self.t2, quant)?;
+        Ok(rows.with_quant_rotation(self.has_quant_rotation))
+    }
+
+    /// The bytes of some slots, of one layer or of all, in `cache` and in `scale`: line `i` of those in a cache of
+    /// another `max_t` holds the same elements.
+    ///
+    /// # Errors
+    /// [`RowsError::Layer`], [`RowsError::Slots`].
+    pub fn lines(&self, layer: Option<usize>, slots: Range<usize>) -> Result<[SlotLines; 2], RowsError> {
+        self.check_slots(slots.start, slots.len())?;
+        layer.map_or(Ok(()), |layer| self.check_layer(layer))?;
+        Ok([self.cache, self.scale].map(|tensor| tensor.lines(layer, slots.clone())))
     }
 
     /// Copies rows of slots to other slots, one copy after the other: a later one reads what an earlier one has
@@ -207,10 +242,9 @@ impl CacheRows {
         [self.cache.bytes, self.scale.bytes]
     }
 
-    /// Where layer 0 begins in `cache` and in `scale`.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn starts(&self) -> [usize; 2] {
-        [self.cache.start, self.scale.start]
+    pub(crate) fn check_layer(&self, layer: usize) -> Result<(), RowsError> {
+        let num_layer = self.num_layer;
+        if layer < num_layer { Ok(()) } else { Err(RowsError::Layer { layer, num_layer }) }
     }
 
     pub(crate) fn check_memory(&self, cache: &[u8], scale: &[u8]) -> Result<(), RowsError> {
@@ -218,7 +252,11 @@ impl CacheRows {
         check_len("scale", self.scale.len, scale)
     }
 
-    pub(crate) fn check_slots(&self, start: usize, len: usize) -> Result<(), RowsError> {
+    /// Checks that slots are inside the cache.
+    ///
+    /// # Errors
+    /// [`RowsError::Slots`].
+    pub fn check_slots(&self, start: usize, len: usize) -> Result<(), RowsError> {
         match start.checked_add(len) {
             Some(end) if end <= self.max_t => Ok(()),
             _ => Err(RowsError::Slots { start, len, max_t: self.max_t }),
@@ -269,6 +307,22 @@ impl TensorRows {
         let len = if len == self.plane_len { self.len } else { len };
         let planes = if len == 0 { 0..0 } else { 0..self.len };
         planes.step_by(self.plane_len.max(len).max(1)).map(move |plane| plane + start..plane + start + len)
+    }
+
+    fn lines(self, layer: Option<usize>, slots: Range<usize>) -> SlotLines {
+        let TensorBytes { token, layer: layer_len, .. } = self.bytes;
+        let planes = |bytes: usize| bytes.checked_div(self.plane_len).unwrap_or(0);
+        let (start, width) = (slots.start * token, slots.len() * token);
+        match layer {
+            None => SlotLines { start, pitch: self.plane_len, width, height: planes(self.len) },
+            // The layers of a slot are neighbors.
+            Some(layer) if layer_len <= token => {
+                SlotLines { start: start + layer * layer_len, pitch: token, width: layer_len, height: slots.len() }
+            }
+            Some(layer) => {
+                SlotLines { start: start + layer * layer_len, pitch: self.plane_len, width, height: planes(layer_len) }
+            }
+        }
     }
 
     /// Copies slots that are inside the tensor, whose bytes are given.

@@ -101,10 +101,7 @@ impl CacheRows {
     /// # Errors
     /// [`RowsError::Layer`].
     pub fn layer(&self, layer: usize) -> Result<LayerRows, RowsError> {
-        let num_layer = self.dims().num_layer;
-        if layer >= num_layer {
-            return Err(RowsError::Layer { layer, num_layer });
-        }
+        self.check_layer(layer)?;
         let rows = self.of_layer(layer);
         let [cache, scale] = rows.row_lens();
         Ok(LayerRows { rows, in_row: [layer * cache, self.row_lens()[0] + layer * scale] })

@@ -29,7 +29,7 @@ impl<'a> KeyRotation<'a> {
         rotations: &[Rotation],
         rope: &'a Rope,
     ) -> Result<Self, RowsError> {
-        let rotations = Self::check(rows, rotations, rope)?;
+        let rotations = rows.check_rotations(rotations, rope)?;
         rows.check_memory(cache, scale)?;
         check_alignment("cache", cache, rows.t2())?;
         if let Some(quant) = rows.quant() {
@@ -37,22 +37,28 @@ impl<'a> KeyRotation<'a> {
         }
         Ok(Self { rows, cache, scale, rotations, rope })
     }
+}
 
-    /// Checks all but the memory. Returns the rotations that rotate something, in ascending order of slots.
-    pub(crate) fn check(rows: &CacheRows, rotations: &[Rotation], rope: &Rope) -> Result<Vec<Rotation>, RowsError> {
-        let t2 = rows.t2();
-        if rows.quant().is_none() && !t2.is_float() {
+impl CacheRows {
+    /// Checks a call of [`rotate_keys`](Self::rotate_keys), but for the memory. Returns the rotations that rotate
+    /// something, in ascending order of slots.
+    ///
+    /// # Errors
+    /// [`RowsError::KeyType`], [`RowsError::Rope`], [`RowsError::Slots`], [`RowsError::RotatedTwice`].
+    pub fn check_rotations(&self, rotations: &[Rotation], rope: &Rope) -> Result<Vec<Rotation>, RowsError> {
+        let t2 = self.t2();
+        if self.quant().is_none() && !t2.is_float() {
             return Err(RowsError::KeyType { t2 });
         }
-        rope.check(rows.dims().inner)?;
-        rotations.iter().try_for_each(|rotation| rows.check_slots(rotation.slot, rotation.len))?;
+        rope.check(self.dims().inner)?;
+        rotations.iter().try_for_each(|rotation| self.check_slots(rotation.slot, rotation.len))?;
         let mut rotations: Vec<_> = rotations.iter().filter(|rotation| rotation.len > 0).copied().collect();
         rotations.sort_unstable_by_key(|rotation| rotation.slot);
         if let Some(twice) = rotations.windows(2).find(|pair| pair[0].slot + pair[0].len > pair[1].slot) {
             return Err(RowsError::RotatedTwice { slot: twice[1].slot });
         }
         // The axes of an empty tensor may have any length.
-        rotations.retain(|rotation| rotation.delta != 0 && rows.cache_len() > 0);
+        rotations.retain(|rotation| rotation.delta != 0 && self.cache_len() > 0);
         Ok(rotations)
     }
 }

@@ -20,7 +20,7 @@ mod workers;
 
 pub use addressing::{Addressing, Run, Segment};
 pub use cache_bytes::{CacheBytes, TensorBytes};
-pub use cache_rows::{CacheRows, RowCopy};
+pub use cache_rows::{CacheRows, RowCopy, SlotLines};
 pub use canonical_rows::LayerRows;
 pub use cpu::{Cpu, LoadedRows, RowLoader};
 pub use device_problem::{AlikeSequences, DeviceAddressing, DeviceProblem, DeviceStores};

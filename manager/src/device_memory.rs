@@ -10,12 +10,9 @@ use crate::spec::CacheSpec;
 
 /// A cache in a CUDA device's memory: the tensors that the operator takes there, and the stream on which it runs.
 ///
-/// What a manager does to it is put into the stream, in order with the operator's calls. Copies and rotations wait for
-/// nothing, so a step's `apply` does not, unless rows go to a store: [`read_rows`](CacheMemory::read_rows) gives bytes
-/// to the host, and waits for the stream. Rows that are written wait at most for those before them to leave `staging`.
-///
-/// The bytes are those of a [`HostMemory`](crate::HostMemory), but for keys that are not numbers: rotated, they are
-/// another NaN. What runs there has run on an interpreter of PTX, never on a GPU.
+/// What a manager does to it happens in the order of the stream, between the operator's calls. The driver copies rows,
+/// and nothing waits for that. Rows that are rotated, read or written go through `staging`, where the host does the
+/// work, and the call waits for the stream. The bytes are those of a [`HostMemory`](crate::HostMemory).
 #[derive(Debug)]
 pub struct DeviceMemory<'a>(DeviceCacheRows<'a>);
 

@@ -4,7 +4,7 @@ use std::ffi::{c_uchar, c_uint, c_void};
 use std::slice;
 
 use kvcache_emulation_ptx::DeviceMemory;
-use kvcache_kernels::cuda::cudarc::driver::sys::CUresult;
+use kvcache_kernels::cuda::cudarc::driver::sys::{CUDA_MEMCPY2D, CUresult};
 
 use crate::state::{Memory, Node, Out, State, context_of, current, driver};
 
@@ -66,6 +66,10 @@ fn to_host(state: &mut State, to: *mut c_void, address: u64, len: usize) -> Resu
 }
 
 pub(crate) fn copy(state: &mut State, to: u64, from: u64, len: usize) -> Result<(), CUresult> {
+    // What a real driver then leaves is not defined.
+    if to.abs_diff(from) < len as u64 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     let bytes = find_mut(state, from, len)?.to_vec();
     find_mut(state, to, len)?.copy_from_slice(&bytes);
     Ok(())
@@ -189,6 +193,24 @@ extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize
             }
             None => copy(state, to, from, len),
         }
+    })
+}
+
+/// Lines of bytes, of the device's memory or page-locked.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: usize) -> CUresult {
+    // SAFETY: the driver API requires a pointer to a description that is valid for this read.
+    let copy = unsafe { copy.read() };
+    if copy.WidthInBytes > copy.srcPitch.min(copy.dstPitch) {
+        return CUresult::CUDA_ERROR_INVALID_VALUE;
+    }
+    (0..copy.Height).fold(CUresult::CUDA_SUCCESS, |result, line| match result {
+        CUresult::CUDA_SUCCESS => {
+            let at = |start: u64, pitch: usize| start + (line * pitch) as u64;
+            let (to, from) = (at(copy.dstDevice, copy.dstPitch), at(copy.srcDevice, copy.srcPitch));
+            cuMemcpyDtoDAsync_v2(to, from, copy.WidthInBytes, stream)
+        }
+        error => error,
     })
 }
 

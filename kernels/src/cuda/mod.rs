@@ -11,7 +11,6 @@ mod parameters;
 mod pinned_memory;
 mod ptx;
 mod queue;
-mod rows;
 mod status;
 
 pub use context::{available, primary_context};
@@ -21,6 +20,5 @@ pub use launch::{BLOCK, Launch, TooLarge};
 pub use parameters::{Divisor, IndexParameters, Parameters, Strides};
 pub use pinned_memory::PinnedMemory;
 pub use ptx::{CacheKernel, MODULES, Module, module};
-pub use queue::{Queue, Ready, Scratch};
-pub use rows::{DeviceRows, DeviceRowsError, Move, MoveParameters, ROWS, RotateParameters, RowPlace, Turn};
+pub use queue::{PitchedCopy, Queue, Ready, Scratch};
 pub use status::{Finding, Status, StatusWord};

@@ -152,6 +152,49 @@ impl<'a> Queue<'a> {
         Ok(Scratch { address, stream: self.stream, queue: PhantomData })
     }
 
+    /// Copies lines of bytes by the driver, in the stream's order. Nothing waits.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    ///
+    /// # Safety
+    /// Whenever the stream executes the copy, the device may access the bytes at both addresses, which do not overlap.
+    pub unsafe fn copy(&self, copy: PitchedCopy) -> Result<(), Error> {
+        let PitchedCopy { from, from_pitch, to, to_pitch, width, height } = copy;
+        let failed = Error::driver("copying rows");
+        if width == 0 || height == 0 {
+            return Ok(());
+        }
+        // A device has no larger pitches.
+        if height == 1 || from_pitch.max(to_pitch) > i32::MAX as usize {
+            return (0..height as u64).try_for_each(|line| {
+                let [from, to] = [from + line * from_pitch as u64, to + line * to_pitch as u64];
+                // SAFETY: lines of the copy, which the device may access: see `# Safety`.
+                unsafe { result::memcpy_dtod_async(to, from, width, self.stream) }.map_err(&failed)
+            });
+        }
+        let described = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: ptr::null(),
+            srcDevice: from,
+            srcArray: ptr::null_mut(),
+            srcPitch: from_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: ptr::null_mut(),
+            dstDevice: to,
+            dstArray: ptr::null_mut(),
+            dstPitch: to_pitch,
+            WidthInBytes: width,
+            Height: height,
+        };
+        // SAFETY: the device may access the bytes: see `# Safety`; the context is current as long as the queue lives.
+        unsafe { sys::cuMemcpy2DAsync_v2(&raw const described, self.stream) }.result().map_err(failed)
+    }
+
     /// Makes a launch ready: its module is loaded then.
     ///
     /// # Errors
@@ -180,12 +223,32 @@ impl<'a> Queue<'a> {
     }
 
     /// Whether the stream is being captured into a graph.
-    fn is_captured(&self) -> Result<bool, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn is_captured(&self) -> Result<bool, Error> {
         // SAFETY: the stream is a default one or lives for `'a`: see `new` and `from_raw`.
         let status = unsafe { result::stream::is_capturing(self.stream) };
         let status = status.map_err(Error::driver("finding out whether the stream is captured"))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
+}
+
+/// A copy of lines of bytes, each `pitch` bytes behind the one before it, between addresses of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PitchedCopy {
+    /// Where the first line is read.
+    pub from: u64,
+    /// From one line that is read to the next, in bytes.
+    pub from_pitch: usize,
+    /// Where the first line is written.
+    pub to: u64,
+    /// From one line that is written to the next, in bytes.
+    pub to_pitch: usize,
+    /// Bytes of a line, at most a pitch.
+    pub width: usize,
+    /// Lines.
+    pub height: usize,
 }
 
 /// Memory of a stream: freed, when this is dropped, behind all that the stream has been given by then.

@@ -1,9 +1,9 @@
-//! What cannot be done is refused before anything is launched.
+//! What cannot be done is refused before anything is copied.
 
 use kvcache_conformance::random::Unstructured;
 use kvcache_manager::op::cuda::DeviceMut;
-use kvcache_manager::schema::ElementType::{Float16, Float32, Int8};
-use kvcache_manager::schema::{CacheLayout, QuantBit};
+use kvcache_manager::schema::CacheLayout;
+use kvcache_manager::schema::ElementType::{Float16, Float32};
 use kvcache_manager::{CacheMemory, DeviceMemory, Geometry, MemoryError, Rope, Rotation, RowCopy};
 use libtest_mimic::Failed;
 
@@ -50,19 +50,4 @@ pub fn what_is_wrong_is_refused() -> std::result::Result<(), Failed> {
     let other_shape = DeviceMemory::new(&spec, tensor, None, stream, staging).unwrap_err();
     assert_eq!([other_type.kind(), other_shape.kind()], ["memory"; 2]);
     Ok(())
-}
-
-pub fn long_heads_are_refused() -> std::result::Result<(), Failed> {
-    let rotation = [Rotation { slot: 0, len: 1, delta: 1 }];
-    let geometry = Geometry { head_dim: 1024, max_t: 4, ..GEOMETRY };
-    let mut twins =
-        Twins::new(&spec(CacheLayout::TokenMajor, (Float16, None), geometry)?, 1, &mut Unstructured::seed(28))?;
-    refused(&mut twins, "n_rot is 1024, expected at most 512 on a CUDA device", |memory| {
-        memory.rotate_keys(&rotation, &Rope::neox(1024, 1e4))
-    })?;
-    let types = (Int8, Some((QuantBit::Eight, 8, Float16)));
-    let mut twins = Twins::new(&spec(CacheLayout::TokenMajor, types, geometry)?, 1, &mut Unstructured::seed(29))?;
-    Ok(refused(&mut twins, "head_dim is 1024, expected at most 512 on a CUDA device", |memory| {
-        memory.rotate_keys(&rotation, &Rope::neox(16, 1e4))
-    })?)
 }

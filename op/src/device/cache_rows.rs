@@ -1,12 +1,21 @@
-//! The rows of a cache in a CUDA device's memory, moved and rotated by a stream.
+//! The rows of a cache in a CUDA device's memory: copied by the driver, in the order of a stream.
+//!
+//! ```text
+//! copy:                in the device's memory
+//! read, write, rotate: as many slots at once as the staging has room for
+//!     to read or rotate, copy the slots into the staging, which is a cache of these slots alone; wait
+//!     read, write or rotate there, as the host does with its own caches
+//!     if they are written or rotated, copy the slots back; wait
+//! ```
 
 use std::cell::RefCell;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
-use kvcache_kernels::cuda::{self as kernels, DeviceRowsError, PinnedMemory, Queue, ROWS, cudarc};
-use kvcache_kernels::{CacheRows, Rope, Rotation, RowCopy, RowsError};
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use kvcache_kernels::cuda::{self as kernels, PinnedMemory, PitchedCopy, Queue, cudarc};
+use kvcache_kernels::{CacheRows, Rope, Rotation, RowCopy, RowsError, Serial, SlotLines};
 use thiserror::Error;
 
 use super::device_tensor::DeviceMut;
@@ -17,89 +26,58 @@ use crate::validate::{AliasCheck, equal_type};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CacheRowsError {
-    /// A tensor that is none of the cache's.
+    /// `cache` or `scale` has another type or stream than the cache's.
     #[error(transparent)]
     Tensor(#[from] Error),
-    /// What the host refuses, too, or what cannot be launched.
+    /// What the host refuses, too.
     #[error(transparent)]
-    Rows(#[from] DeviceRowsError),
+    Rows(#[from] RowsError),
+    /// The driver has failed.
+    #[error(transparent)]
+    Launch(#[from] kernels::Error),
     /// Waiting for the device failed.
     #[error("the CUDA driver failed in waiting for rows: {0}")]
     Wait(#[from] DriverError),
+    /// A stream that is being captured into a graph, which would run without the host.
+    #[error("rows go through the host, expected a stream that is not captured")]
+    Captured,
 }
 
-impl From<RowsError> for CacheRowsError {
-    fn from(error: RowsError) -> Self {
-        Self::Rows(error.into())
-    }
-}
-
-/// Page-locked memory through which rows go between host and device, in two halves: one is copied while the other is on
-/// its way. It is made once, and serves any number of calls, one after the other.
+/// Page-locked memory through which rows go between host and device. It is made once, and serves any number of calls,
+/// one after the other.
 #[derive(Debug)]
 pub struct Staging {
-    halves: [Half; 2],
-    next: usize,
+    memory: PinnedMemory,
     len: usize,
 }
 
-#[derive(Debug)]
-struct Half {
-    memory: PinnedMemory,
-    /// The event behind the launch that used it last.
-    done: Option<CudaEvent>,
-}
-
-impl Half {
-    /// Waits until no launch uses it. Gives its memory.
-    fn wait(&mut self) -> Result<&mut [u8], CacheRowsError> {
-        if let Some(done) = self.done.take() {
-            done.synchronize()?;
-        }
-        // SAFETY: launches use it by `Staging` alone, and the last one is done.
-        Ok(unsafe { self.memory.bytes() })
-    }
-}
+/// The staged `scale` is aligned for any type.
+const ALIGN: usize = 16;
 
 impl Staging {
-    /// Two halves of `nbytes` bytes each.
+    /// Room for `nbytes` bytes of rows.
     ///
     /// # Errors
     /// [`Error::Launch`](super::Error::Launch).
     pub fn new(context: &Arc<CudaContext>, nbytes: usize) -> Result<Self, Error> {
-        let half = || Ok::<_, Error>(Half { memory: PinnedMemory::new(context, nbytes)?, done: None });
-        Ok(Self { halves: [half()?, half()?], next: 0, len: nbytes })
-    }
-
-    /// The rows that fit into a half.
-    fn rows(&self, row_len: usize) -> Result<usize, RowsError> {
-        match self.len.checked_div(row_len) {
-            Some(0) => Err(RowsError::Length { memory: "staging", expected: row_len, got: self.len }),
-            rows => Ok(rows.unwrap_or(usize::MAX)),
-        }
-    }
-
-    fn take(&mut self) -> usize {
-        self.next = 1 - self.next;
-        self.next
+        Ok(Self { memory: PinnedMemory::new(context, nbytes.saturating_add(ALIGN))?, len: nbytes })
     }
 }
 
-/// The rows of a whole cache on a device: what [`CacheRows`] does, put into a stream. A method that waits says so; none
-/// allocates on the device.
-///
-/// The bits are those of [`CacheRows`], but for keys that are not numbers: rotated, they are another NaN.
+/// The rows of a whole cache on a device: what [`CacheRows`] does, with the same bits, in the order of a stream. Copies
+/// wait for nothing; everything else waits for the stream. Nothing is allocated on the device.
 pub struct DeviceCacheRows<'a> {
-    rows: kernels::DeviceRows,
+    rows: CacheRows,
     stream: &'a CudaStream,
     staging: RefCell<&'a mut Staging>,
+    /// Addresses of `cache` and `scale`.
+    addresses: [u64; 2],
     /// In use by the stream until this is dropped.
     _tensors: (DeviceMut<'a>, Option<DeviceMut<'a>>),
 }
 
 impl<'a> DeviceCacheRows<'a> {
-    /// The rows of a cache and its scales, which have the types and bytes that `rows` tells. Loads the kernels, the
-    /// first time in a context.
+    /// The rows of a cache and its scales, which have the types and bytes that `rows` tells.
     ///
     /// # Errors
     /// [`CacheRowsError::Tensor`]; [`RowsError::Length`].
@@ -128,107 +106,176 @@ impl<'a> DeviceCacheRows<'a> {
                 return Err(RowsError::Length { memory: "scale", expected: rows.scale_len(), got }.into());
             }
         }
-        if staging.halves[0].memory.context().cu_ctx() != stream.context().cu_ctx() {
+        if staging.memory.context().cu_ctx() != stream.context().cu_ctx() {
             return Err(Error::OtherContext { input: "staging" }.into());
         }
-        let rows = kernels::DeviceRows::new(rows, cache.address(), scale.as_ref().map_or(0, DeviceMut::address))?;
-        let this = Self { rows, stream, staging: RefCell::new(staging), _tensors: (cache, scale) };
-        this.queue()?.prepare_module(&ROWS).map_err(DeviceRowsError::from)?;
-        Ok(this)
-    }
-
-    fn queue(&self) -> Result<Queue<'_>, CacheRowsError> {
-        Ok(Queue::new(self.stream).map_err(DeviceRowsError::from)?)
-    }
-
-    /// Behind all that was launched; what cannot be told later is waited for.
-    fn launched(&self) -> Result<CudaEvent, DriverError> {
-        self.stream.record_event(None).or_else(|error| self.stream.synchronize().and(Err(error)))
+        let addresses = [cache.address(), scale.as_ref().map_or(0, DeviceMut::address)];
+        Ok(Self { rows: *rows, stream, staging: RefCell::new(staging), addresses, _tensors: (cache, scale) })
     }
 
     /// Copies rows: [`CacheRows::copy`]. Does not wait.
     ///
     /// # Errors
-    /// [`CacheRowsError::Rows`].
+    /// [`CacheRowsError::Rows`], [`CacheRowsError::Launch`].
     pub fn copy(&mut self, copies: &[RowCopy]) -> Result<(), CacheRowsError> {
-        // SAFETY: the tensors have the bytes of the cache, checked by `new`, and are the stream's alone while they are
-        // borrowed.
-        Ok(unsafe { self.rows.copy(&self.queue()?, copies) }?)
-    }
-
-    /// Rotates keys: [`CacheRows::rotate_keys`]. Does not wait.
-    ///
-    /// # Errors
-    /// [`CacheRowsError::Rows`].
-    pub fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), CacheRowsError> {
-        // SAFETY: as in `copy`.
-        Ok(unsafe { self.rows.rotate_keys(&self.queue()?, rotations, rope) }?)
-    }
-
-    /// Reads rows: [`CacheRows::read`]. Waits for the stream, since the bytes are for the host.
-    ///
-    /// # Errors
-    /// [`CacheRowsError`]; [`RowsError::Length`], also of a staging that no row fits into.
-    pub fn read(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), CacheRowsError> {
-        let (mut staging, queue) = (self.staging.borrow_mut(), self.queue()?);
-        let row_len = check_rows(&self.rows, slots, rows.len())?;
-        let at_once = staging.rows(row_len)?;
-        let mut ahead: Option<(usize, &mut [u8])> = None;
-        for (slots, rows) in slots.chunks(at_once).zip(rows.chunks_mut(at_once.saturating_mul(row_len).max(1))) {
-            let half = staging.take();
-            staging.halves[half].wait()?;
-            // SAFETY: as in `copy`; a half has room for these rows, and no launch uses it.
-            let launched = unsafe { self.rows.read(&queue, slots, staging.halves[half].memory.address()) };
-            staging.halves[half].done = Some(self.launched()?);
-            launched?;
-            // While this half is on its way.
-            if let Some((half, rows)) = ahead.replace((half, rows)) {
-                rows.copy_from_slice(&staging.halves[half].wait()?[..rows.len()]);
-            }
+        let queue = Queue::new(self.stream)?;
+        for &RowCopy { src, dst, len } in copies {
+            self.rows.check_slots(src, len)?;
+            self.rows.check_slots(dst, len)?;
         }
-        if let Some((half, rows)) = ahead {
-            rows.copy_from_slice(&staging.halves[half].wait()?[..rows.len()]);
+        let lines = |slots| self.rows.lines(None, slots);
+        for &RowCopy { src, dst, len } in copies.iter().filter(|copy| copy.src != copy.dst) {
+            // The driver's copies must not overlap: as many slots at once as the two are apart, the first ones first
+            // where rows move down.
+            let at_once = src.abs_diff(dst);
+            for part in 0..len.div_ceil(at_once) {
+                let first = at_once * if dst < src { part } else { len.div_ceil(at_once) - 1 - part };
+                let slots = |start: usize| start + first..start + len.min(first + at_once);
+                self.move_lines(&queue, self.addresses, lines(slots(src))?, self.addresses, lines(slots(dst))?)?;
+            }
         }
         Ok(())
     }
 
-    /// Writes rows: [`CacheRows::write`]. Waits at most until rows that were written before have left the staging.
+    /// Rotates keys: [`CacheRows::rotate_keys`].
     ///
     /// # Errors
-    /// [`CacheRowsError`]; [`RowsError::Length`], also of a staging that no row fits into.
+    /// [`CacheRowsError`]; [`RowsError::Length`] of a staging that no row fits into.
+    pub fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), CacheRowsError> {
+        let rotations = self.rows.check_rotations(rotations, rope)?;
+        let slots = rotations.iter().flat_map(|of| (of.slot..of.slot + of.len).map(|slot| (slot, of.delta)));
+        let (slots, deltas): (Vec<_>, Vec<_>) = slots.unzip();
+        self.stage(None, &slots, [true, true], |rows, cache, scale, staged| {
+            let rotation = |(slot, delta): (usize, &i64)| Rotation { slot, len: 1, delta: *delta };
+            let rotations: Vec<_> = deltas[staged].iter().enumerate().map(rotation).collect();
+            rows.rotate_keys(cache, scale, &rotations, rope, &Serial)
+        })
+    }
+
+    /// Reads rows: [`CacheRows::read`].
+    ///
+    /// # Errors
+    /// Those of [`rotate_keys`](Self::rotate_keys); [`RowsError::Length`].
+    pub fn read(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), CacheRowsError> {
+        let row_len = check_rows(&self.rows, self.rows.row_len(), slots, rows.len())?;
+        self.stage(None, slots, [true, false], |staged, cache, scale, part| {
+            let all: Vec<_> = (0..part.len()).collect();
+            staged.read(cache, scale, &all, &mut rows[part.start * row_len..part.end * row_len])
+        })
+    }
+
+    /// Writes rows: [`CacheRows::write`].
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
     pub fn write(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), CacheRowsError> {
-        self.write_to(self.rows, slots, rows)
+        let row_len = check_rows(&self.rows, self.rows.row_len(), slots, rows.len())?;
+        self.stage(None, slots, [false, true], |staged, cache, scale, part| {
+            let all: Vec<_> = (0..part.len()).collect();
+            staged.write(cache, scale, &all, &rows[part.start * row_len..part.end * row_len])
+        })
     }
 
-    /// Writes rows of a layer: [`LayerRows::write`](kvcache_kernels::LayerRows::write). Waits as [`write`](Self::write).
+    /// Writes rows of a layer: [`LayerRows::write`](kvcache_kernels::LayerRows::write).
     ///
     /// # Errors
-    /// Those of [`write`](Self::write); [`RowsError::Layer`].
+    /// Those of [`read`](Self::read); [`RowsError::Layer`].
     pub fn write_layer(&mut self, layer: usize, slots: &[usize], rows: &[u8]) -> Result<(), CacheRowsError> {
-        self.write_to(self.rows.layer(layer)?, slots, rows)
+        let row_len = check_rows(&self.rows, self.rows.layer(layer)?.row_len(), slots, rows.len())?;
+        self.stage(Some(layer), slots, [false, true], |staged, cache, scale, part| {
+            let all: Vec<_> = (0..part.len()).collect();
+            staged.layer(layer)?.write(cache, scale, &all, &rows[part.start * row_len..part.end * row_len])
+        })
     }
 
-    fn write_to(&mut self, to: kernels::DeviceRows, slots: &[usize], rows: &[u8]) -> Result<(), CacheRowsError> {
-        let (mut staging, queue) = (self.staging.borrow_mut(), self.queue()?);
-        let row_len = check_rows(&to, slots, rows.len())?;
-        let at_once = staging.rows(row_len)?;
-        for (slots, rows) in slots.chunks(at_once).zip(rows.chunks(at_once.saturating_mul(row_len).max(1))) {
-            let half = staging.take();
-            staging.halves[half].wait()?[..rows.len()].copy_from_slice(rows);
-            // SAFETY: as in `copy`; the half has these rows, and is written again when the launch is done.
-            let launched = unsafe { to.write(&queue, slots, staging.halves[half].memory.address()) };
-            staging.halves[half].done = Some(self.launched()?);
-            launched?;
+    /// Has the host act on slots, of one layer or of all, some at a time: on a cache of these slots alone, of which it
+    /// gets the rows, the bytes, and which of the slots these are. Before that the slots are copied there if
+    /// `is_copied[0]`, and after that back if `is_copied[1]`.
+    fn stage(
+        &self,
+        layer: Option<usize>,
+        slots: &[usize],
+        is_copied: [bool; 2],
+        mut act: impl FnMut(&CacheRows, &mut [u8], &mut [u8], Range<usize>) -> Result<(), RowsError>,
+    ) -> Result<(), CacheRowsError> {
+        let (mut staging, queue) = (self.staging.borrow_mut(), Queue::new(self.stream)?);
+        if queue.is_captured()? {
+            return Err(CacheRowsError::Captured);
+        }
+        let (row_len, got) = (self.rows.row_len(), staging.len);
+        let at_once = got.checked_div(row_len).unwrap_or(usize::MAX);
+        if at_once == 0 {
+            return Err(RowsError::Length { memory: "staging", expected: row_len, got }.into());
+        }
+        let mut first = 0;
+        while first < slots.len() {
+            let part = first..slots.len().min(first.saturating_add(at_once));
+            let rows = self.rows.with_max_t(part.len())?;
+            let scale_at = rows.cache_len().next_multiple_of(ALIGN);
+            let staged_at = [staging.memory.address(), staging.memory.address() + scale_at as u64];
+            // Neighboring slots, as [slot, staged slot, slots].
+            let mut staged = 0;
+            let runs = slots[part.clone()].chunk_by(|a, b| a + 1 == *b).map(|run| {
+                staged += run.len();
+                [run[0], staged - run.len(), run.len()]
+            });
+            let runs: Vec<_> = runs.collect();
+            let lines = |[slot, staged, len]: [usize; 3]| {
+                Ok::<_, RowsError>((
+                    self.rows.lines(layer, slot..slot + len)?,
+                    rows.lines(layer, staged..staged + len)?,
+                ))
+            };
+            for &run in runs.iter().filter(|_| is_copied[0]) {
+                let (there, here) = lines(run)?;
+                self.move_lines(&queue, self.addresses, there, staged_at, here)?;
+            }
+            self.stream.synchronize()?;
+            // SAFETY: the stream is done with the staging, which is borrowed mutably.
+            let (cache, scale) = unsafe { staging.memory.bytes() }.split_at_mut(scale_at);
+            act(&rows, &mut cache[..rows.cache_len()], &mut scale[..rows.scale_len()], part.clone())?;
+            for &run in runs.iter().filter(|_| is_copied[1]) {
+                let (there, here) = lines(run)?;
+                self.move_lines(&queue, staged_at, here, self.addresses, there)?;
+            }
+            self.stream.synchronize()?;
+            first = part.end;
+        }
+        Ok(())
+    }
+
+    /// Puts the copies of lines of `cache` and of `scale` into the stream.
+    fn move_lines(
+        &self,
+        queue: &Queue<'_>,
+        from_at: [u64; 2],
+        from: [SlotLines; 2],
+        to_at: [u64; 2],
+        to: [SlotLines; 2],
+    ) -> Result<(), CacheRowsError> {
+        for (i, (from, to)) in from.into_iter().zip(to).enumerate() {
+            let copy = PitchedCopy {
+                from: from_at[i] + from.start as u64,
+                from_pitch: from.pitch,
+                to: to_at[i] + to.start as u64,
+                to_pitch: to.pitch,
+                width: from.width,
+                height: from.height,
+            };
+            // SAFETY: the tensors have the bytes of the cache, checked by `new`, and are the stream's alone while they
+            // are borrowed; `lines` is inside the cache and inside the staging. The two do not overlap: of one cache
+            // `copy` gives slots that are apart.
+            unsafe { queue.copy(copy) }?;
         }
         Ok(())
     }
 }
 
-/// Checks slots, and that there are bytes of a row for each; gives the bytes of a row.
-fn check_rows(rows: &kernels::DeviceRows, slots: &[usize], got: usize) -> Result<usize, RowsError> {
-    rows.check(slots)?;
-    let expected = slots.len().saturating_mul(rows.row_len());
-    if got == expected { Ok(rows.row_len()) } else { Err(RowsError::Length { memory: "rows", expected, got }) }
+/// Checks slots, and that there are `row_len` bytes for each.
+fn check_rows(rows: &CacheRows, row_len: usize, slots: &[usize], got: usize) -> Result<usize, RowsError> {
+    slots.iter().try_for_each(|&slot| rows.check_slots(slot, 1))?;
+    let expected = slots.len().saturating_mul(row_len);
+    if got == expected { Ok(row_len) } else { Err(RowsError::Length { memory: "rows", expected, got }) }
 }
 
 impl fmt::Debug for DeviceCacheRows<'_> {

@@ -7,5 +7,4 @@ mod golden;
 mod large_caches;
 #[cfg(feature = "mutants")]
 mod mutants;
-mod rows;
 mod rules;

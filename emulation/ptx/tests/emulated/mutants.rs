@@ -7,24 +7,22 @@ use std::{slice, thread};
 
 use kvcache_conformance::{CallResult, Case, Implementation, Operator, Suite, run_cases};
 use kvcache_emulation_ptx::{EmulatedAttention, EmulatedCuda, Freedom, Mutant, Order, kernels};
-use kvcache_kernels::cuda::{MODULES, Module, ROWS};
+use kvcache_kernels::cuda::{MODULES, Module};
 use kvcache_schema::ElementType;
 
 use crate::counts::case;
 use crate::golden::{Emulated, golden};
-use crate::rows::all_agree;
-use Modules::{Attention, Cache, Rows};
+use Modules::{Attention, Cache};
 
-/// The kernels that store and load, those of attention, and those of rows.
+/// The kernels that store and load, and those of attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Modules {
     Cache,
     Attention,
-    Rows,
 }
 
 /// The modules and their types, a kernel, and what is replaced in all its lines, by what.
-const EDITS: [(Modules, &str, &str, &str, &str); 39] = [
+const EDITS: [(Modules, &str, &str, &str, &str); 33] = [
     (Cache, "f16_i8_f16", "store_wide", "shfl.sync.bfly", "shfl.sync.up"),
     (Cache, "f16_i8_f16", "store_wide", "add.rn.f16x2", "sub.rn.f16x2"),
     (Cache, "f16_i8_f16", "store_narrow", "rcp.approx.ftz.f32", "neg.f32"),
@@ -58,23 +56,16 @@ const EDITS: [(Modules, &str, &str, &str, &str); 39] = [
     (Attention, "f16_f16", "mass_wide", "add.rn.f32", "sub.rn.f32"),
     (Attention, "f32_f32", "mass_wide", "shfl.sync.bfly", "shfl.sync.up"),
     (Attention, "f32_i4_f16", "mass_narrow", "mul.rn.f32", "add.rn.f32"),
-    (Rows, "rows", "move_wide", "add.s64", "sub.s64"),
-    (Rows, "rows", "move_narrow", "min.s64", "max.s64"),
-    (Rows, "rows", "rotate_f32", "neg.f32", "mov.f32"),
-    (Rows, "rows", "rotate_bf16", "setp.gt.u32", "setp.lt.u32"),
-    (Rows, "rows", "rotate_i8_f16", "add.rn.f32", "sub.rn.f32"),
-    (Rows, "rows", "rotate_i4_f32", "div.u32", "rem.u32"),
 ];
 
 /// The types of which every barrier is taken out, one by one.
-const BARRIERS: [(Modules, &str); 5] =
-    [(Cache, "f16_f16"), (Cache, "f16_i8_f16"), (Attention, "f16_f16"), (Attention, "f32_f32"), (Rows, "rows")];
+const BARRIERS: [(Modules, &str); 4] =
+    [(Cache, "f16_f16"), (Cache, "f16_i8_f16"), (Attention, "f16_f16"), (Attention, "f32_f32")];
 
 fn module(of: Modules, types: &str) -> &'static Module {
     let modules = match of {
         Cache => &MODULES[..],
         Attention => &kvcache_attention::cuda::MODULES,
-        Rows => slice::from_ref(&ROWS),
     };
     modules.iter().find(|module| module.types == types).expect("a module has these types")
 }
@@ -116,8 +107,8 @@ fn mutants() -> Vec<(&'static Mutant, Modules)> {
     }
     for (of, types) in BARRIERS {
         let module = module(of, types);
-        // The kernel that makes index inputs has none; of those that rotate, one of each kind is enough.
-        for kernel in &module.kernels[..if of == Rows { 6 } else { 4 }] {
+        // The kernel that makes index inputs has none.
+        for kernel in &module.kernels[..4] {
             mutants.extend((0..).map_while(|nth| {
                 let (mut barriers, mut joins) = (0, 0);
                 let name = format!("{kernel} without barrier {nth}");
@@ -164,9 +155,6 @@ fn is_found(mutant: &'static Mutant, of: Modules) -> bool {
         [&[Suite::KeyValueCache, Suite::Static][..], &[Suite::Attention]]
             .map(|suites| suites.iter().flat_map(|suite| golden(*suite)).collect())
     });
-    if of == Rows {
-        return !all_agree(Some(mutant));
-    }
     if of == Attention && mutant.types == "f16_f16" && is_found_in_steps(mutant) {
         return true;
     }
