@@ -1,6 +1,6 @@
 """The trained model of austen/ for ONNX Runtime: its graph for any cache format, its tokenizer, the held-out text.
 
-`torch.onnx.export` wrote the graph from a torch module (austen/export.py). The cache format is not built in: it is two
+`torch.onnx.export` wrote the graph from a torch module (see austen/NOTICE). The cache format is not built in: it is two
 attributes of the operator's nodes and the types of two graph inputs.
 """
 

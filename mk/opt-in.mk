@@ -142,10 +142,10 @@ test-executors:
 	cd examples/candle && cargo test --locked && cargo run --locked --example decode
 	cd examples/tract && cargo test --locked
 
-# What needs torch, gigabytes of it: kvcache_ops.torch, and that the committed graphs are what torch exports.
+# What needs torch, gigabytes of it: kvcache_ops.torch.
 .PHONY: test-torch
 test-torch: .venv-torch/wheel
-	PYTHONPATH=examples/austen .venv-torch/bin/python -m pytest python_tests/with_torch
+	.venv-torch/bin/python -m pytest python_tests/with_torch
 
 # A model that people have, made from its GGUF file: logits of 2,000 tokens against numpy, greedy tokens of llama.cpp.
 # The file comes in a package of 92 MB, which stays in the user's cache. The library is the wheel's, as released.

@@ -1,7 +1,4 @@
-"""The trained model of the examples: what torch has exported, in ONNX Runtime over the operator's cache.
-
-(That the graphs are what torch exports, `make test-torch` tells.)
-"""
+"""The trained model of the examples: what torch has exported, in ONNX Runtime over the operator's cache."""
 
 from __future__ import annotations
 

@@ -2,10 +2,8 @@
 
     import kvcache_ops.onnx
 
-registers their schemas in all their domains: `onnx.checker` then names a misspelled attribute or a missing input,
-`onnx.shape_inference` knows key, value and attn_output, and onnxscript finds the operators. For its numpy evaluator:
-
-    onnx.reference.ReferenceEvaluator(model, new_ops=kvcache_ops.onnx.reference_ops())
+registers their schemas in all their domains: `onnx.checker` then names a misspelled attribute or a missing input, and
+onnxscript finds the operators.
 
 Needs the package `onnx`, which the extra `onnx` brings.
 """
@@ -23,12 +21,11 @@ require("onnx")
 import onnx.reference  # noqa: E402, F401
 
 from kvcache_ops.onnx._definitions import register, scripted  # noqa: E402
-from kvcache_ops.onnx._reference import reference_ops  # noqa: E402
 
 if TYPE_CHECKING:
     from onnxscript.values import Opset
 
-__all__ = ["opset", "reference_ops"]
+__all__ = ["opset"]
 
 _OPSETS: dict[str, Any] = {}
 

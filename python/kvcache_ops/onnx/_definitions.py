@@ -1,4 +1,4 @@
-"""The operators' schemas as `onnx` has them: checker, shape inference, printer and onnxscript go by these."""
+"""The operators' schemas as `onnx` has them: checker, printer and onnxscript go by these."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from onnx import defs, helper
 
 from kvcache_ops._schemas import OPERATORS, Attribute, Operator, Tensor
-from kvcache_ops.onnx._shapes import inference
 
 _TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 
@@ -31,7 +30,7 @@ def scripted(operator: Operator, domain: str) -> defs.OpSchema:
 
 
 def _schema(operator: Operator, domain: str) -> defs.OpSchema:
-    schema = defs.OpSchema(
+    return defs.OpSchema(
         operator.name,
         domain,
         operator.version,
@@ -44,10 +43,6 @@ def _schema(operator: Operator, domain: str) -> defs.OpSchema:
         ],
         attributes=[_attribute(attribute) for attribute in operator.attributes],
     )
-    # Before 1.19 onnx takes no inference functions from Python: there shapes stay open.
-    if hasattr(schema, "set_type_and_shape_inference_function"):
-        schema.set_type_and_shape_inference_function(inference(operator))
-    return schema
 
 
 def _parameter(tensor: Tensor) -> defs.OpSchema.FormalParameter:
