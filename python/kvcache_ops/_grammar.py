@@ -36,16 +36,21 @@ class Position:
     def __init__(self, matcher: Any) -> None:
         self._matcher, self._known = matcher, 0
 
-    def masked(self, logits: NDArray[np.float32], answer: Sequence[int]) -> NDArray[np.float32]:
-        """The logits (vocabulary) of tokens that may follow an answer, and -inf of the others.
+    def masked(
+        self, logits: NDArray[np.float32], answer: Sequence[int], out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """The logits (vocabulary) of tokens that may follow an answer, and -inf of the others; in `out` if it is given.
 
         Raises KvCacheError "grammar_failed" where the grammar is too complex.
         """
         self._follow(answer)
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        allowed = np.unpackbits(mask, count=len(logits), bitorder="little").view(np.bool_)
-        return np.where(allowed, logits, np.float32(-np.inf))
+        forbidden = np.unpackbits(~mask, count=len(logits), bitorder="little").view(np.bool_)
+        out = np.empty_like(logits) if out is None else out
+        np.copyto(out, logits)
+        np.copyto(out, np.float32(-np.inf), where=forbidden)
+        return out
 
     def is_end(self, answer: Sequence[int]) -> bool:
         """Whether nothing may follow an answer. Raises KvCacheError as `masked` does."""

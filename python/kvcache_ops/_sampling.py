@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from threading import local
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,12 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops._grammar import Grammar
 
 _SMALLEST, _LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
-_MOST_STOPS = 256  # each is looked for at every token
-_LEAST = np.finfo(np.float32).smallest_subnormal
-_BOUNDS = (1e-3, 1e-6, 0.0)  # of weights, where the likeliest token's is 1
+_MOST_STOPS, _MOST_STOP_TEXT = 256, 4096  # each is looked for at every token, also its beginnings
+_LIKELY = 1e-3  # of weights, where the likeliest token's is 1: of most models, few are above it
+_BLOCK = 256  # weights that are looked into only where one of them may be what is looked for
+_UPPER = int(sys.byteorder == "little")  # which half of a float32 has its sign and exponent
+_WIDE = 1 << 12  # logits that are made float64 at once
+_PART = 1 << 15  # weights whose histogram stays in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,8 @@ class Sampling:
 
     max_new_tokens: at most this many tokens. temperature: 0 always takes the likeliest token, and the next three do not
     matter. top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest tokens that together have this
-    probability. min_p: only tokens of at least this share of the highest probability. seed: equal seeds draw equally;
-    None is a new one each time. stop: texts that end the answer and are not in it. logprobs: how many of the likeliest
+    probability. min_p: only tokens of at least this share of the highest probability. seed: equal seeds draw equally,
+    from what `Sampler` says; None is a new one each time. stop: texts that end the answer and are not in it. logprobs: how many of the likeliest
     tokens `Request.logprobs` adds to each drawn one; None for no logprobs. prompt_logprobs: the same for the prompt's
     tokens, in `Request.prompt_logprobs`; only with it may max_new_tokens be 0, and the prompt is not looked up in the
     cache. presence_penalty, frequency_penalty: subtracted from a token's logit if the answer has it, and for each
@@ -78,6 +82,9 @@ class Sampling:
             raise KvCacheError(f"grammar is {self.grammar!r}, expected a Grammar or None", "sampling_range")
         if len(self.stop) > _MOST_STOPS:
             raise KvCacheError(f"stop has {len(self.stop)} texts, expected at most {_MOST_STOPS}", "sampling_range")
+        if (length := sum(map(len, self.stop))) > _MOST_STOP_TEXT:
+            message = f"stop has {length} characters, expected at most {_MOST_STOP_TEXT}"
+            raise KvCacheError(message, "sampling_range")
 
 
 @dataclass(frozen=True)
@@ -99,13 +106,44 @@ class TokenLogprobs:
 
         Raises KvCacheError "logits_not_finite" where the largest is none.
         """
-        _check(logits)
-        wide = logits.astype(np.float64)
-        logs = wide - wide.max()
-        logs -= np.log(np.exp(logs).sum())
-        top = np.argpartition(-logs, min(count, len(logs) - 1))[:count]
-        top = top[np.lexsort((top, -logs[top]))]
-        return cls(token, float(logs[token]), tuple((int(t), float(logs[t])) for t in top), offset)
+        best = _check(logits)
+        largest = float(logits[best])
+        parts = (logits[begin : begin + _WIDE].astype(np.float64) for begin in range(0, len(logits), _WIDE))
+        shift = largest + float(np.log(sum(np.exp(part - largest).sum() for part in parts)))
+        top = tuple((int(t), float(logits[t]) - shift) for t in _largest(logits, count))
+        return cls(token, float(logits[token]) - shift, top, offset)
+
+
+class _Scratch(local):
+    """Arrays of the vocabulary for each thread: new memory of this size costs more than what is computed in it."""
+
+    def __init__(self) -> None:
+        self.logits, self.bins = np.empty(0, np.float32), np.empty(0, np.uint16)
+
+    def sized(self, size: int) -> _Scratch:
+        """With arrays of that size, of anything."""
+        if len(self.logits) != size:
+            self.logits, self.bins = np.empty(size, np.float32), np.empty(size, np.uint16)
+        return self
+
+
+_SCRATCH = _Scratch()
+
+
+def scratch(size: int) -> NDArray[np.float32]:
+    """This thread's array for logits that are changed before a token is drawn."""
+    return _SCRATCH.sized(size).logits
+
+
+def _largest(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """The tokens of the largest logits, the largest first, equal ones in order."""
+    starts = np.arange(0, len(logits), _BLOCK)
+    if not 0 < count < len(starts):
+        return np.argsort(-logits, kind="stable")[:count]
+    # As many blocks have one that is as large.
+    least = np.partition(np.maximum.reduceat(logits, starts), -count)[-count]
+    found = np.flatnonzero(logits >= least)
+    return found[np.argsort(-logits[found], kind="stable")][:count]
 
 
 def _check(logits: NDArray[np.float32]) -> int:
@@ -118,33 +156,46 @@ def _check(logits: NDArray[np.float32]) -> int:
 
 
 class Sampler:
-    """Draws the tokens of one answer."""
+    """Draws the tokens of one answer.
+
+    A token's weight is exp((its logit - the largest) / temperature), in float32. top_k, top_p and min_p leave tokens,
+    the likeliest first, equal ones in their order; where top_k and top_p leave all, they are in their order. Of the
+    weights of those that are left the sums are made in that order, in float64, and drawn is the first token whose sum
+    exceeds a random number of 0 to 1, PCG64's of the seed, times the last sum. A token takes one number.
+    """
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int] = ()) -> None:
         self._sampling, self._random = sampling, np.random.default_rng(sampling.seed)
         once, often = sampling.presence_penalty, sampling.frequency_penalty
         self._penalizes = (once, often, sampling.repetition_penalty) != (0, 0, 1)
-        self._seen, self._drawn = set(prompt if self._penalizes else ()), Counter[int]()
+        self._seen = np.unique(np.array(prompt if self._penalizes else (), np.intp))  # of the prompt and the answer
+        self._drawn, self._times = np.empty(0, np.intp), np.empty(0, np.float32)  # of the answer
+        self._places: dict[int, int] = {}  # in these two
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
         """A token, from the logits (vocabulary) of what may follow.
 
         Raises KvCacheError "logits_not_finite" where the largest is none.
         """
-        token = self._draw(self._penalized(logits) if self._penalizes else logits)
-        if self._penalizes:
-            self._seen.add(token)
-            self._drawn[token] += 1
+        if not self._penalizes:
+            return self._draw(logits)
+        token = self._draw(self._penalized(logits))
+        place = self._places.setdefault(token, len(self._drawn))
+        if place == len(self._drawn):
+            self._drawn, self._times = np.append(self._drawn, token), np.append(self._times, np.float32(0))
+            if token not in self._seen:
+                self._seen = np.append(self._seen, token)
+        self._times[place] += 1
         return token
 
     def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits, lower for tokens that occurred before."""
-        sampling, logits = self._sampling, logits.copy()
-        seen, drawn = np.array(sorted(self._seen), np.intp), np.array(sorted(self._drawn), np.intp)
-        factor = np.float32(sampling.repetition_penalty)
-        logits[seen] = np.where(logits[seen] > 0, logits[seen] / factor, logits[seen] * factor)
-        times = np.array([self._drawn[int(token)] for token in drawn], np.float32)
-        logits[drawn] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times
+        sampling, given, logits = self._sampling, logits, scratch(len(logits))
+        np.copyto(logits, given)
+        factor, seen = np.float32(sampling.repetition_penalty), logits[self._seen]
+        logits[self._seen] = np.where(seen > 0, seen / factor, seen * factor)
+        once, often = np.float32(sampling.presence_penalty), np.float32(sampling.frequency_penalty)
+        logits[self._drawn] -= once + often * self._times
         return logits
 
     def _draw(self, logits: NDArray[np.float32]) -> int:
@@ -153,24 +204,108 @@ class Sampler:
         if sampling.temperature < _SMALLEST:
             return best
         with np.errstate(over="ignore"):  # to -inf, whose weight is 0
-            weights = np.exp((logits - logits[best]) / np.float32(sampling.temperature))
-        tokens = self._likeliest(weights)
-        tokens = tokens[weights[tokens] >= max(sampling.min_p, _LEAST)]
-        sums = np.cumsum(weights[tokens], dtype=np.float64)
-        place = int(np.searchsorted(sums, self._random.random() * sums[-1], side="right"))
-        return int(tokens[min(place, len(tokens) - 1)])
-
-    def _likeliest(self, weights: NDArray[np.float32]) -> NDArray[np.intp]:
-        """The tokens that top_k and top_p leave. Only those above a bound are sorted, which falls until they do."""
-        top_k, top_p = min(self._sampling.top_k or len(weights), len(weights)), self._sampling.top_p
+            weights = np.subtract(logits, logits[best], out=scratch(len(logits)))
+            weights /= np.float32(sampling.temperature)
+            np.exp(weights, out=weights)
+        top_k, top_p = min(sampling.top_k or len(weights), len(weights)), sampling.top_p
         if top_k == len(weights) and top_p == 1:
-            return np.arange(top_k)
-        for least in _BOUNDS:
-            best = np.flatnonzero(weights >= least)
-            best = best[np.argsort(-weights[best], kind="stable")][:top_k]
-            sums = np.cumsum(weights[best], dtype=np.float64)
-            whole = sums[-1] if len(best) == top_k else weights.sum(dtype=np.float64)
-            enough = 1 + int(np.searchsorted(sums, top_p * whole))
-            if len(best) == top_k or (top_k == len(weights) and enough <= len(best)):
-                break
-        return best[:enough]
+            return self._of_all(weights)
+        whole = weights.sum(dtype=np.float64) if top_k == len(weights) else 0.0
+        tokens, likely = self._likeliest(weights, top_k, top_p * whole)
+        ranked = _Ranked(likely)
+        kept = ranked.of_count(min(top_k, len(likely)))
+        kept = min(kept, ranked.of_sum(top_p * (whole or ranked.sum(kept)), "left"))
+        if sampling.min_p:
+            kept = min(kept, ranked.of_weight(sampling.min_p))
+        total = ranked.sum(kept)
+        drawn = min(self._random.random() * total, np.nextafter(total, 0))
+        place = ranked.last(ranked.of_sum(drawn, "right"))
+        return place if tokens is None else int(tokens[place])
+
+    def _likeliest(
+        self, weights: NDArray[np.float32], top_k: int, total: float
+    ) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
+        """Tokens, among them all that top_k, or a sum of weights, needs, and their weights; None for all tokens."""
+        if top_k < len(weights) // _BLOCK:
+            tokens = _largest(weights, top_k)
+            return tokens, weights[tokens]
+        above = weights >= _LIKELY
+        if np.count_nonzero(above) < len(weights) // 8:
+            tokens = np.flatnonzero(above)
+            likely = weights[tokens]
+            if len(tokens) >= top_k or (top_k == len(weights) and likely.sum(dtype=np.float64) >= total):
+                return tokens, likely
+        return None, weights
+
+    def _of_all(self, weights: NDArray[np.float32]) -> int:
+        """Of the tokens that min_p leaves. Sums of blocks say in which one the drawn token is."""
+        if self._sampling.min_p:
+            weights *= weights >= np.float32(self._sampling.min_p)
+        blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
+        drawn = min(self._random.random() * blocks[-1], np.nextafter(blocks[-1], 0))
+        block = int(np.searchsorted(blocks, drawn, side="right"))
+        begin, before = block * _BLOCK, blocks[block - 1] if block else 0.0
+        sums = np.cumsum(weights[begin : begin + _BLOCK], dtype=np.float64)
+        last = int(np.searchsorted(sums, sums[-1]))  # the last that has a weight, where rounding passes it
+        return begin + min(int(np.searchsorted(sums, drawn - before, side="right")), last)
+
+
+class _Ranked:
+    """Weights of 0 to 1 by their ranks, the largest first, equal ones in order.
+
+    A histogram by their upper 16 bits has the sums of bins; only bins that are asked for are sorted. A cut, (bin,
+    count), is all bins before that one, and so many of its weights.
+    """
+
+    def __init__(self, weights: NDArray[np.float32]) -> None:
+        upper = weights.view(np.uint16)[_UPPER::2]
+        self._bins = _SCRATCH.bins[: len(upper)]
+        np.copyto(self._bins, upper)
+        self._weights, self._known = weights, dict[int, NDArray[np.intp]]()
+        self._first = int(self._bins.max())
+        # Of all bins before each one, the one of the largest weights first, and of all.
+        self._sums = self._before(weights)
+        self._size = len(self._sums) - 1
+
+    def _before(self, weights: NDArray[np.float32] | None) -> NDArray[Any]:
+        found = np.zeros(self._first + 1, np.intp if weights is None else np.float64)
+        for begin in range(0, len(self._bins), _PART):
+            part = slice(begin, begin + _PART)
+            found += np.bincount(self._bins[part], None if weights is None else weights[part], len(found))
+        return np.concatenate([[0], np.cumsum(found[::-1])])
+
+    def of_count(self, count: int) -> tuple[int, int]:
+        """The cut of that many of the largest."""
+        if count == len(self._weights):
+            return self._size, 0
+        counts = self._before(None)
+        i = int(np.searchsorted(counts, count)) - 1
+        return i, count - int(counts[i])
+
+    def of_sum(self, total: float, side: Literal["left", "right"]) -> tuple[int, int]:
+        """The least cut whose sum is a total, or more than that for "right"; at most all but the smallest bins."""
+        i = min(max(int(np.searchsorted(self._sums, total, side=side)) - 1, 0), self._size - 1)
+        sums = self._sums[i] + np.cumsum(self._weights[self._sorted(i)], dtype=np.float64)
+        return i, min(int(np.searchsorted(sums, total, side=side)) + 1, len(sums))
+
+    def of_weight(self, least: float) -> tuple[int, int]:
+        """The cut of those that are at least so large."""
+        i = self._first - int(np.array([least], np.float32).view(np.uint16)[_UPPER])
+        return i, int(np.count_nonzero(self._weights[self._sorted(i)] >= np.float32(least)))
+
+    def sum(self, cut: tuple[int, int]) -> float:
+        """The sum of a cut's weights."""
+        i, count = cut
+        first = self._weights[self._sorted(i)[:count]] if count else []
+        return float(sum(np.cumsum(first, dtype=np.float64)[-1:], self._sums[i]))
+
+    def last(self, cut: tuple[int, int]) -> int:
+        """The place of the smallest weight of a cut that has one in its bin."""
+        return int(self._sorted(cut[0])[cut[1] - 1])
+
+    def _sorted(self, i: int) -> NDArray[np.intp]:
+        """The places of the weights in a bin."""
+        if i not in self._known:
+            found = np.flatnonzero(self._bins == self._first - i)
+            self._known[i] = found[np.argsort(-self._weights[found], kind="stable")]
+        return self._known[i]

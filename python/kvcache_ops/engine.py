@@ -11,10 +11,11 @@ session for each step computes one token of every answer, and as much of new pro
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count, islice
 from numbers import Integral
 from operator import index
 from threading import Lock, RLock
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
 from kvcache_ops._grammar import Grammar, Grammars
 from kvcache_ops._prompt_lookup import PromptLookup
-from kvcache_ops._sampling import Sampler, Sampling, TokenLogprobs
+from kvcache_ops._sampling import Sampler, Sampling, TokenLogprobs, scratch
 from kvcache_ops.manager import Append, Step
 from kvcache_ops.models import Model, load  # which says what to install
 from kvcache_ops.models._caches import GroupsStep
@@ -71,6 +72,7 @@ class Request:
         self._decoded = 0  # characters that the stream has given
         self._unsaid = ""  # text that may be the beginning of a stop
         # The engine's:
+        self.number = next(engine.numbers)
         self.keep = keep
         self.context = list(prompt)  # the tokens that attention sees, or will see
         self.stored = 0  # how many of them the sequence has
@@ -132,7 +134,9 @@ class Request:
         """Draws the next token; gives why the answer ends with it, if it does."""
         if self.sampling.max_new_tokens == 0:
             return "length"
-        allowed = logits if self._position is None else self._position.masked(logits, self.answer)
+        allowed = logits
+        if self._position is not None:
+            allowed = self._position.masked(logits, self.answer, scratch(len(logits)))
         token, likely = self._sampler(allowed), self.sampling.logprobs
         model = self._engine.model
         if token in model.stops or model.special_tokens.get(token) in self.sampling.stop:
@@ -159,6 +163,25 @@ class Request:
         end = min(places) if places else len(self._unsaid) - (0 if last else held)
         self.text, self._unsaid = self.text + self._unsaid[:end], self._unsaid[end:]
         return bool(places)
+
+
+class _Saving(Request):
+    """A prompt whose sequence is written to a file, and not answered. `failure`: what went wrong with the file."""
+
+    failure: Exception | None = None
+
+    def __init__(self, engine: Engine, tokens: list[int], path: str | os.PathLike[str]) -> None:
+        super().__init__(engine, tokens, Sampling(max_new_tokens=1), None)
+        self._path = path
+
+    def take(self, _: NDArray[np.float32]) -> str:
+        """Writes the file."""
+        caches = self._engine.caches
+        try:
+            caches.managers[0].save_seq(self._path, caches.memory, self.sequence)
+        except Exception as error:
+            self.failure = error
+        return "length"
 
 
 def _held(requests: Iterable[ref[Request]]) -> list[Request]:
@@ -237,8 +260,11 @@ class Engine:
         self.context_length = min(self.model.config.context_length, most)
         self._max_batch, self._budget, self._keep, self._lookup = max_batch, token_budget, keep, prompt_lookup
         # Requests are their users', who may let go of them. Of those that run also the sequence; the youngest last.
-        self._waiting: deque[ref[Request]] = deque()
+        # A step costs what runs, however many wait: of these, what has ended is said, not searched.
+        self._waiting: OrderedDict[int, ref[Request]] = OrderedDict()  # by their numbers
         self._running: dict[ref[Request], int] = {}
+        self.numbers = count()
+        self._gone: deque[int] = deque()  # have ended, or nobody has them any more; may still wait
         self._steps = self._passed = 0  # steps so far; requests that have passed the first one that waits
         # What has the lock is not interrupted by what frees a sequence: garbage collection comes at any place.
         self._lock, self._busy, self._grammars_lock = RLock(), False, Lock()
@@ -264,9 +290,12 @@ class Engine:
         grammar = request.sampling.grammar
         if grammar is not None and grammar.fingerprint != self.model.fingerprint:
             raise KvCacheError("the grammar is of another model, expected one of this engine's", "grammar_tokenizer")
-        with self._lock:
-            self._waiting.append(ref(request))
+        self._submit(request)
         return request
+
+    def _submit(self, request: Request) -> None:
+        with self._lock:
+            self._waiting[request.number] = self._reference(request)
 
     def json_grammar(self, schema: Mapping[str, Any] | None = None) -> Grammar:
         """A grammar of JSON for `Sampling.grammar`: of a schema, by default any object. Does not wait for a step.
@@ -340,7 +369,8 @@ class Engine:
                 self._join()
                 if self.running:
                     self._advance()
-            return bool(self.running or _held(self._waiting))
+                self._collect()
+            return bool(self.running or self._waiting)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -360,6 +390,7 @@ class Engine:
         with self._lock:
             if request.finish is None:
                 request.finish, request.error = finish, error
+                self._gone.append(request.number)
             if not self._busy:
                 with self._alone():
                     pass
@@ -370,21 +401,19 @@ class Engine:
         self._free(request)
 
     def save(self, path: str | os.PathLike[str], tokens: Sequence[int]) -> None:
-        """Writes keys and values of these tokens, computing those that are not cached.
+        """Writes keys and values of these tokens, computing those that are not cached, in steps beside others' answers.
 
         After a `load` a prompt that begins with them needs no more than its last page. Raises KvCacheError for tokens
-        that `submit` refuses as a prompt, and "layer_groups" where layers with a window keep that alone.
+        that `submit` refuses as a prompt, "layer_groups" where layers with a window keep that alone, and what
+        `Manager.save_seq` raises.
         """
         self._check_whole()
-        tokens = self._checked(tokens)
-        with self._alone():
-            sequence = self.manager.create()
-            try:
-                with self.manager.begin_step([Append(sequence, tokens=tokens)], self._memory) as step:
-                    self._run(step, [])
-                self.caches.managers[0].save_seq(path, self._memory, sequence)
-            finally:
-                self.manager.free(sequence)
+        saving = _Saving(self, self._checked(tokens), path)
+        self._submit(saving)
+        for _ in saving:  # it says nothing
+            pass
+        if saving.failure is not None:
+            raise saving.failure
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads what `save` has written, of the same weights and format of cache. Prompts find its full pages."""
@@ -415,11 +444,13 @@ class Engine:
         Those have room for the whole of their answers, and are at most four times `max_batch`.
         """
         blocked = False
-        waiting = [request for request in _held(self._waiting) if ref(request) not in self._running]
-        self._waiting = deque(map(ref, waiting))
-        for request in waiting:
+        for number, reference in list(islice(self._waiting.items(), 4 * self._max_batch)):
+            request = reference()
             if len(self._running) == self._max_batch:
                 return
+            if request is None or request.finish is not None or reference in self._running:
+                del self._waiting[number]  # an interrupt came before this was done
+                continue
             if blocked:
                 whole = min(len(request.context) + request.sampling.max_new_tokens, self.context_length)
                 if self._passed == 4 * self._max_batch or not self._has_room(whole):
@@ -432,8 +463,8 @@ class Engine:
                 self._passed = 0
             # Nobody has pages of a salt of its own.
             request.sequence = self.manager.create(salt=os.urandom(16) if request.scoring else b"")
-            self._running[ref(request, self._let_go)] = request.sequence
-            self._waiting.remove(ref(request))
+            self._running[self._reference(request)] = request.sequence
+            del self._waiting[number]
 
     def _has_room(self, tokens: int) -> bool:
         return self.caches.has_room(tokens, len(self._running))
@@ -451,8 +482,12 @@ class Engine:
                 raise
         del self._running[running]
 
-    def _let_go(self, _: ref[Request]) -> None:
-        """Frees the sequence of a request that nobody has any more, or lets what has the lock do it."""
+    def _reference(self, request: Request) -> ref[Request]:
+        return ref(request, partial(self._let_go, request.number))
+
+    def _let_go(self, number: int, _: ref[Request]) -> None:
+        """Forgets a request that nobody has any more, or lets what has the lock do it."""
+        self._gone.append(number)
         if self._lock.acquire(blocking=False):
             try:
                 if not self._busy:
@@ -462,19 +497,22 @@ class Engine:
                 self._lock.release()
 
     def _collect(self) -> None:
-        """Frees the sequences of requests that have ended, or that nobody has any more."""
+        """Forgets requests that have ended, or that nobody has any more, and frees the sequences of those that ran."""
+        while self._gone:
+            self._waiting.pop(self._gone[0], None)
+            self._gone.popleft()
         for running in list(self._running):
             request = running()
             if request is None:
                 self._free_sequence(running)
             elif request.finish is not None:
                 self._free(request)
-        self._waiting = deque(r for r in self._waiting if (request := r()) is not None and request.finish is None)
 
     def _wait(self, request: Request) -> None:
         """Takes a request's place from it; it is the next to run, and computes again what is not cached."""
         request.preempted |= request.stored > 0
-        self._waiting.appendleft(ref(request))
+        self._waiting[request.number] = self._reference(request)
+        self._waiting.move_to_end(request.number, last=False)
         self._free(request)
 
     def _advance(self) -> None:
