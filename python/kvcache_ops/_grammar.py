@@ -81,12 +81,27 @@ class Grammars:
 
     def of_json(self, schema: Mapping[str, Any]) -> Grammar:
         """JSON of a schema. Raises KvCacheError "grammar_schema" for what is none, or has unknown keywords."""
-        try:
-            text = json.dumps(schema, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise KvCacheError(f"the schema is no JSON: {error}", "grammar_schema") from error
-        grammar = self._package.LLMatcher.grammar_from_json_schema(text, defaults=_SPACE)
+        grammar = self._package.LLMatcher.grammar_from_json_schema(_json(schema), defaults=_SPACE)
+        return self._made(grammar)
+
+    def of_lark(self, text: str) -> Grammar:
+        """Of llguidance's Lark. Raises KvCacheError "grammar_schema" for what is none, or refused in its schemas."""
+        return self._made(self._package.LLMatcher.grammar_from_lark(text))
+
+    def _made(self, grammar: str) -> Grammar:
         matcher = self._package.LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise KvCacheError(f"the schema is refused: {matcher.get_error()}", "grammar_schema")
         return Grammar(matcher, self._fingerprint)
+
+
+def lark_of_json(schema: Mapping[str, Any]) -> str:
+    """JSON of a schema in a rule of Lark. Raises KvCacheError "grammar_schema" for a schema that is no JSON itself."""
+    return f"%json {_json({'x-guidance': _SPACE, **schema})}"
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise KvCacheError(f"the schema is no JSON: {error}", "grammar_schema") from error

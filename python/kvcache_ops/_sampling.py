@@ -36,8 +36,8 @@ class Sampling:
     tokens, in `Request.prompt_logprobs`; only with it may max_new_tokens be 0, and the prompt is not looked up in the
     cache. presence_penalty, frequency_penalty: subtracted from a token's logit if the answer has it, and for each
     occurrence. repetition_penalty: divides a token's logit, or multiplies it if it is negative, if the prompt or the
-    answer has the token. grammar: of `Engine.json_grammar`; the answer follows it, or is cut off by max_new_tokens or a
-    stop.
+    answer has the token. grammar: of `Engine.json_grammar` or `lark_grammar`; the answer follows it, or is cut off by
+    max_new_tokens or a stop. shown_tokens: special tokens whose text is in the answer's; that of others is not.
 
     Raises KvCacheError "sampling_range".
     """
@@ -55,6 +55,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     grammar: Grammar | None = None
+    shown_tokens: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         ranges: list[tuple[str, Any, float, float]] = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
@@ -20,8 +20,9 @@ class TextStream:
     held back; it becomes U+FFFD if nothing completes it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], hidden: Collection[int] | None = None) -> None:
+        """hidden: tokens that have no text; None for all special ones."""
+        self._tokenizer, self._hidden = tokenizer, hidden
         count = _CONTEXT
         self._tokens = list(prompt[-count:])
         while (self._text() or _INCOMPLETE).startswith(_INCOMPLETE) and count < min(len(prompt), _MOST_CONTEXT):
@@ -53,5 +54,8 @@ class TextStream:
         return added.removeprefix(self._begun)
 
     def _text(self, first: int = 0, end: int | None = None) -> str:
-        text: str = self._tokenizer.decode(self._tokens[first:end], skip_special_tokens=True)
+        tokens = self._tokens[first:end]
+        if self._hidden is not None:
+            tokens = [token for token in tokens if token not in self._hidden]
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=self._hidden is None)
         return text

@@ -68,7 +68,9 @@ class Request:
         self._engine = engine
         self._sampler = Sampler(sampling, prompt)
         self._position = None if sampling.grammar is None else sampling.grammar.begin()
-        self._stream = TextStream(engine.model.tokenizer, prompt)
+        shown = sampling.shown_tokens
+        hidden = engine.model.special_tokens.keys() - shown if shown else None
+        self._stream = TextStream(engine.model.tokenizer, prompt, hidden)
         self._decoded = 0  # characters that the stream has given
         self._unsaid = ""  # text that may be the beginning of a stop
         # The engine's:
@@ -303,10 +305,17 @@ class Engine:
         Needs the extra `json`, llguidance. Raises KvCacheError: "package_missing", "grammar_schema" for an invalid
         schema or unknown keywords, and "grammar_tokenizer".
         """
+        return self._of_model().of_json({"type": "object"} if schema is None else schema)
+
+    def lark_grammar(self, text: str) -> Grammar:
+        """A grammar in llguidance's Lark for `Sampling.grammar`. Raises what `json_grammar` raises."""
+        return self._of_model().of_lark(text)
+
+    def _of_model(self) -> Grammars:
         with self._grammars_lock:
             if self._grammars is None:
                 self._grammars = Grammars(self.model)
-        return self._grammars.of_json({"type": "object"} if schema is None else schema)
+            return self._grammars
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """The tokens of a prompt.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,6 +12,13 @@ from typing import Any, NoReturn, TypeVar
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load as load_package
 from kvcache_ops.models._model import Model
+
+_GIVEN = {
+    "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt", "continue_final_message",
+    "chat_template", "tokenize",
+}  # fmt: skip
+"""What is no variable of a template to choose, of what transformers' apply_chat_template takes."""
+_MARK = "<end of the message to continue>"
 
 _Message = TypeVar("_Message", bound=Mapping[str, Any])
 
@@ -45,32 +53,74 @@ class ChatTemplate:
             self._template = environment.from_string(model.chat_template)
         except Exception as error:  # of Jinja, or of Python for one that is nested too deeply
             raise KvCacheError(f"the chat template of {model.name} is none: {error}", "chat_template") from error
-        self._model, self._knows_developers = model, "developer" in model.chat_template
+        self._model, self.source = model, model.chat_template
+        self._knows_developers = "developer" in self.source
         eos = [model.tokenizer.id_to_token(stop) for stop in model.stops[:1]]
         self._tokens = {"bos_token": model.bos or "", "eos_token": eos[0] if eos else ""}
+
+    def reads(self, name: str) -> bool:
+        """Whether the template mentions a variable."""
+        return re.search(rf"\b{name}\b", self.source) is not None
 
     def text(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] = {},
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """The prompt for these messages, of "role" and "content" each, and perhaps the beginning of an answer.
 
-        variables: others that the template reads, such as `enable_thinking`. The role "developer" is "system" to a
-        template that does not know it.
+        variables: others that the template reads, such as `enable_thinking`. tools: as transformers has them; so are
+        `tool_calls` in messages, whose arguments are objects. continue_final_message: the text ends with the last
+        message's content, which the answer continues; add_generation_prompt is then False. The role "developer" is
+        "system" to a template that does not know it.
         """
-        fixed = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens}
-        if wrong := variables.keys() & (fixed.keys() | {"tools", "documents"}):
+        if continue_final_message and add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt are both true, expected one of them at most"
+            raise KvCacheError(message, "chat_template")
+        if wrong := variables.keys() & _GIVEN:
             raise KvCacheError(f"{min(wrong)} is given to the template anyway, expected other names", "chat_template")
         if not self._knows_developers:
             renamed = {"role": "system"}
-            fixed["messages"] = [{**m, **renamed} if m.get("role") == "developer" else m for m in messages]
+            messages = [{**m, **renamed} if m.get("role") == "developer" else m for m in messages]
+        given = {"add_generation_prompt": add_generation_prompt, "tools": tools or None, **variables}
+        if continue_final_message:
+            return self._to_be_continued(messages, given)
+        return self._rendered(messages, given)
+
+    def _to_be_continued(self, messages: Sequence[Mapping[str, Any]], given: dict[str, Any]) -> str:
+        """Without what the template writes after the last message's content; a template may strip that of spaces."""
+        content = messages[-1].get("content") if messages else None
+        if not isinstance(content, str):
+            raise KvCacheError("the last message has no text, expected one to continue", "chat_template")
+
+        def until_mark(content: str) -> tuple[str, str]:
+            before, mark, after = self._rendered(
+                [*messages[:-1], {**messages[-1], "content": f"{content}{_MARK} "}], given
+            ).rpartition(_MARK)
+            if not mark:
+                raise KvCacheError("the chat template leaves the last message out, which is continued", "chat_template")
+            return before, after
+
+        before, after = until_mark(content)
+        return before if after.startswith(" ") else until_mark(content.rstrip())[0]
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], given: dict[str, Any]) -> str:
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
+            return str(self._template.render(messages=messages, documents=None, **self._tokens, **given))
+
         try:
-            rendered: str = self._template.render(tools=None, documents=None, **fixed, **variables)
+            return render(messages)
         except Exception as error:  # a template may do anything
+            if any(message.get("tool_calls") for message in messages):
+                try:  # a few templates join the text of arguments to theirs
+                    return render([_with_text_of_arguments(message) for message in messages])
+                except Exception:  # which was not the reason
+                    pass
             raise KvCacheError(f"the chat template refuses the messages: {error}", "chat_template") from error
-        return rendered
 
     def tokens(
         self,
@@ -78,24 +128,32 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         most: int | None = None,
         variables: Mapping[str, Any] = {},
+        *,
+        add_special_tokens: bool = False,
+        **options: Any,
     ) -> list[int]:
-        """The tokens of `text`, which has its special ones already. Raises what `Model.encode` raises."""
-        text = self.text(messages, add_generation_prompt, variables)
-        return self._model.encode(text, most, add_special_tokens=False)
+        """The tokens of `text`, which has its special ones already; options: further arguments of it.
+
+        Raises what `Model.encode` raises.
+        """
+        text = self.text(messages, add_generation_prompt, variables, **options)
+        return self._model.encode(text, most, add_special_tokens)
 
     def shortened(
-        self, messages: Sequence[_Message], most: int, length: int, variables: Mapping[str, Any] = {}
+        self, messages: Sequence[_Message], most: int, length: int, **options: Any
     ) -> tuple[list[_Message], list[int]]:
         """Messages and their `tokens`; where these are more than `most`, without the oldest ones, at most `length`.
 
-        Whole messages after the system's go, an answer together with its question; the last message stays.
+        Whole messages after the system's go, an answer together with its question; the last question stays with what
+        follows it. options: further arguments of `tokens`.
         """
         kept, last = self._system(messages), len(messages) - 1
+        last = next((i for i in range(last, kept, -1) if messages[i].get("role") == "user"), last)
 
         def whole(first: int, most: int) -> list[int] | None:
             """The tokens without messages before `first`; None if there are more than `most`."""
             try:
-                tokens = self.tokens([*messages[:kept], *messages[first:]], most=most, variables=variables)
+                tokens = self.tokens([*messages[:kept], *messages[first:]], most=most, **options)
             except KvCacheError as error:
                 if error.kind == "prompt_too_long" and first < last:
                     return None
@@ -110,16 +168,27 @@ class ChatTemplate:
         assert tokens is not None  # the last message is always taken
         return [*messages[:kept], *messages[first:]], tokens
 
-    def beginning(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = {}) -> int:
-        """How many first tokens are those of the system's messages, or of what the template says in their place."""
-        system = list(messages[: self._system(messages)])
-        one, other = (self.tokens([*system, {"role": "user", "content": c}], variables=variables) for c in "01")
+    def beginning(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> int:
+        """How many first tokens are those of the system's messages, or of what the template says in their place.
+
+        options: further arguments of `tokens`.
+        """
+        system, options = list(messages[: self._system(messages)]), options | {"continue_final_message": False}
+        one, other = (self.tokens([*system, {"role": "user", "content": c}], **options) for c in "01")
         return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), 0)
 
     @staticmethod
     def _system(messages: Sequence[Mapping[str, Any]]) -> int:
         roles = [message.get("role") for message in messages]
         return next((i for i, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
+
+
+def _with_text_of_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def of(call: Mapping[str, Any]) -> dict[str, Any]:
+        return {**call, "function": {**call["function"], "arguments": _to_json(call["function"]["arguments"])}}
+
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [of(call) for call in calls]} if calls else message
 
 
 def _refuse(message: str) -> NoReturn:

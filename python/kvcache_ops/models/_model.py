@@ -57,6 +57,12 @@ class Model:
         return max((len(token) for token in self.tokenizer.get_vocab()), default=1)
 
     @cached_property
+    def _begins_with_bos(self) -> bool:
+        """Whether the tokenizer puts bos before every text."""
+        first: list[int] = self.tokenizer.encode("").ids[:1]
+        return self.bos is not None and first == [self.tokenizer.token_to_id(self.bos)]
+
+    @cached_property
     def special_tokens(self) -> dict[int, str]:
         """The texts of tokens that are in no answer's text."""
         return {i: token.content for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -64,7 +70,8 @@ class Model:
     def encode(self, text: str, most: int | None = None, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text.
 
-        Raises KvCacheError: "prompt_type" for half of a surrogate pair, "prompt_too_long" for a text that is not even
+        add_special_tokens: those that every text gets, bos only where the text does not begin with it. Raises
+        KvCacheError: "prompt_type" for half of a surrogate pair, "prompt_too_long" for a text that is not even
         tokenized, because it has more characters than `most` of the longest tokens.
         """
         if most is not None and len(text) > most * self._longest:
@@ -75,6 +82,8 @@ class Model:
             ids: list[int] = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise KvCacheError(f"the text is not in Unicode: {error}", "prompt_type") from error
+        if add_special_tokens and self._begins_with_bos and ids[:1] == ids[1:2]:
+            del ids[0]
         return ids
 
     def cache_spec(self, max_tokens: int) -> CacheSpec:

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any
 
@@ -28,8 +28,9 @@ from kvcache_ops.serve._call import Call, read_call
 from kvcache_ops.serve._engine_thread import LOG, Answers, EngineThread, Piece
 from kvcache_ops.serve._logprobs import Logprobs
 from kvcache_ops.serve._metrics import Metrics
-from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN, Refusal, of_answer, of_prompt
+from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN, Refusal, of_answer, of_prompt, unsupported
 from kvcache_ops.serve._replies import DONE, Reply, event
+from kvcache_ops.serve._tools import Tools, with_short_ids
 
 _LARGEST_BODY = 16 << 20  # bytes
 
@@ -69,7 +70,7 @@ def application(
 class _Routes:
     def __init__(self, engine: Engine, name: str, max_requests: int, context_shift: bool) -> None:
         self._engine, self._name, self._created = engine, name, int(time.time())
-        self._max_requests, self._context_shift = max_requests, context_shift
+        self._max_requests, self._context_shift, self._lifespans = max_requests, context_shift, 0
         self._metrics, self._logprobs = Metrics(), Logprobs(engine.model.tokenizer)
         self.thread = EngineThread(engine, self._metrics, max_requests)
 
@@ -95,10 +96,13 @@ class _Routes:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         LOG.info("Serving the model %s", self._name)
-        self.thread.start()
+        self._lifespans += 1
+        await asyncio.to_thread(self.thread.start)
         yield
-        self.thread.close(0)
-        await asyncio.to_thread(self.thread.join)
+        self._lifespans -= 1
+        if not self._lifespans:
+            self.thread.close(0)
+            await asyncio.to_thread(self.thread.join)
 
     def _about(self) -> dict[str, object]:
         return {"id": self._name, "object": "model", "created": self._created, "owned_by": "kvcache_ops"}
@@ -136,13 +140,16 @@ class _Routes:
         if count > self._max_requests:
             message = f"{count} answers are asked for, expected at most {self._max_requests}"
             raise Refusal(400, message, "parameter_invalid", "n" if call.n > 1 else "prompt")
-        answers = None
+        answers, model = None, self._engine.model
         try:
+            tools = Tools(call.tools, call.tool_choice, call.parallel_tool_calls, model) if call.tools else None
             answers = Answers(self.thread, max(len(call.prompts), 1), call.n)
-            prompts, keep = await asyncio.to_thread(self._prompts, call, chat)
+            prompts, keep = await asyncio.to_thread(self._prompts, call, chat, tools)
             echoes = [self._text(prompt) if call.echo else None for prompt in call.prompts or [""]]
-            grammar = await asyncio.to_thread(self._grammar, call.schema)
-            await answers.begin(prompts, echoes, call.sampling | {"keep": keep, "grammar": grammar})
+            grammar = await asyncio.to_thread(self._grammar, call.schema, tools)
+            shown = frozenset(model.special_tokens) if call.special_tokens else tools and tools.shown_tokens
+            more = {"keep": keep, "grammar": grammar, "shown_tokens": shown or frozenset()}
+            await answers.begin(prompts, echoes, call.sampling | more)
         except BaseException as error:
             if answers is not None:
                 answers.cancel()
@@ -151,30 +158,51 @@ class _Routes:
             if error.kind in (OVERLOADED, SHUTTING_DOWN):
                 raise of_answer(error) from error
             raise of_prompt(error, "messages" if chat else "prompt") from error
-        reply = Reply(chat, self._name, None if call.sampling["logprobs"] is None else self._logprobs)
+        logprobs = None if call.sampling["logprobs"] is None else self._logprobs
+        reader = None if tools is None else partial(tools.reader, prompts[0])
+        reply = Reply(chat, self._name, logprobs, reader)
         if call.stream:
             return _Events(_events(answers, reply, count if chat else 0, call.usage), answers)
         return await _whole(request.receive, answers, reply, count)
 
-    def _grammar(self, schema: dict[str, Any] | None) -> Grammar | None:
+    def _grammar(self, schema: dict[str, Any] | None, tools: Tools | None) -> Grammar | None:
         try:
+            if tools is not None and (text := tools.grammar(schema)) is not None:
+                return self._engine.lark_grammar(text)
             return None if schema is None else self._engine.json_grammar(schema)
         except KvCacheError as error:
-            raise of_prompt(error, "response_format") from error
+            raise of_prompt(error, "response_format" if tools is None else "tools") from error
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else str(self._engine.model.tokenizer.decode(prompt))
 
-    def _prompts(self, call: Call, chat: bool) -> tuple[list[list[int]], int | None]:
+    def _prompts(self, call: Call, chat: bool, tools: Tools | None) -> tuple[list[list[int]], int | None]:
         """Their tokens, and how many of the first stay in a context shift, if there is one."""
+        context, special = self._engine.context_length, call.add_special_tokens
+
+        def encode(prompt: str | list[int]) -> list[int]:
+            if special or not isinstance(prompt, str):
+                return self._engine.encode(prompt)
+            return self._engine.model.encode(prompt, context, add_special_tokens=False)
+
         if not chat:
-            keep = len(self._engine.encode("")) if self._context_shift else None
-            return [self._engine.encode(prompt) for prompt in call.prompts], keep
-        context = self._engine.context_length
+            keep = len(encode("")) if self._context_shift else None
+            return [encode(prompt) for prompt in call.prompts], keep
+        template, how = self._template, call.rendering
+        for i, message in enumerate(call.messages):
+            if "tool_calls" in message and not template.reads("tool_calls"):
+                raise unsupported(f"messages[{i}].tool_calls")
+        if "reasoning_effort" in how["variables"] and not template.reads("reasoning_effort"):
+            raise unsupported("reasoning_effort")
+        how = how | {"add_special_tokens": special}
+        if tools is not None:
+            choice = {"tool_choice": call.tool_choice}
+            how |= {"tools": tools.for_template, "variables": choice | how["variables"]}
+        messages = with_short_ids(call.messages, template.source)
         if not self._context_shift:
-            return [self._template.tokens(call.messages, most=context, variables=call.variables)], None
-        _, tokens = self._template.shortened(call.messages, context, context // 2, call.variables)
-        return [tokens], min(self._template.beginning(call.messages, call.variables), context // 2)
+            return [template.tokens(messages, most=context, **how)], None
+        _, tokens = template.shortened(messages, context, context // 2, **how)
+        return [tokens], min(template.beginning(messages, **how), context // 2)
 
 
 class _ApiKey:
@@ -231,7 +259,8 @@ async def _events(answers: Answers, reply: Reply, roles: int, usage: bool) -> As
         for index in range(roles):  # with the first piece: before it, nothing is lost where somebody asks again
             yield reply.role(index)
         roles = 0
-        yield reply.piece(piece)
+        if chunks := reply.piece(piece):
+            yield chunks
     if usage:
         yield reply.usage(answers.usage())
     yield DONE

@@ -9,26 +9,99 @@ from typing import Any
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._sampling import Sampling
-from kvcache_ops.serve._refusal import Refusal
+from kvcache_ops.serve._refusal import Refusal, unsupported, wrong
 
 # What these values mean is what is done anyway; others would change the answer.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
-    "length_penalty": (1, 1.0),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "skip_special_tokens": (True,),
-    "logit_bias": ({},),
+    "echo": (False,),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "modalities": (["text"],),
+    "parse_tool_calls": (True,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "use_beam_search": (False,),
+    "num_beams": (1,),
+    "do_sample": (True,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "ban_eos_token": (False,),
+    "stop_token_ids": ([],),
+    "stop_regex": ("", []),
+    "include_stop_str_in_output": (False,),
+    "no_stop_trim": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
+    "repeat_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "repetition_penalty_range": (0,),
+    "no_repeat_ngram_size": (0,),
+    "typical_p": (1,),
+    "typical": (1,),
+    "tfs": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "top_n_sigma": (0, -1),
+    "nsigma": (0,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "penalty_alpha": (0,),
+    "guidance_scale": (1,),
+    "negative_prompt": ("",),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "dynamic_temperature": (False,),
+    "dynatemp_range": (0,),
+    "smoothing_factor": (0,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "grammar": ("",),
+    "grammar_string": ("",),
+    "ebnf": ("",),
+    "regex": ("",),
+    "structured_outputs": ({},),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "vllm_xargs": ({},),
+    "include_reasoning": (True,),
+    "separate_reasoning": (False,),
+    "reasoning_format": ("none",),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_hidden_states": (False,),
+    "return_progress": (False,),
+    "return_tokens": (False,),
+    "timings_per_token": (False,),
+    "post_sampling_probs": (False,),
+    "detokenize": (True,),
+    "n_probs": (0,),
+    "min_keep": (0,),
+    "priority": (0,),
+    "lora": ([],),
+    "id_slot": (-1,),
+    "options": ({},),
+    "extra_body": ({},),
+    "transforms": ([],),
 }
-# What is about the client, and not about the answer.
-_ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-_KINDS: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or false", dict: "an object"}
+# What changes no answer, whatever the value: it is about the client, or about speed, or belongs to one of the above.
+_ABOUT_THE_CLIENT = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "request_id", "keep_alive", "cache_prompt", "prediction", "spaces_between_special_tokens", "mirostat_tau",
+    "mirostat_eta", "dynatemp_exponent", "dynatemp_low", "dynatemp_high", "smoothing_curve", "xtc_threshold",
+    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers", "repeat_last_n",
+}  # fmt: skip
+_OF_A_MESSAGE = {"annotations", "cache_control", "id", "provider_specific_fields", "reasoning_details"}  # the same
+_KINDS: dict[type, str] = {
+    str: "a text", int: "a whole number", bool: "true or false", dict: "an object", list: "a list",
+}  # fmt: skip
 _SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
 _DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
 LARGEST_SEED = 2**64
@@ -41,13 +114,18 @@ class Call:
 
     model: str
     prompts: list[str | list[int]] = field(default_factory=list)
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     sampling: dict[str, Any] = field(default_factory=dict)
     n: int = 1  # answers to each prompt
     stream: bool = False
     echo: bool = False  # answers begin with their prompts
     usage: bool = False  # in a last piece of the stream
-    variables: dict[str, Any] = field(default_factory=dict)  # of the chat template
+    add_special_tokens: bool = True  # to the prompts
+    special_tokens: bool = False  # have their text in the answers
+    rendering: dict[str, Any] = field(default_factory=dict)  # of the messages: arguments of ChatTemplate.text
+    tools: list[Any] = field(default_factory=list)
+    tool_choice: Any = "none"
+    parallel_tool_calls: bool | None = None
     schema: dict[str, Any] | None = None  # of the answers
 
 
@@ -64,86 +142,107 @@ def read_call(body: bytes, chat: bool, context_length: int) -> Call:
     if model is None:
         raise Refusal(400, "there is no model", "parameter_missing", "model")
     stream = _take(taken, "stream", bool, False)
-    options = _take(taken, "stream_options", dict, {})
+    options = _without_null(_take(taken, "stream_options", dict, {}))
     usage = _take(options, "include_usage", bool, False)
     _take(options, "include_obfuscation", bool, False)  # a padding of pieces that the client can do without
+    if options.get("continuous_usage_stats") is False:
+        del options["continuous_usage_stats"]
     if options:
-        raise _unsupported(f"stream_options.{next(iter(options))}")
-    prompts = [] if chat else _prompts(taken.pop("prompt", None))
-    messages = _messages(taken.pop("messages", None)) if chat else []
-    variables = _take(taken, "chat_template_kwargs", dict, {}) if chat else {}
+        raise unsupported(f"stream_options.{next(iter(options))}")
     n = _number(taken, "n", 1, 1, _LARGEST_N)
     if (best := _take(taken, "best_of", int, n)) != n:
-        raise _wrong("best_of", best, f"n, {n}: all answers are given")
+        raise wrong("best_of", best, f"n, {n}: all answers are given")
     echo = not chat and _take(taken, "echo", bool, False)
-    schema = _schema(_take(taken, "response_format", dict, {"type": "text"}))
-    sampling = _sampling(taken, chat, echo, context_length)
+    found = Call(
+        model,
+        prompts=[] if chat else _prompts(taken.pop("prompt", None)),
+        messages=_messages(taken.pop("messages", None)) if chat else [],
+        sampling=_sampling(taken, chat, echo, context_length),
+        n=n,
+        stream=stream,
+        echo=echo,
+        usage=usage,
+        add_special_tokens=_take(taken, "add_special_tokens", bool, not chat),
+        special_tokens=not _take(taken, "skip_special_tokens", bool, True),
+        rendering=_rendering(taken) if chat else {},
+        schema=_schema(_without_null(_take(taken, "response_format", dict, {"type": "text"}))),
+        **(_tools(taken) if chat else {}),
+    )
     for name, value in taken.items():
-        neutral = any(value == other and type(value) is type(other) for other in _WITHOUT_EFFECT.get(name, ()))
-        if not neutral and name not in _ABOUT_THE_CLIENT:
-            raise _unsupported(name)
-    return Call(model, prompts, messages, sampling, n, stream, echo, usage, variables, schema)
+        if name not in _ABOUT_THE_CLIENT and not _is_neutral(name, value):
+            raise unsupported(name)
+    return found
 
 
-def _unsupported(name: str) -> Refusal:
-    return Refusal(400, f"{name!r} is not supported here, or not with this value", "unsupported_parameter", name)
+def _without_null(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
-def _wrong(name: str, got: object, expected: str) -> Refusal:
-    return Refusal(400, f"{name} is {_short(got)}, expected {expected}", "parameter_invalid", name)
+def _is_neutral(name: str, value: object) -> bool:
+    if name == "logit_bias":
+        pairs = value.items() if isinstance(value, dict) else value if isinstance(value, list) else [(0, value)]
+        return all(isinstance(pair, list | tuple) and len(pair) == 2 and _same(pair[1], 0) for pair in pairs)
+    return any(_same(value, other) for other in _WITHOUT_EFFECT.get(name, ()))
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
+def _same(value: object, other: object) -> bool:
+    """Equal, but true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _take(taken: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     value = taken.pop(name, default)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)  # as JSON has it
     if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-        raise _wrong(name, value, _KINDS[kind])
+        raise wrong(name, value, _KINDS[kind])
     return value
 
 
 def _number(taken: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
     value: int = _take(taken, name, int, default)
     if not low <= value <= high:
-        raise _wrong(name, value, f"{low} to {high}")
+        raise wrong(name, value, f"{low} to {high}")
     return value
 
 
 def _logprobs(taken: dict[str, Any], chat: bool) -> int | None:
     """How many of the likeliest tokens beside each one that was drawn; None for no logprobs."""
     if not chat:
+        if _number(taken, "top_logprobs", 0, 0, 20):
+            raise unsupported("top_logprobs")
+        if taken.get("logprobs") is False:
+            del taken["logprobs"]
         return _number(taken, "logprobs", 0, 0, 5) if "logprobs" in taken else None
     wanted = _take(taken, "logprobs", bool, False)
     likely = _number(taken, "top_logprobs", 0, 0, 20)
     if likely and not wanted:
-        raise _wrong("top_logprobs", likely, "logprobs to be true")
+        raise wrong("top_logprobs", likely, "logprobs to be true")
     return likely if wanted else None
 
 
 def _sampling(taken: dict[str, Any], chat: bool, echo: bool, context_length: int) -> dict[str, Any]:
     """The arguments of Sampling, with OpenAI's defaults."""
     limit = _take(taken, "max_tokens", int, None)
-    newer = _take(taken, "max_completion_tokens", int, None) if chat else None
+    newer = _take(taken, "max_completion_tokens", int, None)
     limit = newer if newer is not None else limit
+    limit = context_length if limit == -1 else limit  # as llama.cpp has it
     least = 0 if echo else 1
     if limit is not None and limit < least:
-        raise _wrong("max_tokens" if newer is None else "max_completion_tokens", limit, f"at least {least}")
+        raise wrong("max_tokens" if newer is None else "max_completion_tokens", limit, f"at least {least}")
     default = context_length if chat else _DEFAULT_TOKENS
     sampling: dict[str, Any] = {"max_new_tokens": default if limit is None else limit, "temperature": 1.0}
     sampling |= {name: taken.pop(name) for name in _SAMPLING if name in taken}
-    if sampling.get("top_k") == -1:  # as vLLM has it
-        sampling["top_k"] = 0
+    top_k = _take(taken, "top_k", int, 0)
+    sampling["top_k"] = 0 if top_k == -1 else top_k  # as vLLM has it
     sampling["logprobs"] = likely = _logprobs(taken, chat)
     if echo and (likely is not None or limit == 0):
         sampling["prompt_logprobs"] = likely or 0
     seed, stop = _take(taken, "seed", int, None), taken.pop("stop", ())
     sampling["seed"] = None if seed in (None, -1) else seed % LARGEST_SEED
     if not isinstance(stop, str | list | tuple):
-        raise _wrong("stop", stop, "a text or a list of texts")
-    sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        raise wrong("stop", stop, "a text or a list of texts")
+    sampling["stop"] = tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text != "")
     try:
         Sampling(**sampling)
     except KvCacheError as error:
@@ -160,50 +259,113 @@ def _schema(format: dict[str, Any]) -> dict[str, Any] | None:
     named = format.get("json_schema")
     if not isinstance(named, dict) or format.keys() != {"type", "json_schema"} or format["type"] != "json_schema":
         expected = "the type text, json_object, or json_schema with an object json_schema"
-        raise _wrong("response_format", format, expected)
+        raise wrong("response_format", format, expected)
+    named = _without_null(named)
     schema = named.get("schema")
     if not isinstance(schema, dict) or not named.keys() <= {"name", "description", "schema", "strict"}:
-        raise _wrong("response_format.json_schema", named, "name, schema, which is an object, description and strict")
+        raise wrong("response_format.json_schema", named, "name, schema, which is an object, description and strict")
     return schema
 
 
 def _prompts(prompt: object) -> list[str | list[int]]:
     """One text, or tokens, or several of either."""
-    several: list[Any] = prompt if isinstance(prompt, list) and prompt and not _tokens(prompt) else [prompt]
-    for one in several:
-        if not isinstance(one, str) and not _tokens(one):
-            raise _wrong("prompt", prompt, "a text, tokens, or a list of either")
-    return several
+    several: list[Any] = prompt if isinstance(prompt, list) and prompt and not _is_tokens(prompt) else [prompt]
+    if not all(isinstance(one, str) or _is_tokens(one) for one in several):
+        raise wrong("prompt", prompt, "a text, tokens, or a list of either")
+    return [one if isinstance(one, str) else [int(token) for token in one] for one in several]
 
 
-def _tokens(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in value)
+def _is_tokens(value: object) -> bool:
+    return isinstance(value, list) and all(
+        (isinstance(token, int) and not isinstance(token, bool)) or (isinstance(token, float) and token.is_integer())
+        for token in value
+    )
 
 
-def _messages(messages: object) -> list[dict[str, str]]:
-    """Each with role and content, which is a text or parts of texts."""
+def _rendering(taken: dict[str, Any]) -> dict[str, Any]:
+    """How the messages become a prompt; as vLLM has it, also the template's variables say it."""
+    variables = dict(_take(taken, "chat_template_kwargs", dict, {}))
+    given = {}
+    for name in ("add_generation_prompt", "continue_final_message"):
+        outside, inside = (_take(where, name, bool, None) for where in (taken, variables))
+        given[name] = outside if inside is None else inside
+    begins, continues = given.values()
+    if begins and continues:
+        raise wrong("add_generation_prompt", True, "false, because continue_final_message is true")
+    if (effort := _take(taken, "reasoning_effort", str, None)) is not None:
+        variables["reasoning_effort"] = effort
+    begins = not continues if begins is None else begins
+    return {"variables": variables, "add_generation_prompt": begins, "continue_final_message": bool(continues)}
+
+
+def _tools(taken: dict[str, Any]) -> dict[str, Any]:
+    """Tools that the answers may call, or must."""
+    tools = _take(taken, "tools", list, [])
+    choice = taken.pop("tool_choice", "auto")
+    parallel = _take(taken, "parallel_tool_calls", bool, None)
+    if not tools and choice not in ("none", "auto"):
+        raise wrong("tool_choice", choice, "none or auto, because there are no tools")
+    return {"tools": [] if choice == "none" else tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+
+
+def _messages(messages: object) -> list[dict[str, Any]]:
+    """Each with role and content, which is a text or parts of texts, and with what belongs to calls of tools."""
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", messages, "a list of messages")
+        raise wrong("messages", messages, "a list of messages")
     return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
-def _message(where: str, message: object) -> dict[str, str]:
+def _message(where: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise _wrong(where, message, "an object with role and content")
-    taken = {name: value for name, value in message.items() if name == "content" or value not in (None, [])}
-    role, content = taken.pop("role", None), taken.pop("content", None)
+        raise wrong(where, message, "an object with role and content")
+    content = message.get("content")
+    taken = {name: value for name, value in message.items() if value not in (None, [], False) and name != "content"}
+    role = taken.pop("role", None)
     if not isinstance(role, str):
-        raise _wrong(f"{where}.role", role, "a text")
+        raise wrong(f"{where}.role", role, "a text")
+    found: dict[str, Any] = {"role": role}
+    if isinstance(name := taken.pop("name", None), str):
+        found["name"] = name
+    if role == "assistant":
+        thoughts = [taken.pop(name, None) for name in ("reasoning_content", "reasoning")]  # of an earlier answer
+        if thought := next((text for text in thoughts if isinstance(text, str)), None):
+            found["reasoning_content"] = found["reasoning"] = thought
+        if calls := taken.pop("tool_calls", None):
+            found["tool_calls"] = _calls(f"{where}.tool_calls", calls)
+            content = "" if content is None else content
+    if role == "tool" and (call := taken.pop("tool_call_id", None)) is not None:
+        if not isinstance(call, str):
+            raise wrong(f"{where}.tool_call_id", call, "a text")
+        found["tool_call_id"] = call
+    if others := taken.keys() - _OF_A_MESSAGE:
+        raise unsupported(f"{where}.{min(others)}")
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         texts = [text for part in parts if isinstance(text := part.get("text"), str)]
         content = "".join(texts) if len(texts) == len(content) else content
-    taken.pop("name", None)
-    thoughts = {}
-    if role == "assistant" and isinstance(reasoning := taken.pop("reasoning_content", None), str):
-        thoughts["reasoning_content"] = reasoning  # of an answer that a client sends back
-    if taken:
-        raise _unsupported(f"{where}.{next(iter(taken))}")
     if not isinstance(content, str):
-        raise _wrong(f"{where}.content", content, "a text, or parts of the type text")
-    return {"role": role, "content": content, **thoughts}
+        raise wrong(f"{where}.content", content, "a text, or parts of the type text")
+    return found | {"content": content}
+
+
+def _calls(where: str, calls: object) -> list[dict[str, Any]]:
+    """Calls of an earlier answer, their arguments objects, as templates have them."""
+    if not isinstance(calls, list):
+        raise wrong(where, calls, "a list")
+    found = []
+    for i, call in enumerate(calls):
+        kind = call.get("type", "function") if isinstance(call, dict) else None
+        function = call.get("function") if kind == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise wrong(f"{where}[{i}]", call, "an object of the type function, whose function has name and arguments")
+        given = arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                pass
+        if not isinstance(arguments, dict):
+            raise wrong(f"{where}[{i}].function.arguments", given, "the JSON text of an object")
+        said = {"id": str(call.get("id") or ""), "type": "function"}
+        found.append(said | {"function": {"name": function["name"], "arguments": arguments}})
+    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from time import perf_counter
 from typing import Any
 
@@ -44,7 +45,8 @@ class Job:
 
     def __init__(self, index: int, echo: str | None, pieces: asyncio.Queue[Piece]) -> None:
         self.index, self.echo, self.pieces = index, echo, pieces
-        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self.accepted: asyncio.Future[None] = self.loop.create_future()
         self.request: Request | None = None
         # The thread's:
         self.begin = perf_counter()
@@ -52,44 +54,60 @@ class Job:
 
 
 class EngineThread:
-    """Runs an engine's steps while there is something to do. Its methods are called in asyncio's thread."""
+    """Runs an engine's steps while there is something to do.
+
+    It begins with `start`, or with the first request, where nothing calls that: a parent application need not say when
+    its parts start. Answers go to the loops that asked for them.
+    """
 
     def __init__(self, engine: Engine, metrics: Metrics, max_requests: int) -> None:
         self._engine, self._metrics, self._max_requests = engine, metrics, max_requests
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: list[Job] = []
-        self._thread = Thread(target=self._run, name="engine", daemon=True)
-        self._open, self._count = False, 0
+        self._thread: Thread | None = None
+        self._lock, self._closed, self._count = Lock(), False, 0
         self._deadline: float | None = None  # the thread's
         metrics.watch(engine, lambda: self._count)
 
     def start(self) -> None:
-        """Begins; the answers go to the loop that runs."""
-        self._loop, self._open = asyncio.get_running_loop(), True
-        self._thread.start()
+        """Begins, if it has not begun; after a `close` it waits for the end, and begins again."""
+        if self._closed:
+            self.join()
+        with self._lock:
+            if self._thread is None or self._closed:
+                self._inbox, self._deadline = SimpleQueue(), None  # without what came too late for the last thread
+                self._closed = False
+                self._thread = Thread(target=self._run, name="engine", daemon=True)
+                self._thread.start()
 
     def alive(self) -> bool:
         """Whether requests are taken and answered."""
-        return self._open and self._thread.is_alive()
+        return not self._closed and (self._thread is None or self._thread.is_alive())
 
     def reserve(self, count: int) -> None:
         """Takes places for that many requests. Raises KvCacheError "shutting_down" and "overloaded"."""
         if not self.alive():
             raise KvCacheError("the server is shutting down", SHUTTING_DOWN)
-        if self._count + count > self._max_requests:
-            message = f"{self._count} requests run or wait, expected at most {self._max_requests} with {count} more"
-            raise KvCacheError(message, OVERLOADED)
-        self._count += count
+        with self._lock:
+            if self._count + count > self._max_requests:
+                message = f"{self._count} requests run or wait, expected at most {self._max_requests} with {count} more"
+                raise KvCacheError(message, OVERLOADED)
+            self._count += count
+        if self._thread is None:
+            self.start()
+            atexit.register(self._exit)  # nothing says when it is to end
 
     def release(self, count: int) -> None:
         """Returns places that no prompt was submitted for."""
-        self._count -= count
+        with self._lock:
+            self._count -= count
 
     def submit(self, job: Job, tokens: list[int], sampling: dict[str, Any]) -> None:
         """Sends a prompt, for which a place is reserved. Raises KvCacheError "shutting_down"."""
-        if not self.alive():
-            raise KvCacheError("the server is shutting down", SHUTTING_DOWN)
-        self._inbox.put(partial(self._start, job, tokens, sampling))
+        with self._lock:
+            if not self.alive():
+                raise KvCacheError("the server is shutting down", SHUTTING_DOWN)
+            self._inbox.put(partial(self._start, job, tokens, sampling))
 
     def cancel(self, job: Job) -> None:
         """Ends a job's answer if it is running, and frees its place in the cache."""
@@ -97,12 +115,18 @@ class EngineThread:
 
     def close(self, grace: float) -> None:
         """Takes no more prompts; answers that have not ended in `grace` seconds end with an error."""
-        self._open = False
-        self._inbox.put(partial(self._close, perf_counter() + grace))
+        with self._lock:
+            self._closed = True
+            self._inbox.put(partial(self._close, perf_counter() + grace))
 
     def join(self) -> None:
         """Waits for the thread to end, after `close`."""
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _exit(self) -> None:
+        self.close(0)
+        self.join()
 
     def _run(self) -> None:
         busy = False
@@ -136,13 +160,13 @@ class EngineThread:
         try:
             job.request = self._engine.submit(tokens, **sampling)
         except KvCacheError as error:
-            self._call(self._refused, job, error)
+            self._refuse(job, error)
         except Exception as error:
             LOG.exception("a request failed")
-            self._call(self._refused, job, KvCacheError(f"the request failed: {error}", "answer_failed"))
+            self._refuse(job, KvCacheError(f"the request failed: {error}", "answer_failed"))
         else:
             self._jobs.append(job)
-            self._call(job.accepted.set_result, None)
+            self._call([job], job.accepted.set_result, None)
 
     def _cancel(self, job: Job) -> None:
         if job.request is not None:
@@ -158,7 +182,7 @@ class EngineThread:
 
     def _tell(self) -> None:
         """Sends what is new of each answer, all of a step at once."""
-        news: list[tuple[Job, Piece]] = []
+        news: dict[asyncio.AbstractEventLoop, list[tuple[Job, Piece]]] = {}
         for job in list(self._jobs):
             request = job.request
             assert request is not None  # it is, of those that were started
@@ -169,13 +193,15 @@ class EngineThread:
             job.counted = len(request.answer)
             if len(text) > job.said or request.finish is not None:
                 scores = self._logprobs(job, request, text)
-                news.append((job, Piece(job.index, text[job.said :], scores, request.finish, request.error)))
+                piece = Piece(job.index, text[job.said :], scores, request.finish, request.error)
+                news.setdefault(job.loop, []).append((job, piece))
                 job.said = len(text)
             if request.finish is not None:
                 self._jobs.remove(job)
+                self.release(1)
                 self._metrics.ended(request, perf_counter() - job.begin)
-        if news:
-            self._call(self._deliver, news)
+        for pieces in news.values():
+            self._call([job for job, _ in pieces], _deliver, pieces)
 
     def _logprobs(self, job: Job, request: Request, text: str) -> list[TokenLogprobs]:
         """The next tokens': to the end of what is said, and at an answer's end of all but what is in its stop."""
@@ -188,20 +214,22 @@ class EngineThread:
             job.scored += 1
         return tokens[begin : job.scored]
 
-    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+    def _call(self, jobs: list[Job], function: Callable[..., object], *arguments: object) -> None:
+        """Calls in the jobs' loop."""
         try:
-            self._loop.call_soon_threadsafe(function, *arguments)
+            jobs[0].loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: nobody listens
-            self._deadline = 0.0
+            for job in jobs:
+                self._cancel(job)
 
-    def _deliver(self, news: list[tuple[Job, Piece]]) -> None:
-        for job, piece in news:
-            self._count -= piece.finish is not None
-            job.pieces.put_nowait(piece)
+    def _refuse(self, job: Job, error: KvCacheError) -> None:
+        self.release(1)
+        self._call([job], job.accepted.set_exception, error)
 
-    def _refused(self, job: Job, error: KvCacheError) -> None:
-        self._count -= 1
-        job.accepted.set_exception(error)
+
+def _deliver(pieces: list[tuple[Job, Piece]]) -> None:
+    for job, piece in pieces:
+        job.pieces.put_nowait(piece)
 
 
 class Answers:

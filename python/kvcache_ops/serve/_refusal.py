@@ -28,6 +28,18 @@ class Refusal(Exception):
         return JSONResponse(self.content(), self.status, headers)
 
 
+def unsupported(name: str) -> Refusal:
+    """A parameter that is unknown, or would change the answer."""
+    return Refusal(400, f"{name!r} is not supported here, or not with this value", "unsupported_parameter", name)
+
+
+def wrong(name: str, got: object, expected: str) -> Refusal:
+    """A parameter whose value is none that there is."""
+    text = repr(got)
+    short = text if len(text) <= 80 else f"{text[:80]}..."
+    return Refusal(400, f"{name} is {short}, expected {expected}", "parameter_invalid", name)
+
+
 def of_prompt(error: KvCacheError, param: str) -> Refusal:
     """What is wrong with a prompt."""
     code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
