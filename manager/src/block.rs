@@ -158,6 +158,11 @@ impl Block {
     /// The bytes that a block begins with, before its rows.
     pub const HEADER: usize = HEADER;
 
+    /// The length of a block with rows of so many bytes in all.
+    pub const fn len_with(rows: u64) -> u64 {
+        rows.saturating_add((HEADER + CHECKSUM) as u64)
+    }
+
     /// The length that a block has by its [header](Self::HEADER), so that a store can tell before it reads the rest;
     /// none if the header is cut, or says what no length can be.
     pub fn len_of(header: &[u8]) -> Option<u64> {
@@ -195,7 +200,7 @@ impl Block {
 
     /// The number of its bytes in a store.
     pub fn nbytes(&self) -> u64 {
-        (HEADER + self.rows.len() + CHECKSUM) as u64
+        Self::len_with(self.rows.len() as u64)
     }
 
     /// Its bytes in a store, in order: a header, the rows, which are not copied, and a checksum of both.

@@ -13,6 +13,8 @@ use crate::session::cache;
 use crate::spec::CacheSpec;
 use crate::store::{BlockStore, StoreError};
 
+/// The rows of a block where a page is a single slot.
+const BLOCK_ROWS: usize = 64;
 /// The most bytes of blocks that were read which are kept for blocks that are written.
 const MOST_KEPT: usize = 64 << 20;
 /// The most keys of bad blocks that are remembered.
@@ -45,6 +47,11 @@ pub(crate) struct PendingOffload {
     pub(crate) key: BlockKey,
     pub(crate) kind: BlockKind,
     pub(crate) slots: Vec<usize>,
+}
+
+/// How many rows a block has, unless it is a sequence's last.
+pub(crate) fn rows_of_a_block(spec: &CacheSpec) -> usize {
+    if spec.page_size() > 1 { spec.page_size() } else { BLOCK_ROWS }
 }
 
 /// Makes names that no other manager gives, in this process, in another or in a copy of this one.
@@ -91,10 +98,12 @@ pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
 }
 
 impl Blocks {
-    pub(crate) fn new(spec: &CacheSpec, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
+    /// Blocks of at most `rows` rows.
+    pub(crate) fn new(spec: &CacheSpec, rows: usize, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
         let mut random = [0; 16];
         getrandom::fill(&mut random)?;
         let (names, row_len) = (Names::new(random), spec.bytes_per_token());
+        store.expect_blocks(Block::len_with((rows as u64).saturating_mul(row_len as u64)));
         let (refused, bad, kept) = (HashMap::new(), HashSet::new(), Vec::new());
         Ok(Self { store, names, row_len, refused, bad, kept, stats: StoreStats::default() })
     }

@@ -70,4 +70,4 @@ pub use spec_builder::CacheSpecBuilder;
 pub use states::{StateCache, StateSplit, StateStep};
 pub use stats::Stats;
 pub use step::{Planned, Step};
-pub use store::{BlockStore, StoreError, Usage, up_to_missing};
+pub use store::{BlockStore, LongestBlock, StoreError, Usage, up_to_missing};

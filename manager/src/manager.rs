@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvcache_kernels::RowCopy;
 
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, rows_of_a_block};
 use crate::edit::{ContextShift, Editor};
 use crate::error::Error;
 use crate::journal::Journal;
@@ -84,7 +84,7 @@ impl Manager {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Random`].
     pub fn with_store(spec: CacheSpec, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
-        let blocks = Blocks::new(&spec, store)?;
+        let blocks = Blocks::new(&spec, rows_of_a_block(&spec), store)?;
         let mut manager = Self::new(spec)?;
         manager.state.has_store = true;
         manager.blocks = Some(blocks);

@@ -1,6 +1,7 @@
 //! Where rows are kept outside the cache: blocks by key.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::block::{Block, BlockError, BlockKey};
@@ -64,6 +65,37 @@ pub struct Usage {
     pub evicted: u64,
 }
 
+/// The length of the longest block that the callers of a store have, as they have said by
+/// [`expect_blocks`](BlockStore::expect_blocks). What is longer under a key is none of their blocks, whoever has put it
+/// there, and is not read. Where nobody has said anything it is 1 GiB.
+#[derive(Debug, Default)]
+pub struct LongestBlock(AtomicU64);
+
+impl LongestBlock {
+    const UNTOLD: u64 = 1 << 30;
+
+    /// Notes that there are blocks of that many bytes.
+    pub fn expect(&self, nbytes: u64) {
+        self.0.fetch_max(nbytes, Ordering::Relaxed);
+    }
+
+    /// Its bytes.
+    pub fn nbytes(&self) -> u64 {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Self::UNTOLD,
+            nbytes => nbytes,
+        }
+    }
+
+    /// Checks that what has so many bytes may be a block.
+    ///
+    /// # Errors
+    /// [`BlockError::Length`].
+    pub fn check(&self, nbytes: u64) -> Result<(), BlockError> {
+        if nbytes <= self.nbytes() { Ok(()) } else { Err(BlockError::Length) }
+    }
+}
+
 /// Blocks of rows by key, outside the cache: in host memory, in files, on another machine. A block is immutable: what
 /// is put under a key once is what any later `put` of the key has.
 ///
@@ -105,6 +137,10 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     /// Says that blocks will be asked for soon: a store that has them far away may bring them nearer meanwhile. Does
     /// not wait.
     fn prefetch(&self, _keys: &[BlockKey]) {}
+
+    /// Says that the caller has blocks of at most that many bytes, so that a store which keeps bytes reads nothing longer
+    /// than the longest of all its callers: see [`LongestBlock`]. Does not wait.
+    fn expect_blocks(&self, _nbytes: u64) {}
 
     /// The store's contents. Does not wait.
     fn usage(&self) -> Usage {

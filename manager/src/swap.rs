@@ -15,9 +15,6 @@ use crate::spec::{CacheSpec, Mode};
 use crate::state::State;
 use crate::step::Guard;
 
-/// The rows of a block where a page is a single slot.
-const BLOCK_ROWS: usize = 64;
-
 /// Slots for a sequence that is swapped in.
 struct Placement {
     place: MemoryLocation,
@@ -47,7 +44,7 @@ impl Manager {
         let slots: Vec<usize> = sequence.slots(page_size).skip(sequence.passed.rows).collect();
         let tokens = state.tokens(sequence, page_size).flatten().copied().collect();
         let (mut rows, mut offloads) = (Vec::new(), Vec::new());
-        for slots in slots.chunks(rows_of_a_block(spec)) {
+        for slots in slots.chunks(blocks::rows_of_a_block(spec)) {
             let page = (slots.len() == page_size).then_some((slots[0] / page_size) as u32);
             let sealed = page.and_then(|page| Some((state.prefix.key(page)?, state.prefix.seal_of(page))));
             let block = blocks.private_key();
@@ -206,11 +203,6 @@ impl Manager {
         sequence.version += 1;
         state.may_rotate |= sequence.rotated.is_some();
     }
-}
-
-/// How many rows a block has, unless it is a sequence's last.
-fn rows_of_a_block(spec: &CacheSpec) -> usize {
-    if spec.page_size() > 1 { spec.page_size() } else { BLOCK_ROWS }
 }
 
 /// The page that has rows which were swapped out, if it still does.

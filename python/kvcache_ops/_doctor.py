@@ -69,7 +69,7 @@ def _onnxruntime() -> tuple[Any, str]:
 
 
 def _check_model(model: str) -> bool:
-    """Says whether the library knows the attributes of a model."""
+    """Says whether the library knows the attributes of a model, and whether it writes what the caller keeps."""
     try:
         check_model(model)
     except Exception as error:

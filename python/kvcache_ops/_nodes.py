@@ -13,7 +13,7 @@ from kvcache_ops._optional import load
 from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    from onnx import GraphProto, NodeProto
 
 DOMAIN = "opmx.dynamic_batching"
 """The domain of current exports. That of older ones, "pmx.dynamic_batching", has the same operators."""
@@ -72,12 +72,14 @@ def make_node(
 
 
 def check_model(path: str | PathLike[str]) -> None:
-    """Checks that the library knows every attribute of its operators' nodes in an ONNX model, also in functions.
+    """Checks what ONNX Runtime does not tell the operators about their nodes in an ONNX model, also in functions.
 
-    ONNX Runtime does not tell an operator of an attribute that it does not ask for: a library that is older than the
-    model computes without it.
+    An attribute that the library does not know is one that it does not ask for: a library that is older than the model
+    computes without it. And what a node writes must be an input of the graph. A value that another node gives, such as
+    the Cast that a converter to float16 puts before `cache`, is a copy, in which all that is stored is lost.
 
-    Needs the package onnx. Raises KvCacheError: "attribute_unknown", which names all such nodes; "package_missing".
+    Needs the package onnx. Raises KvCacheError: "attribute_unknown" and "state_computed", which name all such nodes;
+    "package_missing".
     """
     model = load("onnx", "check_model").load(path, load_external_data=False)
     unknown = []
@@ -87,9 +89,47 @@ def check_model(path: str | PathLike[str]) -> None:
         names = [attribute.name for attribute in node.attribute if operator and attribute.name not in known]
         if names:
             unknown.append(f"{node.op_type} node {node.name!r} has {', '.join(names)}")
+    if model.functions:
+        model = load("onnx.inliner", "check_model").inline_local_functions(model)
+    computed = list(_computed_states(model.graph, {}))
+    problems = []
     if unknown:
-        message = f"{path} has attributes that kvcache_ops {_native.__version__} does not know: {'; '.join(unknown)}"
-        raise KvCacheError(message, "attribute_unknown")
+        message = f"attributes that kvcache_ops {_native.__version__} does not know: {'; '.join(unknown)}"
+        problems.append((message, "attribute_unknown"))
+    if computed:
+        message = f"states that are no inputs of the graph, so that what is stored is lost: {'; '.join(computed)}"
+        problems.append((message, "state_computed"))
+    if problems:
+        raise KvCacheError(f"{path} has {'; and '.join(message for message, _ in problems)}", problems[0][1])
+
+
+def _computed_states(graph: GraphProto, outside: Mapping[str, str], within: str = "the model") -> Iterator[str]:
+    """What is written and yet no input of the model, in a graph and the graphs in it; `outside`: what gives a value.
+
+    An input of the model is given by "". An initializer that is an input, too, is the session's unless it is fed.
+    """
+    givers = dict(outside)
+    givers |= {value.name: "" if within == "the model" else f"an input of a graph in {within}" for value in graph.input}
+    givers |= {tensor.name: "an initializer" for tensor in graph.initializer}
+    for node in graph.node:
+        giver = f"the output of {_called(node)}"
+        if node.input:
+            giver += f", whose inputs are {', '.join(filter(None, node.input))}"
+        givers |= {name: giver for name in node.output if name}
+    for node in graph.node:
+        operator = BY_DOMAIN_AND_NAME.get((node.domain, node.op_type))
+        static = any(attribute.name == "quant_type" and attribute.i == 2 for attribute in node.attribute)
+        for tensor, value in zip(operator.inputs if operator else (), node.input):
+            is_written = tensor.in_out and value and not (static and tensor.name == "scale")
+            if is_written and (giver := givers.get(value, "a value that nothing gives")):
+                yield f"{_called(node)} gets {tensor.name} from {value}, {giver}"
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _computed_states(inner, givers, _called(node))
+
+
+def _called(node: NodeProto) -> str:
+    return f"{node.op_type} node {node.name!r}" if node.name else f"{node.op_type} node of {next(iter(node.output), '')}"
 
 
 def _nodes_in(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:

@@ -8,6 +8,7 @@ use kvcache_manager as core;
 use kvcache_manager::{BlockScore, CacheSpecBuilder, Eviction, FarPositions, InfLlmConfig, Mode};
 use numpy::ndarray::Dimension;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray, PyReadonlyArray2, PyReadonlyArray3};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -19,7 +20,7 @@ use crate::arguments::{
 use crate::buffers::Pool;
 use crate::id::Id;
 use crate::infllm_step::InfLlmStep;
-use crate::locked::{HeldTiers, InfLlmParts, SharedInfLlm};
+use crate::locked::{InfLlmParts, SharedInfLlm};
 use crate::memory::HostMemory;
 use crate::refusal::Refusal;
 use crate::rope::Rope;
@@ -138,10 +139,23 @@ impl InfLlm {
         builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
         let cache = builder.build().map_err(Refusal::from)?;
         let tiers = tiers_of(tiers)?;
-        let infllm = core::InfLlm::new(cache, config, Arc::clone(&tiers) as Arc<dyn core::BlockStore>);
-        let parts = InfLlmParts { tiers: HeldTiers(Some(tiers)), loads: AtomicUsize::new(0), indices: Pool::default() };
+        let store: Arc<dyn core::BlockStore> = tiers.get().expect("tiers_of gives some").clone();
+        let infllm = core::InfLlm::new(cache, config, store);
+        let parts = InfLlmParts { tiers, loads: AtomicUsize::new(0), indices: Pool::default() };
         let shared = SharedInfLlm::new(infllm.map_err(Refusal::from)?, parts);
         Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.spec)?;
+        // A step that Python has needs the tiers, too.
+        if Arc::strong_count(&self.shared) == 1 { self.shared.parts.tiers.traverse(&visit) } else { Ok(()) }
+    }
+
+    fn __clear__(&self) {
+        if Arc::strong_count(&self.shared) == 1 {
+            self.shared.parts.tiers.clear();
+        }
     }
 
     /// The cache whose slots it owns.

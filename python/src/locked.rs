@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kvcache_manager::{self as core, CacheSpec, InfLlm, InfLlmStep, Manager, StateCache, StateStep, Step};
-use kvcache_tiers::Tiers;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::buffers::Pool;
 use crate::memory::HostMemory;
 use crate::refusal::{Refusal, refusal};
+use crate::tiers::HeldTiers;
 
 /// A manager whose steps are opened one at a time.
 pub trait Managed {
@@ -80,7 +80,6 @@ pub struct Parts {
 /// Beside an `InfLlm`: the blocks that were loaded for the last step, and the arrays of steps.
 #[derive(Debug)]
 pub struct InfLlmParts {
-    #[expect(dead_code, reason = "dropped with the manager")]
     pub tiers: HeldTiers,
     pub loads: AtomicUsize,
     pub indices: Pool,
@@ -221,17 +220,5 @@ impl<M: Managed, P> OpenStep<M, P> {
 impl<M: Managed, P> Drop for OpenStep<M, P> {
     fn drop(&mut self) {
         self.shared.abandon(self.number);
-    }
-}
-
-/// Tiers. Dropped, they wait for what is to be written, without the GIL, which tiers of Python need.
-#[derive(Debug)]
-pub struct HeldTiers(pub Option<Arc<Tiers>>);
-
-impl Drop for HeldTiers {
-    fn drop(&mut self) {
-        if let Some(tiers) = self.0.take() {
-            let _ = Python::try_attach(|py| py.detach(|| drop(tiers)));
-        }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kvcache_manager as core;
 use kvcache_manager::{CacheSpecBuilder, ContextShift, Create};
 use numpy::{IntoPyArray, PyArray1};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -14,7 +15,7 @@ use crate::arguments::{
     Slack, Window,
 };
 use crate::id::Id;
-use crate::locked::{HeldTiers, Parts, Pools, SharedManager};
+use crate::locked::{Parts, Pools, SharedManager};
 use crate::memory::HostMemory;
 use crate::refusal::Refusal;
 use crate::rope::Rope;
@@ -121,16 +122,25 @@ impl Manager {
         builder = given(builder, defrag_threshold, CacheSpecBuilder::defrag_threshold);
         builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
         let core_spec = builder.build().map_err(Refusal::from)?;
-        let tiers = tiers.map(|tiers| tiers_of(Some(tiers))).transpose()?;
-        let manager = match &tiers {
+        let tiers = tiers.map(|tiers| tiers_of(Some(tiers))).transpose()?.unwrap_or_default();
+        let manager = match tiers.get() {
             None => core::Manager::new(core_spec),
             Some(tiers) => core::Manager::with_store(core_spec, Arc::clone(tiers) as Arc<dyn core::BlockStore>),
         };
-        let shared = SharedManager::new(
-            manager.map_err(Refusal::from)?,
-            Parts { pools: Pools::default(), tiers: HeldTiers(tiers) },
-        );
+        let shared = SharedManager::new(manager.map_err(Refusal::from)?, Parts { pools: Pools::default(), tiers });
         Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.spec)?;
+        // A step that Python has needs the tiers, too.
+        if Arc::strong_count(&self.shared) == 1 { self.shared.parts.tiers.traverse(&visit) } else { Ok(()) }
+    }
+
+    fn __clear__(&self) {
+        if Arc::strong_count(&self.shared) == 1 {
+            self.shared.parts.tiers.clear();
+        }
     }
 
     /// The cache that it manages.

@@ -92,7 +92,7 @@ impl Manager {
     /// gave them), bytes_read, bytes_written, puts, writes_dropped, evicted, blocks, nbytes and read_rate (bytes a
     /// second), the last three None where they are not known. Without tiers an empty list.
     fn tiers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let Some(tiers) = &self.shared.parts.tiers.0 else { return Ok(Vec::new()) };
+        let Some(tiers) = self.shared.parts.tiers.get() else { return Ok(Vec::new()) };
         let mut stats = py.detach(|| tiers.stats());
         let geometry = self.with(py, |manager| {
             Ok(manager.store_stats().and_then(|stats| stats.misses.get("geometry").copied()).unwrap_or(0))
@@ -108,6 +108,6 @@ impl Manager {
 
 impl Manager {
     fn all_tiers(&self) -> PyResult<&Arc<Tiers>> {
-        self.shared.parts.tiers.0.as_ref().ok_or_else(|| Refusal::from(kvcache_manager::Error::NoTiers).into())
+        self.shared.parts.tiers.get().ok_or_else(|| Refusal::from(kvcache_manager::Error::NoTiers).into())
     }
 }

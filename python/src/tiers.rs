@@ -1,13 +1,14 @@
 //! Tiers: where rows go when the cache is full.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvcache_manager::{Block, BlockKey, BlockStore, StoreError};
+use kvcache_manager::{Block, BlockKey, BlockStore, LongestBlock, StoreError};
 use kvcache_tiers::{self as core, Tier, Tiers};
 use pyo3::exceptions::PyTypeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyDict;
@@ -163,27 +164,39 @@ fn unusable(message: String) -> PyErr {
     refusal!("tier", message).into()
 }
 
-/// A tier that is an object of Python's.
+/// A tier that is an object of Python's, until this is garbage together with its manager.
 #[derive(Debug)]
-struct PythonStore(Py<PyAny>);
+pub struct PythonStore {
+    /// Locked by who has the GIL, and meanwhile keeps it.
+    object: Mutex<Option<Py<PyAny>>>,
+    longest: LongestBlock,
+}
 
 impl PythonStore {
     const METHODS: [&str; 4] = ["get", "put", "contains", "delete"];
 
-    /// The tier that an object is, if it has the methods of one.
-    fn tier(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Tier> {
+    /// The store that an object is, if it has the methods of one.
+    fn new(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         for method in Self::METHODS {
             if !object.getattr_opt(method)?.is_some_and(|method| method.is_callable()) {
                 return Err(type_error(name, &format!("a tier, with the method {method}"), object));
             }
         }
-        Ok(Tier::new(object.get_type().name()?.to_string(), Arc::new(Self(object.clone().unbind()))))
+        Ok(Self { object: Mutex::new(Some(object.clone().unbind())), longest: LongestBlock::default() })
+    }
+
+    fn object(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
+        self.object.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn call<T: Send>(&self, used: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T> + Send) -> Result<T, StoreError> {
         let failed = |error: String| StoreError::Failed(error.into());
-        let result = Python::try_attach(|py| used(self.0.bind(py)).map_err(|error| error.to_string()));
-        result.ok_or_else(|| failed("the interpreter is shutting down".to_owned()))?.map_err(failed)
+        let result = Python::try_attach(|py| {
+            let object = self.object().as_ref().map(|object| object.clone_ref(py));
+            let object = object.ok_or_else(|| failed("the tier was collected".to_owned()))?;
+            used(object.bind(py)).map_err(|error| failed(error.to_string()))
+        });
+        result.ok_or_else(|| failed("the interpreter is shutting down".to_owned()))?
     }
 }
 
@@ -192,9 +205,13 @@ impl BlockStore for PythonStore {
         let bytes = self.call(|store| {
             let block = store.call_method1("get", (key.to_string(),))?;
             let block: Option<PyBackedBytes> = block.extract()?;
-            Ok(block.map(|block| Bytes::copy_from_slice(&block)))
+            // Before there is memory for it.
+            let copied =
+                |block: PyBackedBytes| self.longest.check(block.len() as u64).map(|()| Bytes::copy_from_slice(&block));
+            Ok(block.map(copied))
         })?;
-        Ok(bytes.map(|bytes| Block::verify(key, bytes)).transpose()?)
+        let Some(bytes) = bytes.transpose()? else { return Ok(None) };
+        Ok(Some(Block::verify(key, bytes)?))
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
@@ -209,18 +226,62 @@ impl BlockStore for PythonStore {
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
         self.call(|store| store.call_method1("delete", (key.to_string(),)).map(drop))
     }
+
+    fn expect_blocks(&self, nbytes: u64) {
+        self.longest.expect(nbytes);
+    }
+}
+
+/// Tiers, and those of them that are Python's objects. Dropped, they wait for what is to be written, without the GIL,
+/// which tiers of Python need.
+#[derive(Debug, Default)]
+pub struct HeldTiers {
+    tiers: Option<Arc<Tiers>>,
+    python: Vec<Arc<PythonStore>>,
+}
+
+impl HeldTiers {
+    /// The tiers, if there are any.
+    pub fn get(&self) -> Option<&Arc<Tiers>> {
+        self.tiers.as_ref()
+    }
+
+    /// Tells the garbage collector of Python's objects, for the one object of Python's that owns these tiers.
+    ///
+    /// # Errors
+    /// The collector's.
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.python.iter().try_for_each(|store| visit.call(&*store.object()))
+    }
+
+    /// Lets go of Python's objects, which are garbage: what is queued for them is dropped.
+    pub fn clear(&self) {
+        for store in &self.python {
+            let object = store.object().take();
+            drop(object);
+        }
+    }
+}
+
+impl Drop for HeldTiers {
+    fn drop(&mut self) {
+        if let Some(tiers) = self.tiers.take() {
+            let _ = Python::try_attach(|py| py.detach(|| drop(tiers)));
+        }
+    }
 }
 
 /// The tiers of a manager; without any, this process' memory.
 ///
 /// # Errors
 /// `TypeError` for anything but a list of tiers, or for a HostTier after another one.
-pub fn tiers_of(tiers: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Tiers>> {
-    let Some(tiers) = tiers else {
-        let all = Tiers::new(core::HostTier::new(u64::MAX), []);
-        return Ok(Arc::new(all.map_err(|error| unusable(error.to_string()))?));
+pub fn tiers_of(tiers: Option<&Bound<'_, PyAny>>) -> PyResult<HeldTiers> {
+    let held = |host, far, python| -> PyResult<HeldTiers> {
+        let tiers = Tiers::new(core::HostTier::new(host), far).map_err(|error| unusable(error.to_string()))?;
+        Ok(HeldTiers { tiers: Some(Arc::new(tiers)), python })
     };
-    let (mut nbytes, mut far) = (0, Vec::new());
+    let (mut nbytes, mut far, mut python) = (0, Vec::new(), Vec::new());
+    let Some(tiers) = tiers else { return held(u64::MAX, far, python) };
     for (i, tier) in tiers.try_iter()?.enumerate() {
         let tier = tier?;
         let remote = tier.cast::<FileTier>().map(|tier| &tier.get().0);
@@ -232,8 +293,12 @@ pub fn tiers_of(tiers: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Tiers>> {
             (_, Ok(_)) => {
                 return Err(PyTypeError::new_err(format!("tiers[{i}]: expected the HostTier to be the first tier")));
             }
-            _ => far.push(PythonStore::tier(&format!("tiers[{i}]"), &tier)?),
+            _ => {
+                let store = Arc::new(PythonStore::new(&format!("tiers[{i}]"), &tier)?);
+                python.push(store.clone());
+                far.push(Tier::new(tier.get_type().name()?.to_string(), store));
+            }
         }
     }
-    Ok(Arc::new(Tiers::new(core::HostTier::new(nbytes), far).map_err(|error| unusable(error.to_string()))?))
+    held(nbytes, far, python)
 }

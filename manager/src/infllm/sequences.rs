@@ -57,7 +57,7 @@ impl InfLlm {
     pub fn new(spec: CacheSpec, config: InfLlmConfig, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
         config.check(&spec)?;
         Ok(Self {
-            blocks: Blocks::new(&spec, store)?,
+            blocks: Blocks::new(&spec, config.block, store)?,
             selected: vec![false; spec.geometry().num_layer],
             manager: Manager::new(spec.clone())?,
             setup: Setup { spec, config },

@@ -8,7 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use kvcache_manager::{Block, BlockError, BlockKey, BlockKind, BlockStore, StoreError, Usage, up_to_missing};
+use kvcache_manager::{
+    Block, BlockError, BlockKey, BlockKind, BlockStore, LongestBlock, StoreError, Usage, up_to_missing,
+};
 
 use crate::held::Held;
 
@@ -37,6 +39,7 @@ const AHEAD: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub struct FileTier {
     folder: PathBuf,
+    longest: LongestBlock,
     state: Mutex<State>,
 }
 
@@ -70,7 +73,8 @@ impl FileTier {
     pub fn open(folder: impl AsRef<Path>, nbytes: u64) -> io::Result<Self> {
         let (held, private) = (Held::new(nbytes), HashSet::new());
         let state = State { held, private, last: SystemTime::UNIX_EPOCH, unscanned: 0, evicted: 0 };
-        let tier = Self { folder: folder.as_ref().to_owned(), state: Mutex::new(state) };
+        let (folder, longest) = (folder.as_ref().to_owned(), LongestBlock::default());
+        let tier = Self { folder, longest, state: Mutex::new(state) };
         tier.scan()?;
         // What cannot be removed, as in a folder that is only readable, can be read.
         let _ = tier.evict();
@@ -195,6 +199,7 @@ impl FileTier {
         let Some(mut file) = existing(File::open(&path))? else { return Ok(None) };
         // Of the file that was opened: another process may have replaced it.
         let len = file.metadata()?.len();
+        self.longest.check(len)?;
         let mut block = Vec::new();
         Read::by_ref(&mut file).take(Block::HEADER as u64).read_to_end(&mut block)?;
         // Before there is memory for it: a file may have any length.
@@ -302,6 +307,10 @@ impl BlockStore for FileTier {
         let (blocks, error) = up_to_missing(keys.iter().zip(uses).map(|(key, used)| self.read(key, used)));
         self.state().held.touch_chain(&keys[..blocks.len()]);
         (blocks, error)
+    }
+
+    fn expect_blocks(&self, nbytes: u64) {
+        self.longest.expect(nbytes);
     }
 
     fn usage(&self) -> Usage {

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "object_store")]
+mod bounded_http;
 mod breaker;
 mod file;
 mod held;

@@ -1,21 +1,25 @@
 //! Blocks in an object store.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
-use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, up_to_missing};
-use object_store::aws::AmazonS3ConfigKey;
-use object_store::azure::AzureConfigKey;
-use object_store::gcp::GoogleConfigKey;
+use kvcache_manager::{Block, BlockError, BlockKey, BlockStore, LongestBlock, StoreError, up_to_missing};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
-use object_store::{Error, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, PutOptions, parse_url_opts};
+use object_store::{Error, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, PutOptions, PutPayload, parse_url};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 use url::Url;
+
+use crate::bounded_http::{Bounded, NotImplemented};
 
 /// So many blocks of a chain are asked for at once.
 const CONCURRENT: usize = 16;
@@ -43,17 +47,36 @@ fn runtime() -> io::Result<&'static Runtime> {
 /// `file:///folder` or `memory:///`. A block is an object named by its key.
 ///
 /// It never evicts: bound it by a rule of the bucket that expires objects. Whoever may write to the bucket decides what
-/// is found there; a block that was altered does not verify, but one that was made on purpose does.
+/// is found there; a block that was altered does not verify, but one that was made on purpose does. What is longer than
+/// a block is not read.
+///
+/// A block is put only where there is none. A store that knows no conditional puts, because it says so or the option
+/// `aws_conditional_put` is `disabled`, is asked first whether it has the block; two that put one at once write the same.
 pub struct ObjectTier {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
     timeout: Duration,
+    longest: Arc<LongestBlock>,
+    /// The store knows no conditional puts.
+    asks_first: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for ObjectTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ObjectTier({}, {})", self.store, self.prefix)
     }
+}
+
+/// A store of this builder with options, whose HTTP is bounded.
+macro_rules! bounded {
+    ($builder:ty, $url:expr, $options:expr, $http:expr) => {{
+        let builder = <$builder>::new().with_url($url.as_str()).with_http_connector($http);
+        let with = |builder: $builder, (name, value): (String, String)| match name.parse() {
+            Ok(key) => builder.with_config(key, value),
+            Err(_) => builder,
+        };
+        Arc::new($options.into_iter().fold(builder, with).build().map_err(failed)?)
+    }};
 }
 
 fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
@@ -73,7 +96,7 @@ impl ObjectTier {
         V: Into<String>,
     {
         let url = Url::parse(url).map_err(failed)?;
-        let (scheme, _) = ObjectStoreScheme::parse(&url).map_err(failed)?;
+        let (scheme, prefix) = ObjectStoreScheme::parse(&url).map_err(failed)?;
         let is_option = |name: &str| match scheme {
             ObjectStoreScheme::AmazonS3 => name.parse::<AmazonS3ConfigKey>().is_ok(),
             ObjectStoreScheme::GoogleCloudStorage => name.parse::<GoogleConfigKey>().is_ok(),
@@ -93,8 +116,15 @@ impl ObjectTier {
             }
             all.push((name, value.into()));
         }
-        let (store, prefix) = parse_url_opts(&url, all).map_err(failed)?;
-        Ok(Self { store: store.into(), prefix, timeout: TIMEOUT })
+        let longest = Arc::<LongestBlock>::default();
+        let http = Bounded(longest.clone());
+        let store: Arc<dyn ObjectStore> = match scheme {
+            ObjectStoreScheme::AmazonS3 => bounded!(AmazonS3Builder, url, all, http),
+            ObjectStoreScheme::GoogleCloudStorage => bounded!(GoogleCloudStorageBuilder, url, all, http),
+            ObjectStoreScheme::MicrosoftAzure => bounded!(MicrosoftAzureBuilder, url, all, http),
+            _ => parse_url(&url).map_err(failed)?.0.into(),
+        };
+        Ok(Self { store, prefix, timeout: TIMEOUT, longest, asks_first: Arc::default() })
     }
 
     /// The most time of a call, all its attempts included; of a chain for each block, 16 of which are read at once. It
@@ -130,10 +160,12 @@ impl ObjectTier {
 
     /// Reads the block of a key.
     fn read(&self, key: &BlockKey) -> impl Future<Output = Result<Option<Block>, StoreError>> + Send + use<> {
-        let (store, path, key) = (self.store.clone(), self.path(key), *key);
+        let (store, path, key, longest) = (self.store.clone(), self.path(key), *key, self.longest.clone());
         in_time(self.timeout, async move {
             let Some(found) = existing(store.get(&path).await)? else { return Ok(None) };
-            Ok(Some(Block::verify(&key, found.bytes().await.map_err(failed)?)?))
+            // Before there is memory for it: an object may have any length.
+            longest.check(found.meta.size)?;
+            Ok(Some(Block::verify(&key, found.bytes().await.map_err(refused)?)?))
         })
     }
 }
@@ -148,8 +180,20 @@ fn existing<T>(result: Result<T, Error>) -> Result<Option<T>, StoreError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(Error::NotFound { .. }) => Ok(None),
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(refused(error)),
     }
+}
+
+/// The error of this type that another one comes from.
+fn cause<T: StdError + 'static>(error: &Error) -> Option<&T> {
+    let error: &(dyn StdError + 'static) = error;
+    std::iter::successors(Some(error), |&error| error.source()).find_map(<dyn StdError>::downcast_ref)
+}
+
+/// A bad block, where an answer is too long for one; or else a failure.
+fn refused(error: Error) -> StoreError {
+    let bad = cause::<BlockError>(&error).copied();
+    bad.map_or_else(|| failed(error), StoreError::Bad)
 }
 
 impl BlockStore for ObjectTier {
@@ -158,13 +202,23 @@ impl BlockStore for ObjectTier {
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
-        let (store, path) = (self.store.clone(), self.path(key));
+        let (store, path, asks_first) = (self.store.clone(), self.path(key), self.asks_first.clone());
         self.call(async move {
-            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-            match store.put_opts(&path, block.parts().into_iter().collect(), options).await {
-                Ok(_) | Err(Error::AlreadyExists { .. }) => Ok(()),
-                Err(error) => Err(failed(error)),
+            let payload: PutPayload = block.parts().into_iter().collect();
+            if !asks_first.load(Ordering::Relaxed) {
+                let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+                match store.put_opts(&path, payload.clone(), options).await {
+                    Ok(_) | Err(Error::AlreadyExists { .. }) => return Ok(()),
+                    Err(Error::NotImplemented { .. }) => {}
+                    Err(error) if cause::<NotImplemented>(&error).is_some() => {}
+                    Err(error) => return Err(refused(error)),
+                }
+                asks_first.store(true, Ordering::Relaxed);
             }
+            if existing(store.head(&path).await)?.is_none() {
+                store.put(&path, payload).await.map_err(refused)?;
+            }
+            Ok(())
         })
     }
 
@@ -176,6 +230,10 @@ impl BlockStore for ObjectTier {
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError> {
         let (store, path) = (self.store.clone(), self.path(key));
         self.call(async move { existing(store.delete(&path).await).map(drop) })
+    }
+
+    fn expect_blocks(&self, nbytes: u64) {
+        self.longest.expect(nbytes);
     }
 
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {

@@ -1,12 +1,13 @@
 //! Blocks in a Redis server.
 
 use std::fmt;
+use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvcache_manager::{Block, BlockKey, BlockStore, StoreError, up_to_missing};
-use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, cmd};
+use kvcache_manager::{Block, BlockKey, BlockStore, LongestBlock, StoreError, up_to_missing};
+use redis::{Client, Cmd, Connection, FromRedisValue, Pipeline, RedisError, cmd};
 
 use crate::tiers::CHUNK;
 
@@ -22,6 +23,7 @@ pub struct RedisTier {
     client: Client,
     timeout: Duration,
     expiry: Option<Duration>,
+    longest: LongestBlock,
     /// Connections whose last call has succeeded.
     idle: Mutex<Vec<Connection>>,
 }
@@ -40,7 +42,7 @@ impl RedisTier {
     /// [`StoreError::Failed`]: an address that is not of this form.
     pub fn open(url: &str) -> Result<Self, StoreError> {
         let client = Client::open(url).map_err(|error| StoreError::Failed(error.into()))?;
-        Ok(Self { client, timeout: TIMEOUT, expiry: None, idle: Mutex::default() })
+        Ok(Self { client, timeout: TIMEOUT, expiry: None, longest: LongestBlock::default(), idle: Mutex::default() })
     }
 
     /// The time for which connecting, writing and reading may each stall; 2 seconds unless this is called.
@@ -66,12 +68,13 @@ impl RedisTier {
         Ok(connection)
     }
 
-    fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
+    /// Asks on a connection that is idle, or else on a new one.
+    fn query<T>(&self, ask: impl Fn(&mut Connection) -> Result<T, RedisError>) -> Result<T, RedisError> {
         loop {
             let idle = self.idle().pop();
             let is_old = idle.is_some();
             let mut connection = idle.map_or_else(|| self.connect(), Ok)?;
-            match command.query(&mut connection) {
+            match ask(&mut connection) {
                 Ok(answer) => {
                     self.idle().push(connection);
                     return Ok(answer);
@@ -84,10 +87,29 @@ impl RedisTier {
     }
 
     fn call<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
-        self.query(command).map_err(|error: RedisError| match error.is_timeout() {
-            true => StoreError::Late(self.timeout),
-            false => StoreError::Failed(error.into()),
-        })
+        self.query(|connection| command.query(connection)).map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: RedisError) -> StoreError {
+        if error.is_timeout() { StoreError::Late(self.timeout) } else { StoreError::Failed(error.into()) }
+    }
+
+    /// The blocks of keys. Of a value that is longer than a block, as long as another program has left it there, only so
+    /// much is asked for that this can be told.
+    fn read(&self, keys: &[BlockKey]) -> Result<Vec<Result<Option<Block>, StoreError>>, StoreError> {
+        let longest = self.longest.nbytes();
+        let mut gets = Pipeline::with_capacity(keys.len());
+        gets.ignore_errors(); // of a value that is no string
+        keys.iter().for_each(|key| _ = gets.cmd("GETRANGE").arg(name(key)).arg(0).arg(longest));
+        let found = self.query(|connection| gets.query::<Vec<Result<Bytes, RedisError>>>(connection));
+        let found = found.map_err(|error| self.failed(error))?;
+        let verified = |(key, bytes): (&BlockKey, Result<Bytes, RedisError>)| {
+            let bytes = bytes.map_err(|error| self.failed(error))?;
+            self.longest.check(bytes.len() as u64)?;
+            // Of what is not there it gives nothing.
+            Ok((!bytes.is_empty()).then(|| Block::verify(key, bytes)).transpose()?)
+        };
+        Ok(keys.iter().zip(found).map(verified).collect())
     }
 }
 
@@ -95,13 +117,9 @@ fn name(key: &BlockKey) -> String {
     format!("kvcache:{key}")
 }
 
-fn verified(key: &BlockKey, bytes: Option<Bytes>) -> Result<Option<Block>, StoreError> {
-    Ok(bytes.map(|bytes| Block::verify(key, bytes)).transpose()?)
-}
-
 impl BlockStore for RedisTier {
     fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError> {
-        verified(key, self.call(cmd("GET").arg(name(key)))?)
+        self.read(slice::from_ref(key))?.pop().unwrap_or(Ok(None))
     }
 
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError> {
@@ -122,12 +140,15 @@ impl BlockStore for RedisTier {
         self.call(cmd("DEL").arg(name(key)))
     }
 
+    fn expect_blocks(&self, nbytes: u64) {
+        self.longest.expect(nbytes);
+    }
+
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         let mut blocks = Vec::new();
         for keys in keys.chunks(CHUNK) {
-            let names: Vec<_> = keys.iter().map(name).collect();
-            let (found, error) = match self.call::<Vec<Option<Bytes>>>(cmd("MGET").arg(names)) {
-                Ok(found) => up_to_missing(keys.iter().zip(found).map(|(key, bytes)| verified(key, bytes))),
+            let (found, error) = match self.read(keys) {
+                Ok(found) => up_to_missing(found),
                 Err(error) => (Vec::new(), Some(error)),
             };
             let is_whole = found.len() == keys.len();

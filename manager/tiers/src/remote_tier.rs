@@ -78,6 +78,10 @@ impl RemoteTier {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn expect_blocks(&self, nbytes: u64) {
+        self.store.expect_blocks(nbytes);
+    }
+
     /// The first blocks of a chain that are queued to be written.
     pub(crate) fn queued_chain(&self, keys: &[BlockKey]) -> Vec<Block> {
         let put = |key| if let Some(Queued::Put(block)) = self.writes.queued(key) { Some(block) } else { None };

@@ -328,6 +328,10 @@ impl BlockStore for Tiers {
         (blocks, error)
     }
 
+    fn expect_blocks(&self, nbytes: u64) {
+        self.0.remote.iter().for_each(|remote| remote.expect_blocks(nbytes));
+    }
+
     fn prefetch(&self, keys: &[BlockKey]) {
         let absent: Vec<_> = keys.iter().filter(|key| !self.0.host.has(key)).copied().collect();
         self.0.prefetch(0, &absent);

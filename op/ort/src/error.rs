@@ -21,6 +21,12 @@ pub(crate) enum Error {
     /// The node's state would be the session's instead of the caller's.
     #[error("{name} is an initializer, expected a graph input: the operator writes it, and the caller keeps it")]
     Initializer { name: &'static str },
+    /// The node's state is the result of another node.
+    #[error(
+        "{name} is {value}, by its name the result of a node that a tool has put before this one, expected a graph \
+         input: what the operator stores would be lost. `python -m kvcache_ops doctor MODEL` names that node"
+    )]
+    Computed { name: &'static str, value: String },
     /// ONNX Runtime has made a float32 node of a float16 one: its cast insertion.
     #[error(
         "ONNX Runtime has changed this float16 node to float32, as its neighbors have no float16 kernels, and would \

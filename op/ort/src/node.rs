@@ -45,6 +45,12 @@ impl<'a> Node<'a> {
         if let Some((_, (name, _))) = roles().find(|&(index, (_, role))| is_written(role) && is_held(index)) {
             return Err(Error::Initializer { name });
         }
+        for (index, (name, _)) in roles().filter(|(_, (_, role))| is_written(*role)) {
+            let value = if has_input(context, index)? { input_name(context, index)? } else { String::new() };
+            if is_made_by_a_tool(&value) {
+                return Err(Error::Computed { name, value });
+            }
+        }
         let types = types.completed(|index| read_type(context, index, signature.inputs[index]))?;
         Ok(Self { context, signature, types })
     }
@@ -93,6 +99,30 @@ fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
     }
     ortsys![unsafe KernelInfo_GetInputName(context.ptr(), index, ptr::null_mut(), &mut name_len)?];
     Ok(name_len > 1) // the closing NUL counts
+}
+
+/// The name of the value that is the input at `index`, without the closing NUL.
+fn input_name(context: &KernelContext<'_>, index: usize) -> Result<String, Error> {
+    let mut len = 0;
+    ortsys![unsafe KernelInfo_GetInputName(context.ptr(), index, ptr::null_mut(), &mut len)?];
+    let mut name = vec![0; len];
+    ortsys![unsafe KernelInfo_GetInputName(context.ptr(), index, name.as_mut_ptr().cast(), &mut len)?];
+    name.pop();
+    Ok(String::from_utf8_lossy(&name).into_owned())
+}
+
+/// Whether this is a name that tools give to the results of nodes which they put before others. A node does not know
+/// who computes its inputs, so no other results of nodes can be refused here; `check_model` of the package does.
+///
+/// ONNX Runtime's cast insertion begins a name so, and the converters to float16 of onnxruntime and onnxconverter-common
+/// one of a cast after an input of the graph; before other nodes they append to a value's name, as quantization does.
+/// PyTorch's exporter gives the results of nodes, and nothing else, paths.
+fn is_made_by_a_tool(name: &str) -> bool {
+    let begins = ["InsertedPrecisionFreeCast_", "graph_input_cast"];
+    let contains = ["_cast_to_", "_input_cast", "_DequantizeLinear_Output", "_QuantizeLinear_Output"];
+    begins.iter().any(|begin| name.starts_with(begin))
+        || contains.iter().any(|part| name.contains(part))
+        || (name.starts_with('/') && name.contains("_output_"))
 }
 
 /// The type of the input at `index`, called `name`; `None` if the node does not have it, or if it is a mask of a type

@@ -199,6 +199,11 @@ fn what_is_no_block_harms_nothing() {
     let len = Block::len_of(&header).unwrap();
     fs::File::options().write(true).open(path(0)).unwrap().set_len(len).unwrap();
     assert!(matches!(tier.get(&key(0)), Err(StoreError::Bad(BlockError::Length))));
+    // Nor, of a tier that may hold anything, for more than a block has.
+    let vast = FileTier::open(folder.path(), u64::MAX).unwrap();
+    vast.expect_blocks(prefix(4).nbytes());
+    assert!(matches!(vast.get(&key(0)), Err(StoreError::Bad(BlockError::Length))));
+    assert!(vast.get(&key(5)).unwrap().is_some());
     tier.delete(&key(0)).unwrap();
     let pipe = |path: &Path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
     pipe(&path(0));

@@ -1,11 +1,12 @@
 //! `ObjectTier` on memory, files, and an S3 server.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
-use kvcache_manager::{BlockStore, StoreError};
+use kvcache_manager::{Block, BlockError, BlockStore, StoreError};
 use kvcache_tiers::{HostTier, ObjectTier, Tier, Tiers};
 
 use super::{Server, block, free_port, keeps_blocks};
@@ -48,6 +49,10 @@ impl S3 {
 }
 
 fn at(port: u16) -> ObjectTier {
+    with(port, &[])
+}
+
+fn with(port: u16, more: &[(&str, &str)]) -> ObjectTier {
     let options = [
         ("aws_endpoint", format!("http://127.0.0.1:{port}")),
         ("allow_http", "true".into()),
@@ -55,7 +60,125 @@ fn at(port: u16) -> ObjectTier {
         ("aws_secret_access_key", "secret".into()),
         ("region", "us-east-1".into()),
     ];
-    ObjectTier::open("s3://blocks/some/prefix", options).unwrap()
+    let more = more.iter().map(|&(name, value)| (name, value.to_owned()));
+    ObjectTier::open("s3://blocks/some/prefix", options.into_iter().chain(more)).unwrap()
+}
+
+/// A server that answers each request by its first line, its headers and its body; gives the port.
+fn server(answer: impl Fn(&str, &str, Vec<u8>, &mut TcpStream) + Send + Sync + 'static) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, answer) = (listener.local_addr().unwrap().port(), Arc::new(answer));
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let answer = answer.clone();
+            thread::spawn(move || {
+                let mut stream = stream.unwrap();
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let (mut head, mut line) = (String::new(), String::new());
+                while reader.read_line(&mut line).is_ok_and(|len| len > 2) {
+                    head.push_str(&std::mem::take(&mut line).to_ascii_lowercase());
+                }
+                let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+                let mut body = vec![0; length.unwrap_or(0)];
+                reader.read_exact(&mut body).unwrap();
+                if let Some(line) = head.lines().next() {
+                    answer(line, &head, body, &mut stream);
+                }
+            });
+        }
+    });
+    port
+}
+
+/// An answer whose connection then ends.
+fn say(stream: &mut TcpStream, status: &str, length: u64, body: &[u8]) {
+    let head = "Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\nETag: \"1\"\r\nConnection: close";
+    // Nobody may be there any more.
+    let _ = write!(stream, "HTTP/1.1 {status}\r\n{head}\r\nContent-Length: {length}\r\n\r\n");
+    let _ = stream.write_all(body);
+}
+
+/// What is no block, however long it is or says it is, is a miss, and takes no more memory than a block.
+#[test]
+fn no_answer_is_believed() {
+    const HUGE: u64 = 8 << 40;
+    let whole = block(0).parts().concat();
+    let length = whole.len() as u64;
+    let mut long = whole.clone();
+    long[48..56].copy_from_slice(&(HUGE / 100).to_le_bytes());
+    let cases: [(&str, u64, Vec<u8>, Option<BlockError>); 7] = [
+        ("200 OK", HUGE, whole.clone(), Some(BlockError::Length)),
+        ("200 OK", length + 1, [&whole[..], &[0]].concat(), Some(BlockError::Length)),
+        ("200 OK", length - 1, whole[..whole.len() - 1].to_vec(), Some(BlockError::Length)),
+        ("200 OK", length, long, Some(BlockError::Length)),
+        // Of a page of 2 MiB.
+        ("200 OK", 2 << 20, vec![7; 2 << 20], Some(BlockError::Length)),
+        ("200 OK", length, whole[..9000].to_vec(), None),
+        ("403 Forbidden", HUGE, vec![b'x'; 100_000], Some(BlockError::Length)),
+    ];
+    for (status, length, body, expected) in cases {
+        let body_of_server = body.clone();
+        let tier = at(server(move |_, _, _, stream| say(stream, status, length, &body_of_server)));
+        let tier = tier.timeout(Duration::from_secs(20));
+        tier.expect_blocks(Block::len_with(40_000));
+        let context = format!("{status}, {length} bytes said, {} sent", body.len());
+        for error in [tier.get(&key(0)).unwrap_err(), tier.get_chain(&keys(0..2)).1.unwrap()] {
+            match (&error, expected) {
+                (StoreError::Bad(bad), Some(expected)) => assert_eq!(*bad, expected, "{context}"),
+                (StoreError::Failed(_) | StoreError::Late(_), None) => {}
+                _ => panic!("{context}: {error}"),
+            }
+        }
+    }
+    // A body without a length that does not end.
+    let tier = at(server(|_, _, _, stream| {
+        let head = "Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\nETag: \"1\"\r\nTransfer-Encoding: chunked";
+        let _ = write!(stream, "HTTP/1.1 500 Internal Server Error\r\n{head}\r\n\r\n");
+        while write!(stream, "10000\r\n").and_then(|()| stream.write_all(&[b'x'; 0x10000])).is_ok()
+            && stream.write_all(b"\r\n").is_ok()
+        {}
+    }));
+    assert!(tier.timeout(Duration::from_secs(5)).get(&key(0)).is_err());
+}
+
+/// One that says 501, as servers that imitate S3 do, or of which an option says so; the first put stays.
+#[test]
+fn stores_without_conditional_puts_keep_blocks() {
+    for says in [true, false] {
+        let objects = Arc::new(Mutex::new(std::collections::HashMap::<String, Vec<u8>>::new()));
+        let conditional = Arc::new(Mutex::new(0));
+        let (of_server, counted) = (objects.clone(), conditional.clone());
+        let port = server(move |line, head, body, stream| {
+            let (method, path) = line.split_once(' ').unwrap();
+            let path = path.split(' ').next().unwrap().to_owned();
+            let mut objects = of_server.lock().unwrap();
+            if head.contains("if-none-match") {
+                *counted.lock().unwrap() += 1;
+                return say(stream, "501 Not Implemented", 0, b"");
+            }
+            match (method, objects.get(&path)) {
+                ("put", _) => {
+                    objects.insert(path, body);
+                    say(stream, "200 OK", 0, b"");
+                }
+                ("post", _) => {
+                    let body = String::from_utf8(body).unwrap();
+                    let key = body.split_once("<Key>").unwrap().1.split_once("</Key>").unwrap().0;
+                    objects.remove(&format!("/blocks/{key}"));
+                    let deleted = format!("<DeleteResult><Deleted><Key>{key}</Key></Deleted></DeleteResult>");
+                    say(stream, "200 OK", deleted.len() as u64, deleted.as_bytes());
+                }
+                (_, None) => say(stream, "404 Not Found", 0, b""),
+                ("head", Some(object)) => say(stream, "200 OK", object.len() as u64, b""),
+                (_, Some(object)) => say(stream, "200 OK", object.len() as u64, object),
+            }
+        });
+        let disabled = [("aws_conditional_put", "disabled")];
+        keeps_blocks(&with(port, if says { &[] } else { &disabled }).timeout(NEVER));
+        // It is asked once whether it knows them.
+        assert_eq!(*conditional.lock().unwrap(), usize::from(says));
+        assert!(objects.lock().unwrap().is_empty());
+    }
 }
 
 #[test]

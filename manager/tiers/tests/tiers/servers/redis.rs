@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use kvcache_manager::{BlockStore, StoreError};
+use kvcache_manager::{BlockError, BlockStore, StoreError};
 use kvcache_tiers::RedisTier;
 
 use super::{Server, block, keeps_blocks};
-use crate::{NEVER, key, wait_for};
+use crate::{NEVER, key, keys, wait_for};
 
 /// A server on a socket in a folder, with 4 MB for blocks.
 fn start(folder: &Path) -> Server {
@@ -23,8 +23,12 @@ fn start(folder: &Path) -> Server {
     server
 }
 
+fn url(folder: &Path) -> String {
+    format!("unix://{}", folder.join("socket").display())
+}
+
 fn open(folder: &Path) -> RedisTier {
-    RedisTier::open(&format!("unix://{}", folder.join("socket").display())).unwrap().timeout(NEVER)
+    RedisTier::open(&url(folder)).unwrap().timeout(NEVER)
 }
 
 #[test]
@@ -37,6 +41,19 @@ fn redis_keeps_blocks_until_it_is_full() {
     assert!(refused > 10, "{refused}");
     assert_eq!(tier.get(&key(0)).unwrap(), Some(block(0)));
     assert_eq!(tier.get(&key(refused)).unwrap(), None);
+    // What another program has left under a key is no block, and of a longer one only the beginning is read.
+    let mut program = redis::Client::open(url(folder.path())).unwrap().get_connection().unwrap();
+    let name = |i| format!("kvcache:{}", key(i));
+    (7..20).for_each(|i| tier.delete(&key(i)).unwrap());
+    redis::cmd("SET").arg(name(5)).arg(vec![0; 50_000]).exec(&mut program).unwrap();
+    redis::cmd("DEL").arg(name(6)).exec(&mut program).unwrap();
+    redis::cmd("RPUSH").arg(name(6)).arg("1").exec(&mut program).unwrap();
+    tier.expect_blocks(block(0).nbytes());
+    assert!(matches!(tier.get(&key(5)), Err(StoreError::Bad(BlockError::Length))));
+    assert!(matches!(tier.get(&key(6)), Err(StoreError::Failed(_))));
+    let (blocks, error) = tier.get_chain(&keys(0..10));
+    assert_eq!(blocks.len(), 5);
+    assert!(matches!(error, Some(StoreError::Bad(BlockError::Length))));
     (0..10).for_each(|i| tier.delete(&key(i)).unwrap());
     let tier = tier.expiry(Duration::from_millis(50));
     tier.put(&key(0), block(0)).unwrap();
