@@ -13,7 +13,7 @@ from kvcache_ops._optional import load
 from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 DOMAIN = "opmx.dynamic_batching"
 """The domain of current exports. That of older ones, "pmx.dynamic_batching", has the same operators."""
@@ -81,7 +81,11 @@ def check_model(path: str | PathLike[str]) -> None:
     Needs the package onnx. Raises KvCacheError: "attribute_unknown" and "state_computed", which name all such nodes;
     "package_missing".
     """
-    model = load("onnx", "check_model").load(path, load_external_data=False)
+    check_nodes(load("onnx", "check_model").load(path, load_external_data=False), path)
+
+
+def check_nodes(model: ModelProto, path: str | PathLike[str]) -> None:
+    """Checks a model that was read from `path` as `check_model` does."""
     unknown = []
     for node in _nodes_in([*model.graph.node, *(node for function in model.functions for node in function.node)]):
         operator = BY_DOMAIN_AND_NAME.get((node.domain, node.op_type))

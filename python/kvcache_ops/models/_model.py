@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from kvcache_ops import _native
 from kvcache_ops._cache import CacheSpec
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._nodes import check_nodes
 from kvcache_ops._optional import load as load_package
 from kvcache_ops._registration import register
 from kvcache_ops.manager import Manager, Rope
@@ -169,7 +170,8 @@ def load(path: str | os.PathLike[str]) -> Model:
     """The model in a folder that `build` has written, or whose model.onnx this is.
 
     Raises KvCacheError: "model_missing" for a missing file, "model_damaged", "model_format" for a model that
-    `build` has not made, or that of another version, and "tokenizer_mismatch" for the tokenizer of a larger vocabulary.
+    `build` has not made, or that of another version, "tokenizer_mismatch" for the tokenizer of a larger vocabulary, and
+    what `check_model` raises where another program has changed the graph.
     """
     given = Path(path)
     file = given / MODEL if given.is_dir() else given
@@ -185,6 +187,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     if about.get("format") not in (FORMAT, FORMAT_OF_GROUPS):
         message = f"{file} has the format {about.get('format')} of kvcache_ops.models, expected {FORMAT_OF_GROUPS}"
         raise KvCacheError(message, "model_format")
+    check_nodes(proto, file)
     facts: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in about["config"].items()
     }
