@@ -5,7 +5,9 @@ What tiers give back, and faults of every kind, scripts in Rust prove.
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvcache_ops.manager import Append, FileTier, HostMemory, HostTier, Manager
+from kvcache_ops.manager import Append, FileTier, HostMemory, HostTier, InfLlm, Manager
 
 from compare import refused
 from managed import MODES, make, make_spec, sequence
@@ -118,6 +120,39 @@ def test_a_store_that_hangs_is_a_miss() -> None:
         manager.free(s)
     assert time.monotonic() - began < 50 and manager.tiers()[-1]["misses"]["late"] == 1
     let_go.set()
+
+
+@pytest.mark.parametrize("made_by", [Manager, InfLlm])
+def test_a_tier_that_refers_to_its_manager_is_collected(made_by: type[Manager | InfLlm]) -> None:
+    """Together with it, though not while a step is open; a manager that somebody has keeps its tiers."""
+    more: dict[str, int] = {} if made_by is Manager else dict(init=4, local=8, block=4, topk=1)
+    spec = make_spec(cache_mode=1, page_size=4, max_tokens=64)
+    gone = []
+    for _ in range(3):
+        store = Store()
+        manager = made_by(spec, tiers=[HostTier(1000), store], **more)  # type: ignore[arg-type]
+        vars(store)["manager"] = manager
+        gone.append(weakref.ref(store))
+        gc.collect()
+        assert gone[-1]() is store and vars(store)["manager"] is manager
+        del store, manager
+        gc.collect()
+    assert [found() for found in gone] == [None] * 3
+
+
+def test_a_step_keeps_the_tiers_of_its_manager() -> None:
+    """They are in use as long as it is there."""
+    store = Store()
+    manager, memory = made([store], max_tokens=32)
+    vars(store)["manager"], gone = manager, weakref.ref(store)
+    step = manager.begin_step([Append(manager.create(), n=1)], memory)
+    del store, manager
+    gc.collect()
+    assert gone() is not None
+    step.rollback()
+    del step
+    gc.collect()
+    assert gone() is None
 
 
 def test_bad_tiers_are_refused(tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ def _computed_states(graph: GraphProto, outside: Mapping[str, str], within: str 
 
 
 def _called(node: NodeProto) -> str:
-    return f"{node.op_type} node {node.name!r}" if node.name else f"{node.op_type} node of {next(iter(node.output), '')}"
+    name = repr(node.name) if node.name else f"of {next(iter(node.output), '')}"
+    return f"{node.op_type} node {name}"
 
 
 def _nodes_in(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
