@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from kvcache_ops import KvCacheError, models
+from kvcache_ops.engine import Engine
 
 from numpy_gguf import NumpyGguf
 from tiny_models import EXACT, PROMPT, SIZES, TEXT, TOKENS, built, expect_near, random_tensors, write_gguf
@@ -92,6 +93,39 @@ def test_balance_needs_norms_of_heads(tmp_path: Path) -> None:
         models.build(path, tmp_path / "built", balance=True)
     assert refused.value.kind == "option_unknown"
     models.build(path, tmp_path / "built", cache="int4")
+
+
+@pytest.mark.parametrize("attention", ["fused", "packed"])
+@pytest.mark.parametrize("options", [{}, {"cache_mode": 0}], ids=["pages", "offsets"])
+def test_centered_keys(tmp_path: Path, attention: str, options: dict[str, int]) -> None:
+    """Centered, a model gives the same logits but for rounding, and an int4 cache, which is built so, loses less."""
+    tensors = random_tensors("qwen2")
+    for i in range(SIZES["layers"]):
+        tensors[f"blk.{i}.attn_k.bias"].reshape(2, 2, 32)[..., 24:] += 20  # of pairs that hardly turn
+    path = write_gguf(tmp_path / "model.gguf", family="qwen2", tensors=tensors)
+    options = options | {"attention": attention}
+    plain = built(path, **EXACT, **options).logits(TEXT, len(PROMPT))
+    expect_near(built(path, center=True, **EXACT, **options).logits(TEXT, len(PROMPT)), plain, 1e-4)
+    int4 = EXACT | {"cache": "int4"} | options
+    lost = [
+        np.square(built(path, **int4, **center).logits(TEXT, len(PROMPT)) - plain).mean()
+        for center in ({"center": False}, {})
+    ]
+    assert lost[1] < lost[0] / 2
+
+
+def test_what_cannot_be_centered(tmp_path: Path) -> None:
+    """Soft caps see a score itself; and keys without their mean cannot be shifted, so that they are computed again."""
+    capped = write_gguf(tmp_path / "capped.gguf", family="gemma2", fields=CAPS)
+    with pytest.raises(KvCacheError, match="center is True, expected False") as refused:
+        models.build(capped, tmp_path / "built", center=True)
+    assert refused.value.kind == "option_unknown"
+    assert not models.load(models.build(capped, tmp_path / "built", cache="int4")).centered
+    path = write_gguf(tmp_path / "model.gguf")
+    model = models.load(models.build(path, tmp_path / "other", cache="int4", context=64))
+    assert model.centered
+    [request] = Engine(model, max_tokens=128).generate([TEXT * 5], keep=4, max_new_tokens=16)
+    assert len(request.answer) == 16 and request.shifted > 0
 
 
 def test_rope_factors_of_a_file(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ _BUILD = (
     "quant_group",
     "rotation",
     "balance",
+    "center",
     "cache_layout",
     "cache_mode",
     "page_size",
@@ -49,6 +50,8 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     _add_formats(build)
     balance = "balance norms of queries and keys, so that quantized keys lose less (on for int4, where there are such)"
     build.add_argument("--balance", action=BooleanOptionalAction, help=balance)
+    center = "subtract the mean key before keys are quantized (on for int4)"
+    build.add_argument("--center", action=BooleanOptionalAction, help=center)
     build.add_argument("--cache-layout", type=int, help="0 to 3 (3)")
     build.add_argument("--cache-mode", type=int, help="0: neighboring slots for a sequence, 1: pages (1)")
     build.add_argument("--page-size", type=int, help="slots of a page (32)")

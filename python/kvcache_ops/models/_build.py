@@ -19,6 +19,7 @@ from onnx import ModelProto, helper
 
 from kvcache_ops._cache import T2, CacheSpec
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops.models._centering import set_means
 from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._decoder import Decoder
 from kvcache_ops.models._gguf import read_gguf
@@ -50,6 +51,7 @@ def build(
     quant_group: int | None = None,
     rotation: bool | None = None,
     balance: bool | None = None,
+    center: bool | None = None,
     cache_layout: int = 3,
     cache_mode: int = 1,
     page_size: int = 32,
@@ -75,8 +77,11 @@ def build(
     rotation: whether keys are rotated before they are quantized, which helps int4 in large groups; None rotates int4
     alone.
     balance: whether the weights of norms of queries and keys are changed, with the same scores, so that each channel
-    of a quantized key is as large as its queries; None does so for int4. False where keys have no such norms, and of
-    exports, whose graphs stay as they are: there True is refused.
+    of a quantized key is as large as its queries; None does so for int4. Where keys have no such norms True is refused.
+    center: whether the mean key of each layer and head is subtracted from keys before they are quantized, which changes
+    all scores of a query alike; None does so for int4. It is taken from a run of 256 random tokens. Refused where
+    scores have a soft cap. Keys of such a cache are not shifted to other positions (K-shift), but computed again.
+    Of an export, whose graph stays as it is, neither is possible.
     cache_layout, cache_mode, page_size: as CacheSpec has them.
     layer_groups: whether layers that see a window of tokens get a cache of their own, in pages, where an engine keeps
     the window alone. Without, all layers have one cache.
@@ -107,10 +112,15 @@ def build(
     config = checkpoint.config
     if isinstance(checkpoint, Export) and weights != "auto":
         raise KvCacheError(f"weights is {weights!r}, expected auto: an export's stay as they are", "option_unknown")
-    can_balance = not isinstance(checkpoint, Export) and checkpoint.config.head_norms
-    if balance and not can_balance:
-        message = f"balance is True, expected False: {checkpoint.name} has no norms of keys by head that can be changed"
-        raise KvCacheError(message, "option_unknown")
+    can_balance = can_center = False
+    if isinstance(checkpoint, Checkpoint):
+        can_balance, can_center = checkpoint.config.head_norms, not checkpoint.config.softcap
+    for name, asked, possible in (("balance", balance, can_balance), ("center", center, can_center)):
+        if asked and not possible:
+            message = f"{name} is True, expected False: it is not possible for {checkpoint.name}"
+            raise KvCacheError(message, "option_unknown")
+    balance = can_balance and cache == "int4" if balance is None else balance
+    center = can_center and cache == "int4" if center is None else center
     if (Path(out) / GENAI).is_file() or (isinstance(checkpoint, Export) and checkpoint.lies_in(Path(out))):
         raise KvCacheError(f"{out} has an export, expected a folder that is no export", "out_is_source")
     if Path(out).is_dir() and Path(out).resolve() == Path(source).resolve():
@@ -142,16 +152,18 @@ def build(
         if isinstance(checkpoint, Export):
             model, facts = checkpoint.model, checkpoint.link(part / DATA, progress)
         else:
-            balanced = can_balance and cache == "int4" if balance is None else balance
             model, facts = _write(
-                checkpoint, spec, groups, part / DATA, weights, activations, attention, balanced, progress
+                checkpoint, spec, groups, part / DATA, weights, activations, attention, balance, center, progress
             )
+            if center:
+                facts["fingerprint"] += set_means(model, part, spec, groups, config.vocab_size)
         about = {
             "format": FORMAT if len(groups.windows) == 1 else FORMAT_OF_GROUPS,
             "name": checkpoint.name,
             "config": asdict(config),
             "weights": weights,
             "cache": {key: value for key, value in asdict(spec).items() if key != "max_tokens"},
+            "centered": center,
             "layer_groups": None if groups.windows == (None,) else asdict(groups),
             "bos": checkpoint.bos,
             "stops": checkpoint.stops,
@@ -176,6 +188,7 @@ def _write(
     activations: str,
     attention: str,
     balance: bool,
+    center: bool,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[ModelProto, dict[str, Any]]:
     """Writes the weights of a checkpoint into a file; returns the graph over them, and what `load` must know."""
@@ -192,7 +205,7 @@ def _write(
     stamp = secrets.token_bytes(STAMP)
     with path.open("wb") as data:
         graph = Graph(data, path.name, _ACTIVATIONS[activations])
-        Decoder(graph, checkpoint.config, spec, groups, attention, balance, tensor).write()
+        Decoder(graph, checkpoint.config, spec, groups, attention, balance, center, tensor).write()
         data.write(stamp)
     facts = {"data_bytes": path.stat().st_size, "stamp": stamp.hex(), "fingerprint": graph.fingerprint()}
     return graph.model(), facts

@@ -13,6 +13,7 @@ from kvcache_ops._cache import ONNX_TYPES, CacheSpec
 from kvcache_ops._indices import AttentionIndices
 from kvcache_ops._nodes import make_node
 from kvcache_ops._operators import node_attributes
+from kvcache_ops.models._centering import MEAN
 from kvcache_ops.models._config import Config
 from kvcache_ops.models._graph import MICROSOFT, Graph
 from kvcache_ops.models._layer_groups import LayerGroups
@@ -74,10 +75,11 @@ class Decoder:
         groups: LayerGroups,
         attention: str,
         balance: bool,
+        center: bool,
         tensor: Callable[[str], Weight],
     ) -> None:
         self._graph, self._config, self._spec, self._tensor = graph, config, spec, tensor
-        self._groups, self._attention, self._balance = groups, attention, balance
+        self._groups, self._attention, self._balance, self._center = groups, attention, balance, center
 
     def write(self) -> None:
         """All of it: inputs, layers, head."""
@@ -183,6 +185,9 @@ class Decoder:
         sizes = graph.constant("q_and_k", [heads, kv_heads])
         query, key = graph.nodes("Split", [rotated, sizes], [f"{name}.query", f"{name}.key"], axis=1)
         value = graph.node("Reshape", [v, graph.constant("kv_heads", [-1, kv_heads, head_dim])], f"{name}.value")
+        if self._center:
+            mean = graph.constant(f"{key}{MEAN}", np.zeros((kv_heads, head_dim)), np.float32)
+            key = graph.node("Sub", [key, mean], f"{name}.centered_key")
         mixed = self._operators(name, i, query, key, value)
         return graph.node("Reshape", [mixed, graph.constant("rows", [0, -1])], f"{name}.mixed")
 

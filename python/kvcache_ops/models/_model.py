@@ -37,7 +37,7 @@ class Model:
     conversation, for `chat_template`, one of Jinja's; `fingerprint` is the SHA-256 of the weights, of
     large exports of samples; `notes` are what `build` has decided about an export; `layer_groups` says which layers
     have a cache of their own; `weights` is what `build` was asked for, None where an earlier version has built the
-    model.
+    model; `centered`: keys are stored without their mean, so the managers have no RoPE to shift them by.
     """
 
     path: Path
@@ -52,6 +52,7 @@ class Model:
     layer_groups: LayerGroups
     notes: tuple[str, ...] = ()
     weights: str | None = None
+    centered: bool = False
 
     @cached_property
     def _longest(self) -> int:
@@ -125,8 +126,9 @@ class Model:
         return self._group_manager(spec, 0, **management)
 
     def _group_manager(self, spec: CacheSpec, group: int, **management: Any) -> Manager:
-        rope = None  # nor where layers differ in it: what is shifted is then computed again
-        if (pairs := len(self.config.inv_freq)) and not getattr(self.config, "local_inv_freq", ()):
+        # Without RoPE what is shifted is computed again: where layers differ in it, and where means were subtracted.
+        rope, pairs = None, len(self.config.inv_freq)
+        if pairs and not getattr(self.config, "local_inv_freq", ()) and not self.centered:
             interleaved = isinstance(self.config, GraphConfig) and self.config.interleaved
             rope = Rope(2 * pairs, inv_freq=self.config.inv_freq, style="gptj" if interleaved else "neox")
         runtime = load_package("onnxruntime", "manager()").__version__
@@ -212,6 +214,7 @@ def load(path: str | os.PathLike[str]) -> Model:
         LayerGroups.of_metadata(about.get("layer_groups"), config.num_layers),
         tuple(about.get("notes", ())),
         about.get("weights"),
+        about.get("centered", False),
     )
 
 
