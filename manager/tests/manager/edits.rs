@@ -1,7 +1,8 @@
 //! What edits and windows cost: the rows that they move, and the pages that they take. That they are right is the state
 //! machine's matter.
 
-use kvcache_manager::{Create, Error, Mode, Rope, Rotation, SeqId};
+use kvcache_manager::schema::{ElementType, QuantBit};
+use kvcache_manager::{CacheSpecBuilder, Create, Error, Mode, Rope, Rotation, SeqId};
 use kvcache_testing::manager::managed::Managed;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -133,4 +134,23 @@ fn a_lost_owner_of_a_page_does_not_keep_its_rows_from_being_turned() {
     cache.manager.seq_rm(a, 4..).unwrap();
     cache.update();
     assert_eq!(cache.memory.log.rotations, [Rotation { slot: cache.slots(a)[0], len: 3, delta: 1 }]);
+}
+
+#[test]
+fn codes_decide_how_often_keys_are_rotated() {
+    let shifts = |builder: CacheSpecBuilder| {
+        let mut cache = Managed::new(builder.mode(Mode::Cells).rope(Rope::neox(2, 1e4)));
+        let seq = cache.sequence(3);
+        let mut shift = |_| {
+            let shifted = cache.manager.seq_add(seq, 1.., 1);
+            cache.update();
+            shifted.map_err(|error| error.kind())
+        };
+        (0..6).map(|i: usize| shift(i)).collect::<Vec<_>>()
+    };
+    let cache = || builder(1, 1, 2, 8);
+    let limited = [Ok(()), Ok(()), Ok(()), Ok(()), Err("shift_limit"), Err("shift_limit")];
+    assert_eq!(shifts(cache().quantized(QuantBit::Four, 2, ElementType::Float32)), limited);
+    assert_eq!(shifts(cache().quantized(QuantBit::Eight, 2, ElementType::Float32)), [Ok(()); 6]);
+    assert_eq!(shifts(cache().cache_type(ElementType::Int8)), [Err("not_shiftable"); 6]);
 }

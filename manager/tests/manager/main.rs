@@ -6,6 +6,7 @@ mod golden;
 mod infllm;
 mod infllm_cases;
 mod kept_rows;
+mod operator;
 mod prefix;
 mod refusals;
 mod scripts;

@@ -1,6 +1,6 @@
 //! Sessions where the model of scripts cannot tell: what is shared and found again, what goes on, what is refused and
-//! why. (That rows come back in any mode and layout, and that a memory that fails changes nothing, is among the
-//! scripts; what a file may say is the unit tests' matter.)
+//! why. (That rows come back in any mode, and that a memory that fails changes nothing, is among the scripts; what a file
+//! may say is the unit tests' matter.)
 
 use std::path::Path;
 
@@ -9,10 +9,21 @@ use kvcache_manager::{
     Append, CacheSpec, CacheSpecBuilder, Create, Error, Geometry, KeyForm, Mode, Rope, RopeStyle, SeqId, SessionError,
 };
 use kvcache_testing::manager::managed::Managed;
-use kvcache_testing::manager::rows::with_types;
 use tempfile::{NamedTempFile, TempPath};
 
 const GEOMETRY: Geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: 64 };
+
+fn with_types(builder: CacheSpecBuilder, types: usize) -> CacheSpecBuilder {
+    use ElementType::{Float16, Float32, Int8};
+    match types {
+        0 => builder.cache_type(Float32),
+        1 => builder.cache_type(Float16),
+        2 => builder.cache_type(Int8),
+        3 => builder.quantized(QuantBit::Eight, 2, Float32),
+        4 => builder.quantized(QuantBit::Eight, 4, Float16),
+        _ => builder.quantized(QuantBit::Four, 4, Float32),
+    }
+}
 
 fn builder(mode: Mode, max_t: usize, types: usize) -> CacheSpecBuilder {
     let builder = with_types(CacheSpec::builder(Geometry { max_t, ..GEOMETRY }), types).mode(mode);

@@ -1,29 +1,21 @@
 //! A random cache, and what it is to a manager and to the model.
 
 use kvcache_conformance::random::Unstructured;
-use kvcache_manager::schema::CacheLayout;
+use kvcache_manager::schema::ElementType;
 use kvcache_manager::{CacheSpec, Geometry, KeyForm, Mode, Rope};
 
 use crate::manager::model::{Rules, Window};
-use crate::manager::rows::{RowFormat, TYPES, Turns, default_shift_limit, with_types};
-
-const NUM_LAYER: usize = 2;
-const NUM_HEADS: usize = 2;
-const HEAD_DIM: usize = 8;
 
 #[derive(Debug, Clone)]
 pub struct Cache {
-    pub layout: CacheLayout,
-    pub types: usize,
     pub mode: Mode,
     pub max_t: usize,
     pub max_pages: Option<usize>,
     pub prefix_sharing: bool,
     pub window: Option<Window>,
-    pub turns: Option<Turns>,
+    pub has_rope: bool,
     pub raw: bool,
-    /// As the specification's default, none, or that many.
-    pub shift_limit: Option<Option<u32>>,
+    pub shift_limit: Option<u32>,
     pub pad: usize,
     pub defrag_threshold: Option<f64>,
 }
@@ -57,8 +49,6 @@ impl Cache {
         };
         let paged = matches!(mode, Mode::Paged { .. });
         Self {
-            layout: entropy.pick(&CacheLayout::ALL),
-            types: entropy.below(TYPES.len()),
             mode,
             max_t,
             max_pages: some(entropy, 1, 5, |entropy| entropy.within(3, 9).min(max_t)).filter(|_| paged),
@@ -67,14 +57,9 @@ impl Cache {
                 let width = entropy.within(1, 11);
                 Window { width, sink: entropy.below(5), slack: entropy.below(4).max(2_usize.saturating_sub(width)) }
             }),
-            turns: some(entropy, 9, 10, |entropy| Turns {
-                n_rot: entropy.pick(&[2, 4, 6, 8]),
-                base: entropy.pick(&[1e4, 5e5]),
-                scale: entropy.pick(&[1.0, 0.25]),
-                neox: entropy.one_in(2),
-            }),
+            has_rope: !entropy.one_in(10),
             raw: entropy.one_in(5),
-            shift_limit: entropy.pick(&[None, Some(None), Some(Some(2))]),
+            shift_limit: entropy.pick(&[None, Some(2)]),
             pad: entropy.pick(&[4, 32]),
             defrag_threshold: some(entropy, 1, 5, |entropy| entropy.pick(&[0.0, 0.3])),
         }
@@ -103,19 +88,21 @@ impl Cache {
         matches!(self.mode, Mode::Paged { .. })
     }
 
+    /// A row has 16 bytes, a [`Tag`](crate::manager::memory::Tag).
     pub fn spec(&self) -> CacheSpec {
-        let geometry = Geometry { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, max_t: self.max_t };
-        let mut builder = with_types(CacheSpec::builder(geometry).layout(self.layout), self.types)
+        let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: self.max_t };
+        let mut builder = CacheSpec::builder(geometry)
+            .cache_type(ElementType::Float32)
             .mode(self.mode)
             .prefix_sharing(self.prefix_sharing)
             .key_form(if self.raw { KeyForm::PreRope } else { KeyForm::Roped })
+            .shift_limit(self.shift_limit)
             .pad(self.pad);
         if let Some(max_pages) = self.max_pages {
             builder = builder.max_pages(max_pages);
         }
-        if let Some(turns) = self.turns {
-            let rope = if turns.neox { Rope::neox } else { Rope::gptj };
-            builder = builder.rope(rope(turns.n_rot, turns.base).scaled(turns.scale));
+        if self.has_rope {
+            builder = builder.rope(Rope::neox(2, 1e4));
         }
         if let Some(window) = self.window {
             builder = builder.window(window.width).sink(window.sink).slack(window.slack);
@@ -123,20 +110,16 @@ impl Cache {
         if let Some(threshold) = self.defrag_threshold {
             builder = builder.defrag_threshold(threshold);
         }
-        if let Some(limit) = self.shift_limit {
-            builder = builder.shift_limit(limit);
-        }
         builder.build().unwrap()
     }
 
     pub fn rules(&self) -> Rules {
         Rules {
-            format: RowFormat { num_layer: NUM_LAYER, num_heads: NUM_HEADS, head_dim: HEAD_DIM, types: self.types },
             page_size: self.page_size(),
             window: self.window,
             raw: self.raw,
-            turns: self.turns,
-            shift_limit: self.shift_limit.unwrap_or(default_shift_limit(self.types)),
+            has_rope: self.has_rope,
+            shift_limit: self.shift_limit,
         }
     }
 }

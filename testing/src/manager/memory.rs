@@ -1,4 +1,5 @@
-//! A cache's memory for tests: bytes for the manager, tensors for the operator, and faults on request.
+//! A cache's memory for tests: bytes for the manager, tensors for the operator, and faults on request; for scripts a tag
+//! in each slot.
 
 use std::cell::Cell;
 
@@ -24,6 +25,34 @@ pub struct Log {
     pub overwritten: Vec<usize>,
 }
 
+/// What a slot of a script's cache has: the number of a row, and its key's rotations since it was written, one after the
+/// other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tag {
+    pub row: u64,
+    pub rotations: i64,
+}
+
+impl Tag {
+    pub fn new(row: u64) -> Self {
+        Self { row, rotations: 0 }
+    }
+
+    /// A key that is rotated twice has other bits than one that is rotated once by the sum.
+    pub fn rotated(self, delta: i64) -> Self {
+        Self { rotations: self.rotations.wrapping_mul(31).wrapping_add(delta), ..self }
+    }
+
+    pub fn bytes(self) -> [u8; 16] {
+        (u128::from(self.row) << 64 | u128::from(self.rotations as u64)).to_ne_bytes()
+    }
+
+    fn from_bytes(bytes: [u8; 16]) -> Self {
+        let number = u128::from_ne_bytes(bytes);
+        Self { row: (number >> 64) as u64, rotations: number as i64 }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Memory {
     pub spec: CacheSpec,
@@ -34,6 +63,8 @@ pub struct Memory {
     /// Reads for a store, if it is read for one: these never fail.
     pub spilled: Cell<usize>,
     pub spills: bool,
+    /// Whether a row is a [`Tag`].
+    pub has_tags: bool,
     pub log: Log,
 }
 
@@ -41,8 +72,16 @@ impl Memory {
     pub fn new(spec: &CacheSpec) -> Self {
         let cache = Tensor::zeros(spec.cache_type(), spec.cache_shape().to_vec()).unwrap();
         let scale = spec.quant().map(|(_, _, t3)| Tensor::zeros(t3, spec.scale_shape().unwrap().to_vec()).unwrap());
-        let (faults, calls, log) = Default::default();
-        Self { spec: spec.clone(), cache, scale, faults, calls, spilled: Cell::default(), spills: false, log }
+        let (faults, calls, spilled, log) = Default::default();
+        Self { spec: spec.clone(), cache, scale, faults, calls, spilled, spills: false, has_tags: false, log }
+    }
+
+    pub fn of_tags(spec: &CacheSpec) -> Self {
+        Self { has_tags: true, ..Self::new(spec) }
+    }
+
+    pub fn tags(&self, slots: &[usize]) -> Vec<Tag> {
+        self.read(slots).as_chunks().0.iter().map(|bytes| Tag::from_bytes(*bytes)).collect()
     }
 
     pub fn read(&self, slots: &[usize]) -> Vec<u8> {
@@ -98,6 +137,15 @@ impl CacheMemory for Memory {
             return self.fail(rotations.iter().flat_map(|rotation| rotation.slot..rotation.slot + rotation.len));
         }
         self.log.rotations.extend_from_slice(rotations);
+        if self.has_tags {
+            for &Rotation { slot, len, delta } in rotations {
+                let slots: Vec<_> = (slot..slot + len).collect();
+                let rotated: Vec<_> =
+                    self.tags(&slots).into_iter().flat_map(|tag| tag.rotated(delta).bytes()).collect();
+                self.write(&slots, &rotated);
+            }
+            return Ok(());
+        }
         self.host().rotate_keys(rotations, rope)
     }
 

@@ -1,18 +1,16 @@
 //! The rules of the specification on plain vectors: what every operation makes of the sequences, and why it must be
 //! refused. Slots, pages and sharing do not exist here.
 
-use std::rc::Rc;
-
 use kvcache_manager::MAX_POSITION;
 
-use crate::manager::rows::{RowFormat, Turns, can_turn};
+use crate::manager::memory::Tag;
 
-/// A row: where it is, for which position its key is rotated, and its bytes.
-#[derive(Debug, Clone, PartialEq)]
+/// A row: its position, the position that its key is rotated for, and what a cache has of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row {
     pub pos: i64,
     pub rot: i64,
-    pub bytes: Rc<[u8]>,
+    pub tag: Tag,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -39,13 +37,12 @@ pub struct Window {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rules {
-    pub format: RowFormat,
     /// Rows that a window takes at once: those of a page, or one.
     pub page_size: usize,
     pub window: Option<Window>,
     /// Keys are rotated after the operator.
     pub raw: bool,
-    pub turns: Option<Turns>,
+    pub has_rope: bool,
     pub shift_limit: Option<u32>,
 }
 
@@ -137,7 +134,7 @@ impl Model {
         }
         let from = &self.seqs[src];
         let first = from.rows.iter().position(|row| range.contains(&row.pos));
-        let rows: Vec<_> = from.rows.iter().filter(|row| range.contains(&row.pos)).cloned().collect();
+        let rows: Vec<_> = from.rows.iter().filter(|row| range.contains(&row.pos)).copied().collect();
         if !self.seqs[dst].rows.is_empty() {
             if rows.is_empty() { &mut edit.may } else { &mut edit.must }.push("not_empty");
             return edit;
@@ -159,7 +156,7 @@ impl Model {
     fn shift(&self, seq: usize, p0: i64, p1: i64, moved: impl Fn(i64) -> Option<i64>) -> Edit {
         let (mut edit, range) = (self.edit(), range(p0, p1));
         let (raw, limit) = (self.rules.raw, self.rules.shift_limit);
-        let cannot_turn = !raw && (self.rules.turns.is_none() || !can_turn(self.rules.format.types));
+        let cannot_turn = !raw && !self.rules.has_rope;
         let sequence = &mut edit.after.seqs[seq];
         let new = |row: &Row| if range.contains(&row.pos) { moved(row.pos) } else { Some(row.pos) };
         let known = sequence.rows.iter().position(|row| new(row) != Some(row.pos)).unwrap_or(sequence.rows.len());
@@ -277,24 +274,20 @@ impl Model {
     }
 
     pub fn drain(&mut self) {
-        let (format, turns) = (self.rules.format, self.rules.turns);
         for sequence in &mut self.seqs {
             let pending = sequence.rows.iter().any(|row| row.pos != row.rot);
             if pending {
                 sequence.shifts = (sequence.shifts.0 + 1, sequence.shifts.1 + 1);
             }
             for row in sequence.rows.iter_mut().filter(|row| row.pos != row.rot) {
-                let mut bytes = row.bytes.to_vec();
-                let turns = turns.expect("only a cache with RoPE shifts");
-                format.shift(&mut bytes, row.pos - row.rot, &turns);
-                (row.bytes, row.rot) = (bytes.into(), row.pos);
+                (row.tag, row.rot) = (row.tag.rotated(row.pos - row.rot), row.pos);
             }
         }
     }
 }
 
-/// The tag of a row after known tokens: equal prompts give equal rows.
-pub fn tag(salt: u8, tokens: &[u32]) -> u64 {
+/// The number of a row after known tokens: equal prompts give equal rows.
+pub fn number(salt: u8, tokens: &[u32]) -> u64 {
     let mix = |hash: u64, x: u32| (hash ^ u64::from(x)).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
     tokens.iter().fold(0xcbf2_9ce4_8422_2325 + u64::from(salt), |hash, &token| mix(hash, token))
 }

@@ -2,36 +2,25 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::rc::Rc;
 
-use kvcache_manager::op::{Backend, KeyValueCache};
-use kvcache_manager::{CacheSpec, ContextShift, Create, Error, Manager, Mode, SeqId};
+use kvcache_manager::{ContextShift, Create, Error, Manager, Mode, SeqId};
 
 use crate::manager::cache::Cache;
-use crate::manager::memory::{Faults, Log, Memory};
-use crate::manager::model::{Context, Edit, Model, Sequence, range};
+use crate::manager::memory::{Faults, Log, Memory, Tag};
+use crate::manager::model::{Context, Edit, Model, Row, Sequence, number, range};
 use crate::manager::script::{End, NewRows, Operation, Span};
 
 const NO_ROOM: [&str; 2] = ["out_of_pages", "no_slot"];
-
-/// A row to append: its position, its numbers, and the bytes that a cache keeps of them.
-#[derive(Debug, Clone)]
-pub struct NewRow {
-    pub pos: i64,
-    pub values: Rc<[f32]>,
-    pub bytes: Rc<[u8]>,
-}
 
 pub struct Run {
     pub cache: Cache,
     pub manager: Manager,
     pub memory: Memory,
-    pub op: KeyValueCache,
     pub model: Model,
     pub ids: Vec<SeqId>,
     pub freed: Vec<SeqId>,
-    /// Tags of rows whose tokens are not known.
-    pub tags: u64,
+    /// The number of the next row whose tokens are not known.
+    pub next_row: u64,
     /// Whether the index must have every full page of known tokens that a sequence has: none was evicted or edited.
     pub all_sealed: bool,
     /// Whether a sequence may have a part of a sealed page, which leaves the index when it is written.
@@ -47,22 +36,17 @@ pub struct Run {
     pub swapped: Vec<(SeqId, Sequence)>,
 }
 
-pub fn operator(spec: &CacheSpec) -> KeyValueCache {
-    KeyValueCache::new(spec.attributes()).unwrap().with_backend(Backend::Reference)
-}
-
 impl Run {
     pub fn new(cache: &Cache) -> Self {
         let spec = cache.spec();
         Self {
             cache: cache.clone(),
-            memory: Memory::new(&spec),
-            op: operator(&spec),
+            memory: Memory::of_tags(&spec),
             manager: Manager::new(spec).unwrap(),
             model: Model { rules: cache.rules(), seqs: vec![] },
             ids: vec![],
             freed: vec![],
-            tags: 1 << 63,
+            next_row: 1 << 63,
             all_sealed: true,
             part_sealed: false,
             no_room: 0,
@@ -184,7 +168,7 @@ impl Run {
             Operation::FailUpdate(call) => self.fail_update(call),
             Operation::Stale(seq) => self.stale(seq),
             Operation::Step(ref rows, end) => self.step(rows, end),
-            Operation::Reload(mode, layout, fault) => self.reload(mode, layout, fault),
+            Operation::Reload(mode, fault) => self.reload(mode, fault),
             Operation::Copy(seq, delta, fault) => self.copy(seq % live, delta, fault),
         }
     }
@@ -336,21 +320,16 @@ impl Run {
         memory.calls.get()
     }
 
-    pub fn new_rows(&mut self, seq: usize, n: usize, first: i64, known: Option<&[u32]>) -> Vec<NewRow> {
-        let (sequence, format) = (&self.model.seqs[seq], self.model.rules.format);
-        let tags: Vec<u64> = match known {
+    pub fn new_rows(&mut self, seq: usize, n: usize, first: i64, known: Option<&[u32]>) -> Vec<Row> {
+        let sequence = &self.model.seqs[seq];
+        let numbers: Vec<u64> = match known {
             Some(tokens) => {
                 let all = [&sequence.tokens[..], tokens].concat();
-                let tag = |len: usize| crate::manager::model::tag(sequence.salt, &all[..len]);
-                (sequence.tokens.len() + 1..=all.len()).map(tag).collect()
+                (sequence.tokens.len() + 1..=all.len()).map(|len| number(sequence.salt, &all[..len])).collect()
             }
-            None => (0..n as u64).map(|i| self.tags + i).collect(),
+            None => (self.next_row..).take(n).collect(),
         };
-        self.tags += n as u64;
-        let row = |(pos, tag)| {
-            let values = format.made_of(tag);
-            NewRow { pos, bytes: format.encode(&values).into(), values: values.into() }
-        };
-        (first..).zip(tags).map(row).collect()
+        self.next_row += n as u64;
+        (first..).zip(numbers).map(|(pos, row)| Row { pos, rot: pos, tag: Tag::new(row) }).collect()
     }
 }

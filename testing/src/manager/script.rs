@@ -1,7 +1,6 @@
 //! Random operations.
 
 use kvcache_conformance::random::Unstructured;
-use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{MAX_POSITION, Mode};
 use proptest::prelude::*;
 
@@ -93,8 +92,8 @@ pub enum Operation {
     OffloadPrefix,
     /// So many rows for a new sequence, with the seed of their tokens.
     Prompt(usize, Option<u32>),
-    /// Saves all, and continues with a new manager of another mode and layout that has loaded it.
-    Reload(Mode, CacheLayout, LoadFault),
+    /// Saves all, and continues with a new manager of another mode that has loaded it.
+    Reload(Mode, LoadFault),
     /// Saves a sequence, turns rows of it if there is a delta, and loads what was saved.
     Copy(usize, i64, LoadFault),
 }
@@ -163,7 +162,7 @@ impl Operation {
             32 => Self::Stale(seq),
             33 => Self::Keep(seq),
             34 => Self::Prompt(entropy.within(1, 30), some(entropy, 4, 5, |_| 1)),
-            35 => Self::Reload(modes(entropy), entropy.pick(&CacheLayout::ALL), fault(entropy)),
+            35 => Self::Reload(modes(entropy), fault(entropy)),
             _ => Self::Copy(seq, entropy.below(3) as i64, fault(entropy)),
         }
     }

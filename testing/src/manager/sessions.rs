@@ -4,14 +4,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use kvcache_manager::schema::CacheLayout;
 use kvcache_manager::{Error, Manager, Mode};
 use tempfile::TempDir;
 
 use crate::manager::cache::Cache;
 use crate::manager::memory::{Faults, Memory};
 use crate::manager::model::{Model, Sequence};
-use crate::manager::run::{Run, operator};
+use crate::manager::run::Run;
 use crate::manager::script::LoadFault;
 use crate::manager::store::Store;
 
@@ -40,7 +39,7 @@ impl Run {
         }
     }
 
-    pub fn reload(&mut self, mode: Mode, layout: CacheLayout, fault: LoadFault) {
+    pub fn reload(&mut self, mode: Mode, fault: LoadFault) {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("session");
         self.drained(&directory);
@@ -58,26 +57,25 @@ impl Run {
         let rows =
             self.model.seqs.iter().map(|sequence| sequence.rows.len().next_multiple_of(page_size)).sum::<usize>();
         let prefix_sharing = matches!(mode, Mode::Paged { .. });
-        let larger =
-            Cache { mode, layout, max_t: rows.max(page_size), max_pages: None, prefix_sharing, ..self.cache.clone() };
+        let larger = Cache { mode, max_t: rows.max(page_size), max_pages: None, prefix_sharing, ..self.cache.clone() };
         if rows > page_size {
             // One page is missing, unless sequences share some.
             let smaller = Cache { max_t: rows - 1, ..larger.clone() };
             let mut manager = Manager::new(smaller.spec()).unwrap();
-            let mut memory = Memory::new(manager.spec());
+            let mut memory = Memory::of_tags(manager.spec());
             if let Err(error) = manager.load(&path, &mut memory) {
                 assert!(["no_slot", "no_room"].contains(&error.kind()), "{error}");
-                assert!(manager == Manager::new(smaller.spec()).unwrap() && memory == Memory::new(manager.spec()));
+                assert!(manager == Manager::new(smaller.spec()).unwrap() && memory == Memory::of_tags(manager.spec()));
             }
         }
         let mut manager = Manager::new(larger.spec()).unwrap();
-        let mut memory = Memory::new(manager.spec());
+        let mut memory = Memory::of_tags(manager.spec());
         memory.faults = faults(fault);
         let mut loaded = load(|| manager.load(&path, &mut memory));
         if let Err(error) = &loaded {
             assert!(is_of_memory(error.as_ref()) && fault.is_some(), "{error:?}");
             assert!(manager == Manager::new(larger.spec()).unwrap(), "a load that failed has changed the manager");
-            memory = Memory::new(manager.spec());
+            memory = Memory::of_tags(manager.spec());
             loaded = load(|| manager.load(&path, &mut memory));
         }
         let ids = loaded.unwrap();
@@ -86,8 +84,8 @@ impl Run {
         let model = Model { seqs, ..Run::new(&larger).model };
         assert_eq!(ids.len(), model.seqs.len());
         assert_eq!(memory.log.rotations, []);
-        let op = operator(manager.spec());
-        *self = Self { cache: larger, manager, memory, op, model, ids, tags: self.tags, ..Run::new(&self.cache) };
+        let next_row = self.next_row;
+        *self = Self { cache: larger, manager, memory, model, ids, next_row, ..Run::new(&self.cache) };
     }
 
     pub fn copy(&mut self, seq: usize, delta: i64, fault: LoadFault) {

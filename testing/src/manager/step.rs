@@ -4,12 +4,11 @@ use std::collections::HashSet;
 
 use kvcache_manager::{Append, Error, MAX_POSITION, Manager, Mode, SeqId, Step, find_slot};
 
-use crate::manager::cache::Cache;
 use crate::manager::check::refuses_all_else;
+use crate::manager::masks::{Key, Query, check_masks};
 use crate::manager::memory::Memory;
 use crate::manager::model::Row;
-use crate::manager::outputs::{Key, Query, check_masks, run_operator};
-use crate::manager::run::{NewRow, Run};
+use crate::manager::run::Run;
 use crate::manager::script::{End, NewRows};
 
 pub struct Planned {
@@ -20,7 +19,7 @@ pub struct Planned {
     first: i64,
     /// Rows of the sequence before it.
     before: usize,
-    rows: Vec<NewRow>,
+    rows: Vec<Row>,
     known: bool,
 }
 
@@ -183,13 +182,13 @@ impl Run {
 
         // The tokens of entries, one after the other.
         let new = || entries.iter().flat_map(|&(append, cached)| (cached..append.n).map(move |i| (append, i)));
-        let row = |(append, i): (&Planned, usize)| append.rows[i].clone();
+        let row = |(append, i): (&Planned, usize)| append.rows[i];
         assert!(step.positions().iter().copied().eq(new().map(|new| row(new).pos)));
         let token = |(append, i): (&Planned, usize)| append.tokens.as_ref().map_or(-1, |tokens| i64::from(tokens[i]));
         assert!(step.token_ids().iter().copied().eq(new().map(token)));
 
         // The slots that are written: each once, and nobody's before.
-        let written = slots_written(&step, &self.cache, &entries);
+        let (written, loaded) = slots_of(&step, self.cache.mode);
         let distinct: HashSet<_> = written.iter().collect();
         assert_eq!(distinct.len(), written.len(), "a slot is written twice: {written:?}");
         for (seq, &id) in self.ids.iter().enumerate() {
@@ -207,7 +206,7 @@ impl Run {
         // The rows that the operator returns, entry by entry. In cells the view, the second entry, begins at `view`.
         let own = |append: &Planned, i: usize| {
             let (owners, row) = (vec![(append.seq, append.before + i)], &append.rows[i]);
-            Key { owners, pos: row.pos, bytes: Some(row.bytes.clone()) }
+            Key { owners, pos: row.pos, tag: Some(row.tag) }
         };
         let cells = self.cache.mode == Mode::Cells;
         let mut keys = Vec::new();
@@ -220,7 +219,7 @@ impl Run {
             for (seq, &id) in self.ids.iter().enumerate() {
                 for (slot, (i, row)) in before.slots(id).unwrap().zip(seqs[seq].rows.iter().enumerate()) {
                     cells[slot].owners.push((seq, i));
-                    (cells[slot].pos, cells[slot].bytes) = (row.pos, Some(row.bytes.clone()));
+                    (cells[slot].pos, cells[slot].tag) = (row.pos, Some(row.tag));
                 }
             }
             for (key, &slot) in keys.iter().zip(&written) {
@@ -237,7 +236,7 @@ impl Run {
                 keys.extend(old.map(|(i, row)| Key {
                     owners: vec![(append.seq, i)],
                     pos: row.pos,
-                    bytes: Some(row.bytes.clone()),
+                    tag: Some(row.tag),
                 }));
                 keys.extend((0..append.n).map(|i| own(append, i)));
             }
@@ -261,8 +260,14 @@ impl Run {
         let window = self.cache.window.map(|window| window.width);
         let sink = self.cache.window.map_or(0, |window| window.sink);
         check_masks(&step, &queries, &keys[view..], window, sink, cells);
-        let current: Vec<_> = new().map(|new| row(new).values).collect();
-        run_operator(&self.op, &step, &mut self.memory, &self.model.rules.format, &current, &keys);
+
+        // What the operator stores and then loads by these tensors.
+        let stored: Vec<u8> = new().flat_map(|new| row(new).tag.bytes()).collect();
+        self.memory.write(&written, &stored);
+        assert_eq!(loaded.len(), keys.len());
+        for (i, (got, key)) in self.memory.tags(&loaded).into_iter().zip(&keys).enumerate() {
+            assert!(key.tag.is_none_or(|expected| expected == got), "row {i} of {:?} is {got:?}", keys[i]);
+        }
 
         match end {
             End::Commit | End::DropPlanned | End::Fail(_) => step.commit(),
@@ -285,8 +290,7 @@ impl Run {
         }
         (self.done, self.written) = (true, written);
         for append in &planned {
-            let row = |row: &NewRow| Row { pos: row.pos, rot: row.pos, bytes: row.bytes.clone() };
-            self.model.append(append.seq, append.rows.iter().map(row), append.known());
+            self.model.append(append.seq, append.rows.iter().copied(), append.known());
         }
         for append in &planned {
             self.model.slide(append.seq);
@@ -331,17 +335,18 @@ impl Run {
     }
 }
 
-/// The slots that a step writes, by token.
-fn slots_written(step: &Step<'_>, cache: &Cache, entries: &[(&Planned, usize)]) -> Vec<usize> {
-    let (starts, mut cells) = (step.cachestarts(), 0..);
-    let slot = |(b, t): (usize, usize)| match cache.mode {
-        Mode::Paged { page_size } => starts[[b, t / page_size]] as usize + t % page_size,
-        Mode::Cells => starts[[0]] as usize + cells.next().unwrap_or_default(),
-        _ => starts[[b]] as usize + t,
-    };
-    let rows = entries
-        .iter()
-        .enumerate()
-        .flat_map(|(b, &(append, cached))| (cached..append.n).map(move |i| (b, append.before + i)));
-    rows.map(slot).collect()
+/// The slots that the operator writes and those that it then reads, by the tensors of a step.
+fn slots_of(step: &Step<'_>, mode: Mode) -> (Vec<usize>, Vec<usize>) {
+    let (starts, mut written, mut read) = (step.cachestarts(), Vec::new(), Vec::new());
+    for (b, (&start_pos, seqlens)) in step.start_pos().iter().zip(step.seqstarts().windows(2)).enumerate() {
+        let past = start_pos as usize;
+        let slots = (0..past + (seqlens[1] - seqlens[0]) as usize).map(|t| match mode {
+            Mode::Paged { page_size } => starts[[b, t / page_size]] as usize + t % page_size,
+            _ => starts[[b]] as usize + t,
+        });
+        let first = read.len();
+        read.extend(slots);
+        written.extend_from_slice(&read[first + past..]);
+    }
+    (written, read)
 }
