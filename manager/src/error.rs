@@ -1,8 +1,13 @@
 //! Errors: one variant for each reason to refuse, with its numbers.
 
+use std::fmt::Display;
+use std::ops::Deref;
+
 use kvcache_kernels::RopeError;
 use kvcache_op::Shape;
 use kvcache_schema::ElementType;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use strum::IntoStaticStr;
 use thiserror::Error;
 
@@ -16,9 +21,10 @@ pub type MemoryError = Box<dyn std::error::Error + Send + Sync>;
 /// An operation that was refused. Nothing has changed, neither the manager's state nor a live row; but after
 /// [`Error::Memory`], cached pages that a copy was to write may have left the prefix index and be free, with any bytes.
 ///
-/// [`Error::kind`] is a stable name for programs.
-#[derive(Debug, Error, IntoStaticStr)]
+/// [`Error::kind`] is a stable name for programs; what is serialized are the variant's fields by their names.
+#[derive(Debug, Error, IntoStaticStr, Serialize)]
 #[strum(serialize_all = "snake_case")]
+#[serde(untagged)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum Error {
@@ -32,11 +38,20 @@ pub enum Error {
 
     /// A rope that heads cannot be rotated by.
     #[error(transparent)]
-    Rope(#[from] RopeError),
+    Rope(
+        #[from]
+        #[serde(serialize_with = "rope")]
+        RopeError,
+    ),
 
     /// Types that the operator does not have.
     #[error("no quant_bit has cache {cache} with scale {}", .scale.map_or("none", ElementType::name))]
-    Types { cache: ElementType, scale: Option<ElementType> },
+    Types {
+        #[serde(serialize_with = "text")]
+        cache: ElementType,
+        #[serde(serialize_with = "some_text")]
+        scale: Option<ElementType>,
+    },
 
     /// Groups that do not divide a head, or that share bytes.
     #[error("quant_group is {group}, expected a divisor of head_dim {head_dim}, even for int4")]
@@ -151,7 +166,11 @@ pub enum Error {
 
     /// No random bytes from the operating system.
     #[error("no random bytes: {0}")]
-    Random(#[from] getrandom::Error),
+    Random(
+        #[from]
+        #[serde(serialize_with = "source")]
+        getrandom::Error,
+    ),
 
     /// Rows that a memory has still to move or to rotate.
     #[error("{copies} copies and the keys of {sequences} sequences wait for an update")]
@@ -160,7 +179,10 @@ pub enum Error {
     /// A memory that failed to move bytes. A step is rolled back; sequences and live rows are as before it, but for
     /// those that are [lost](Error::Lost) since the memory failed in an update.
     #[error("the memory failed: {source}")]
-    Memory { source: MemoryError },
+    Memory {
+        #[serde(serialize_with = "text")]
+        source: MemoryError,
+    },
 
     /// A session that was not saved or not loaded.
     #[error(transparent)]
@@ -176,23 +198,47 @@ pub enum Error {
 
     /// A tensor of another type than the specification's.
     #[error("{input} is of type {got}, expected {expected}")]
-    TensorType { input: &'static str, expected: ElementType, got: ElementType },
+    TensorType {
+        input: &'static str,
+        #[serde(serialize_with = "text")]
+        expected: ElementType,
+        #[serde(serialize_with = "text")]
+        got: ElementType,
+    },
 
     /// A tensor of another shape than the specification's.
     #[error("{input} has shape {got}, expected {expected:?}")]
-    TensorShape { input: &'static str, expected: [usize; 5], got: Shape },
+    TensorShape {
+        input: &'static str,
+        expected: [usize; 5],
+        #[serde(serialize_with = "numbers")]
+        got: Shape,
+    },
 
     /// A quantized cache without scales.
     #[error("scale is absent, expected a tensor of {expected} with shape {shape:?}")]
-    ScaleMissing { expected: ElementType, shape: [usize; 5] },
+    ScaleMissing {
+        #[serde(serialize_with = "text")]
+        expected: ElementType,
+        shape: [usize; 5],
+    },
 
     /// Scales of a cache that is not quantized.
     #[error("scale is given ({got}, shape {shape}), expected none: the cache has no scales by slot")]
-    ScaleUnexpected { got: ElementType, shape: Shape },
+    ScaleUnexpected {
+        #[serde(serialize_with = "text")]
+        got: ElementType,
+        #[serde(serialize_with = "numbers")]
+        shape: Shape,
+    },
 
     /// A tensor that is not contiguous, not aligned, or of other than the bytes of its shape.
     #[error(transparent)]
-    Tensor(#[from] kvcache_op::Error),
+    Tensor(
+        #[from]
+        #[serde(serialize_with = "source")]
+        kvcache_op::Error,
+    ),
 
     /// A mask of another length than the step's.
     #[error("the mask has {got} elements, expected {expected} for {shape:?}")]
@@ -226,4 +272,42 @@ impl Error {
             error => error.into(),
         }
     }
+}
+
+/// A field by what it says.
+pub(crate) fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+fn some_text<S: Serializer>(value: &Option<impl Display>, serializer: S) -> Result<S::Ok, S::Error> {
+    value.as_ref().map(ToString::to_string).serialize(serializer)
+}
+
+/// Several numbers, as an array of them is: a tuple.
+pub(crate) fn numbers<S: Serializer>(numbers: &impl Deref<Target = [usize]>, serializer: S) -> Result<S::Ok, S::Error> {
+    use serde::ser::SerializeTuple;
+    let mut tuple = serializer.serialize_tuple(numbers.len())?;
+    numbers.iter().try_for_each(|number| tuple.serialize_element(number))?;
+    tuple.end()
+}
+
+/// An error of another crate, by what it says.
+pub(crate) fn source<S: Serializer>(error: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map([("source", error.to_string())])
+}
+
+fn rope<S: Serializer>(error: &RopeError, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut fields = serializer.serialize_map(None)?;
+    match error {
+        RopeError::NRot { n_rot, head_dim } => {
+            fields.serialize_entry("n_rot", n_rot)?;
+            fields.serialize_entry("head_dim", head_dim)?;
+        }
+        RopeError::Frequency { pair, got } => {
+            fields.serialize_entry("pair", pair)?;
+            fields.serialize_entry("got", got)?;
+        }
+        other => fields.serialize_entry("source", &other.to_string())?,
+    }
+    fields.end()
 }

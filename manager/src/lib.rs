@@ -13,7 +13,6 @@ mod defrag;
 mod device_memory;
 mod edit;
 mod error;
-mod error_fields;
 mod infllm;
 mod journal;
 mod keys;
@@ -50,7 +49,6 @@ pub use cells::{find_slot, fragmentation, n_kv};
 pub use device_memory::DeviceMemory;
 pub use edit::{ContextShift, self_extend_positions};
 pub use error::{Error, MemoryError};
-pub use error_fields::Detail;
 pub use infllm::{
     BlockScore, Eviction, FarPositions, InfLlm, InfLlmConfig, InfLlmError, InfLlmStep, Lost, Partition,
     infllm_partition, slot_stable,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::{Serialize, Serializer};
 use slotmap::{Key, new_key_type};
 
 new_key_type! {
@@ -23,5 +24,12 @@ impl fmt::Display for SeqId {
     /// The number that names the sequence in other languages: `slotmap::KeyData::as_ffi`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.data().as_ffi().fmt(f)
+    }
+}
+
+impl Serialize for SeqId {
+    /// As that number.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.data().as_ffi().serialize(serializer)
     }
 }

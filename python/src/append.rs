@@ -1,7 +1,6 @@
 //! `Append`: what a step appends to a sequence.
 
 use kvcache_manager as core;
-use kvcache_manager::Detail;
 use numpy::{Element, PyArray1, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -145,7 +144,7 @@ fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
 fn token_id(token: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
     token.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(token.py()) {
-            out_of_range(token.extract::<i128>().map_or(Detail::None, Detail::Int), i)
+            out_of_range(token.extract::<i128>().ok(), i)
         } else {
             not_of_type(error, "tokens", "an int or an iterable of ints", token)
         }
@@ -155,14 +154,13 @@ fn token_id(token: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
 /// The tokens of an array of this type and rank 1; `None` for all else.
 fn of_array<T: Element + Copy + Into<i64>>(tokens: &Bound<'_, PyAny>) -> Option<PyResult<Tokens>> {
     let array = tokens.cast::<PyArray1<T>>().ok()?.try_readonly().ok()?;
-    let token = |(i, &token): (usize, &T)| {
-        u32::try_from(token.into()).map_err(|_| out_of_range(Detail::Int(token.into().into()), i))
-    };
+    let token =
+        |(i, &token): (usize, &T)| u32::try_from(token.into()).map_err(|_| out_of_range(Some(token.into().into()), i));
     Some(array.as_array().iter().enumerate().map(token).collect())
 }
 
-fn out_of_range(got: Detail, i: usize) -> PyErr {
-    let number = if let Detail::Int(number) = got { number.to_string() } else { "of more than 128 bits".to_owned() };
+fn out_of_range(got: Option<i128>, i: usize) -> PyErr {
+    let number = got.map_or_else(|| "of more than 128 bits".to_owned(), |number| number.to_string());
     let message = format!("tokens: token {i} is {number}, expected 0 to {}", u32::MAX);
     refusal!("range", message, name = "tokens", got = got, min = 0u32, max = u32::MAX).into()
 }

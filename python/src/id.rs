@@ -1,6 +1,6 @@
 //! How sequences are named in Python: the number of their generational key.
 
-use kvcache_manager::{Detail, SeqId};
+use kvcache_manager::SeqId;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use slotmap::{Key, KeyData};
@@ -28,18 +28,18 @@ impl FromPyObject<'_, '_> for Id {
             Ok(number) => i128::from(number),
             Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => match value.extract() {
                 Ok(number) => number,
-                Err(_) => return Err(unknown("of more than 128 bits", Detail::None)),
+                Err(_) => return Err(unknown("of more than 128 bits", None)),
             },
             Err(error) => return Err(not_of_type(error, "a sequence's id", "an int", &value)),
         };
         // Of numbers that no key gave, some would be taken for a key.
         match u64::try_from(number).map(KeyData::from_ffi) {
             Ok(key) if i128::from(key.as_ffi()) == number => Ok(Self(key.into())),
-            _ => Err(unknown(&number.to_string(), Detail::Int(number))),
+            _ => Err(unknown(&number.to_string(), Some(number))),
         }
     }
 }
 
-fn unknown(number: &str, seq: Detail) -> PyErr {
+fn unknown(number: &str, seq: Option<i128>) -> PyErr {
     refusal!("unknown_seq", format!("no sequence has the id {number}"), seq = seq).into()
 }

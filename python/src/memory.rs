@@ -5,14 +5,14 @@ use std::sync::Mutex;
 use kvcache_manager as core;
 use kvcache_manager::op::TensorMut;
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{CacheSpec, Detail, Mode};
+use kvcache_manager::{CacheSpec, Mode};
 use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::arguments::type_error;
-use crate::refusal::{Refusal, refusal};
+use crate::refusal::{Numbers, Refusal, refusal};
 use crate::spec;
 use crate::threads::Threads;
 
@@ -73,18 +73,14 @@ impl Operand {
     /// Checks the array, which may have changed, and returns the address of its elements.
     fn address(&self, py: Python<'_>) -> PyResult<*mut u8> {
         let (array, expected_type) = (self.array.bind(py), self.numpy_type.bind(py));
-        let refuse = |kind, what: &str, expected: Detail, got: Detail| {
-            let message = format!("{}: {what}", self.name);
-            Err(refusal!(kind, message, name = self.name, expected = expected, got = got).into())
-        };
         if !array.dtype().is_equiv_to(expected_type) {
             let (expected, got) = (expected_type.to_string(), array.dtype().to_string());
             let what = format!("expected an array of {expected} for {}, got one of {got}", self.element);
-            return refuse("tensor_type", &what, expected.into(), got.into());
+            return Err(self.refused("tensor_type", &what, expected, got));
         }
         if array.shape() != self.shape {
             let what = format!("expected shape {:?}, got {:?}", self.shape, array.shape());
-            return refuse("tensor_shape", &what, self.shape.into(), Detail::Numbers(array.shape().to_vec()));
+            return Err(self.refused("tensor_shape", &what, Numbers(&self.shape), Numbers(array.shape())));
         }
         // SAFETY: the pointer is that of an array that `self` keeps.
         let (flags, address) = unsafe {
@@ -97,17 +93,23 @@ impl Operand {
                 "expected an aligned C-contiguous array, as np.zeros and np.ascontiguousarray make them, got strides \
                  {strides:?}"
             );
-            return refuse(
-                "tensor_not_contiguous",
-                &what,
-                "C-contiguous".into(),
-                format!("strides {strides:?}").into(),
-            );
+            let got = format!("strides {strides:?}");
+            return Err(self.refused("tensor_not_contiguous", &what, "C-contiguous", got));
         }
         if flags & NPY_ARRAY_WRITEABLE == 0 {
-            return refuse("tensor_read_only", "the array is read-only", "writable".into(), "read-only".into());
+            return Err(self.refused("tensor_read_only", "the array is read-only", "writable", "read-only"));
         }
         Ok(address.cast())
+    }
+
+    /// The refusal of the array, which is not as expected.
+    fn refused<E, G>(&self, kind: &'static str, what: &str, expected: E, got: G) -> PyErr
+    where
+        E: for<'py> IntoPyObject<'py>,
+        G: for<'py> IntoPyObject<'py>,
+    {
+        let message = format!("{}: {what}", self.name);
+        refusal!(kind, message, name = self.name, expected = expected, got = got).into()
     }
 }
 
@@ -130,7 +132,7 @@ impl HostMemory {
             let (cache_type, of) = (spec.cache_type(), self.spec.cache_type());
             let message =
                 format!("the memory is that of a cache {got:?} of {of}, expected {expected:?} of {cache_type}");
-            return Err(refusal!("memory_spec", message, expected = expected, got = got).into());
+            return Err(refusal!("memory_spec", message, expected = Numbers(&expected), got = Numbers(&got)).into());
         }
         let scale = self.scale.as_ref().map_or(Ok(std::ptr::null_mut()), |scale| scale.address(py))?;
         Ok(Arrays { memory: self, cache: self.cache.address(py)?, scale })
@@ -176,12 +178,12 @@ impl HostMemory {
             (None, None, _) => None,
             (None, Some((_, _, expected)), _) => {
                 let message = format!("scale: expected an array of {expected}, got None");
-                let got = Detail::None;
+                let (expected, got) = (expected.name(), None::<usize>);
                 return Err(refusal!("scale_missing", message, name = "scale", expected = expected, got = got).into());
             }
             (Some(_), _, _) => {
                 let message = "scale: expected None for a cache that has no scales by slot, got an array";
-                let (expected, got) = (Detail::None, "an array");
+                let (expected, got) = (None::<usize>, "an array");
                 return Err(
                     refusal!("scale_unexpected", message, name = "scale", expected = expected, got = got).into()
                 );

@@ -1,10 +1,10 @@
 //! Refusals as Python's exceptions: `KvCacheError` of an operator with its `kind`; of a manager `ManagerError`, or
 //! `CapacityError` where there is no room, with `kind` and `details`.
 
-use kvcache_manager::{Detail, Error, SessionError};
+use kvcache_manager::{Error, SessionError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyTuple, PyType};
 
 /// The class of the exception.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,18 +20,19 @@ pub struct Refusal {
     class: Class,
     kind: &'static str,
     message: String,
-    details: Vec<(&'static str, Detail)>,
+    /// A dictionary, of a manager's refusal.
+    details: Option<Py<PyAny>>,
 }
 
 impl Refusal {
     /// A refusal of an operator by this binding, for what the library cannot see.
     pub fn new(kind: &'static str, message: impl Into<String>) -> Self {
-        Self { class: Class::Operator, kind, message: message.into(), details: Vec::new() }
+        Self { class: Class::Operator, kind, message: message.into(), details: None }
     }
 
     /// A refusal of a manager by this binding.
-    pub fn of_manager(kind: &'static str, message: impl Into<String>, details: Vec<(&'static str, Detail)>) -> Self {
-        Self { class: Class::Manager, kind, message: message.into(), details }
+    pub fn of_manager(kind: &'static str, message: impl Into<String>, details: PyResult<Py<PyAny>>) -> Self {
+        Self { class: Class::Manager, kind, message: message.into(), details: details.ok() }
     }
 
     /// Adds to the sentence, if the refusal is of this kind.
@@ -54,11 +55,29 @@ macro_rules! refusal {
         $crate::refusal::Refusal::of_manager(
             $kind,
             $message,
-            vec![$((stringify!($name), ::kvcache_manager::Detail::from($value))),*],
+            ::pyo3::Python::attach(|_py| {
+                let details = ::pyo3::types::PyDict::new(_py);
+                $(::pyo3::types::PyDictMethods::set_item(&details, stringify!($name), $value)?;)*
+                Ok(details.into_any().unbind())
+            }),
         )
     };
 }
 pub(crate) use refusal;
+
+/// A shape in `details`: a tuple.
+#[derive(Debug)]
+pub struct Numbers<'a>(pub &'a [usize]);
+
+impl<'py> IntoPyObject<'py> for Numbers<'_> {
+    type Target = PyTuple;
+    type Output = Bound<'py, PyTuple>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        PyTuple::new(py, self.0)
+    }
+}
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
@@ -68,7 +87,8 @@ impl From<Error> for Refusal {
             _ => false,
         };
         let class = if no_room(&error) { Class::Capacity } else { Class::Manager };
-        Self { class, kind: error.kind(), message: error.to_string(), details: error.details() }
+        let details = Python::attach(|py| pythonize::pythonize(py, &error).map(Bound::unbind)).ok();
+        Self { class, kind: error.kind(), message: error.to_string(), details }
     }
 }
 
@@ -90,18 +110,8 @@ impl Refusal {
         if self.class == Class::Operator {
             return Ok(PyErr::from_value(class.call1((self.message, self.kind))?));
         }
-        let details = PyDict::new(py);
-        for (name, detail) in self.details {
-            match detail {
-                Detail::Int(number) => details.set_item(name, number)?,
-                Detail::Float(number) => details.set_item(name, number)?,
-                Detail::Text(text) => details.set_item(name, text)?,
-                Detail::Numbers(numbers) => details.set_item(name, PyTuple::new(py, numbers)?)?,
-                // `Detail` may get variants; `None` is one.
-                _ => details.set_item(name, py.None())?,
-            }
-        }
-        Ok(PyErr::from_value(class.call1((self.message, self.kind, details))?))
+        // None is no details.
+        Ok(PyErr::from_value(class.call1((self.message, self.kind, self.details))?))
     }
 }
 

@@ -1,15 +1,18 @@
 //! Why InfLLM refuses something.
 
+use serde::Serialize;
 use strum::IntoStaticStr;
 use thiserror::Error;
 
 use crate::block::BlockError;
+use crate::error::{numbers, source, text};
 use crate::seq_id::SeqId;
 use crate::store::StoreError;
 
 /// Why an [`InfLlm`](super::InfLlm) refuses something.
-#[derive(Debug, Error, IntoStaticStr)]
+#[derive(Debug, Error, IntoStaticStr, Serialize)]
 #[strum(serialize_all = "snake_case")]
+#[serde(untagged)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum InfLlmError {
@@ -43,7 +46,13 @@ pub enum InfLlmError {
 
     /// An array of another shape.
     #[error("{name} has shape {got:?}, expected {expected:?}")]
-    Shape { name: &'static str, expected: Vec<usize>, got: Vec<usize> },
+    Shape {
+        name: &'static str,
+        #[serde(serialize_with = "numbers")]
+        expected: Vec<usize>,
+        #[serde(serialize_with = "numbers")]
+        got: Vec<usize>,
+    },
 
     /// Attention mass that is no mass.
     #[error("scores of layer {layer} have {got} at {index}, expected finite numbers from 0 on")]
@@ -68,11 +77,20 @@ pub enum InfLlmError {
     /// A selected block that the store does not return. The sequence can continue with others, which layers may select
     /// again, or be computed again.
     #[error("block {block} of sequence {seq} is lost: {why}")]
-    BlockLost { seq: SeqId, block: u32, why: Lost },
+    BlockLost {
+        seq: SeqId,
+        block: u32,
+        #[serde(serialize_with = "text")]
+        why: Lost,
+    },
 
     /// A store that failed.
     #[error("the store failed: {0}")]
-    Store(#[from] StoreError),
+    Store(
+        #[from]
+        #[serde(serialize_with = "source")]
+        StoreError,
+    ),
 }
 
 /// What is wrong with a block.

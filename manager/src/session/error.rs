@@ -1,19 +1,27 @@
 //! Why a session is refused.
 
+use serde::Serialize;
 use strum::IntoStaticStr;
 use thiserror::Error;
+
+use crate::error::text;
 
 /// A session file that was not written, or was not taken. Neither the manager's sequences nor live rows have changed.
 ///
 /// [`SessionError::kind`] is a stable name for programs.
-#[derive(Debug, Error, IntoStaticStr)]
+#[derive(Debug, Error, IntoStaticStr, Serialize)]
 #[strum(serialize_all = "snake_case")]
+#[serde(untagged)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum SessionError {
     /// The file system failed.
     #[error("cannot {action}: {source}")]
-    Io { action: &'static str, source: std::io::Error },
+    Io {
+        action: &'static str,
+        #[serde(serialize_with = "text")]
+        source: std::io::Error,
+    },
 
     /// A file that is no session.
     #[error("format is {}, expected \"kvcache-session\"", quoted(.got.as_deref()))]
