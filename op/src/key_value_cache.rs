@@ -21,8 +21,6 @@ pub struct KeyValueCache {
     attributes: Attributes,
     pub(crate) config: Config,
     backend: Backend,
-    /// The only types that tensors may have, where they have been checked once for all calls.
-    types: Option<TypeCombination>,
 }
 
 impl KeyValueCache {
@@ -31,7 +29,7 @@ impl KeyValueCache {
     /// # Errors
     /// [`Error::AttributeOutOfRange`].
     pub fn new(attributes: Attributes) -> Result<Self, Error> {
-        Ok(Self { config: Config::new(&attributes)?, attributes, backend: Backend::default(), types: None })
+        Ok(Self { config: Config::new(&attributes)?, attributes, backend: Backend::default() })
     }
 
     /// The operator on another kernel.
@@ -40,30 +38,12 @@ impl KeyValueCache {
         Self { backend, ..self }
     }
 
-    /// The operator for tensors of these types alone, which are checked here: its calls compare types and look up
-    /// nothing. A graph executor does so when it loads a node.
-    ///
-    /// # Errors
-    /// Those of [`check_types`](Self::check_types).
-    pub fn with_types(
-        self,
-        current_key: ElementType,
-        current_value: ElementType,
-        cache: ElementType,
-        scale: Option<ElementType>,
-    ) -> Result<Self, Error> {
-        self.check_types(current_key, current_value, cache, scale)?;
-        let types = TypeCombination { quant_bit: self.attributes.quant_bit, t1: current_key, t2: cache, t3: scale };
-        Ok(Self { types: Some(types), ..self })
-    }
-
     /// The attributes that the operator was made with.
     pub fn attributes(&self) -> &Attributes {
         &self.attributes
     }
 
-    /// Checks that the types of the inputs that are not indices go together, and are those of
-    /// [`with_types`](Self::with_types) where it has fixed them.
+    /// Checks that the types of the inputs that are not indices go together.
     ///
     /// # Errors
     /// [`Error::IllegalTypes`], [`Error::ScaleMissing`], [`Error::TypeMismatch`].
@@ -75,11 +55,7 @@ impl KeyValueCache {
         scale: Option<ElementType>,
     ) -> Result<(), Error> {
         let got = TypeCombination { quant_bit: self.attributes.quant_bit, t1: current_key, t2: cache, t3: scale };
-        if self.types == Some(got) && current_value == current_key {
-            return Ok(());
-        }
-        validate::types(got, self.attributes.quant_type, current_value, &ElementType::T1)?;
-        self.types.map_or(Ok(()), |expected| validate::equal_types(got, expected))
+        validate::types(got, self.attributes.quant_type, current_value, &ElementType::T1)
     }
 
     /// The shapes of `cache` and of `scale` for `max_t` slots (MaxT), `num_heads` cache heads (H) and heads of

@@ -14,7 +14,6 @@
 
 use std::collections::BTreeSet;
 
-use kvcache_op::IndexInputs;
 use ndarray::{Array2, ArrayView2, Axis, Slice};
 
 use super::config::FarPositions;
@@ -236,10 +235,5 @@ impl OpenStep {
             all.iter().map(|mass| mass.slice_axis(Axis(1), keys)).collect()
         };
         Ok(self.batch.kvstarts.windows(2).map(of_entry).collect())
-    }
-
-    /// The operator's index inputs.
-    pub(crate) fn index_inputs(&self, group: usize) -> IndexInputs<'_> {
-        self.batch.index_inputs(&self.cachestarts[group])
     }
 }

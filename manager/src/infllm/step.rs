@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use kvcache_op::IndexInputs;
 use ndarray::{ArrayView2, Axis, Slice};
 
 use super::config::BlockScore;
@@ -159,15 +158,6 @@ impl InfLlmStep<'_> {
 
     fn batch(&self) -> &Batch {
         &self.open().batch
-    }
-
-    /// The index inputs of a call of the operator in a layer.
-    ///
-    /// # Errors
-    /// [`InfLlmError::Layer`].
-    pub fn layer_inputs(&self, layer: usize) -> Result<IndexInputs<'_>, Error> {
-        self.0.setup.check_layer(layer)?;
-        Ok(self.open().index_inputs(self.0.setup.group(layer)))
     }
 
     /// Shape (B, MaxP): the first slot of each page, -1 after the last one.

@@ -45,20 +45,15 @@ pub struct DeviceOutputs<'a> {
     pub value: DeviceMut<'a>,
 }
 
-/// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet.
+/// A call whose tensors have been checked as far as the host knows them, and which has launched nothing yet: of outputs
+/// of rank 3, or of static batching of rank 4, which launches first what makes its index inputs in memory of the stream.
 #[derive(Debug)]
-pub struct DeviceCall<'a> {
+pub struct DeviceCall<'a, const RANK: usize = 3> {
     pub(super) checked: CheckedDeviceStores<'a>,
     pub(super) outputs: ExpectedOutputs,
+    pub(super) output_shape: [usize; RANK],
     /// Sequences whose index inputs the launch makes.
     pub(super) alike: Option<AlikeSequences>,
-}
-
-/// A call of static batching that has been checked, and which has launched nothing yet.
-#[derive(Debug)]
-pub struct StaticDeviceCall<'a> {
-    pub(super) call: DeviceCall<'a>,
-    pub(super) output_shape: [usize; 4],
 }
 
 /// The stores of a call, checked as far as the host knows them.
@@ -78,11 +73,11 @@ pub(super) fn status_address(status: &StatusWord, stream: &CudaStream) -> Result
     if same_context { Ok(status.address()) } else { Err(LaunchError::OtherContext) }
 }
 
-impl DeviceCall<'_> {
-    /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh).
-    pub fn output_shape(&self) -> [usize; 3] {
-        let stores = &self.checked.stores;
-        [stores.all_rows, self.outputs.heads, stores.geometry.head_dim]
+impl<const RANK: usize> DeviceCall<'_, RANK> {
+    /// The shape of `key` and of `value`: (`kvstarts[B]`, H * `num_repeat`, Dh), of static batching (B, `start_pos` + S,
+    /// H * `num_repeat`, Dh).
+    pub fn output_shape(&self) -> [usize; RANK] {
+        self.output_shape
     }
 
     /// Enqueues the call on the stream that its tensors were made for. Once the stream has run it, its status is in the
@@ -132,7 +127,7 @@ impl DeviceCall<'_> {
         status: u64,
         queue: &Queue<'_>,
     ) -> Result<(), Error> {
-        let Self { checked, outputs: expected, alike } = self;
+        let Self { checked, outputs: expected, alike, .. } = self;
         expected.check(checked.stores.geometry.t1, checked.aliases.clone(), [&key.tensor, &value.tensor])?;
         let problem = DeviceProblem {
             stores: DeviceStores { status, ..checked.stores },
@@ -150,37 +145,5 @@ impl DeviceCall<'_> {
             }
         }
         Ok(())
-    }
-}
-
-impl StaticDeviceCall<'_> {
-    /// The shape of `key` and of `value`: (B, `start_pos` + S, H * `num_repeat`, Dh).
-    pub fn output_shape(&self) -> [usize; 4] {
-        self.output_shape
-    }
-
-    /// Enqueues the call: [`DeviceCall::launch`], behind a launch that makes its index inputs in memory of the stream.
-    ///
-    /// # Errors
-    /// Those of [`DeviceCall::launch`].
-    pub fn launch(self, outputs: DeviceOutputs<'_>, status: &StatusWord, stream: &CudaStream) -> Result<(), Error> {
-        self.call.launch(outputs, status, stream)
-    }
-
-    /// Enqueues the call on a stream of any library: [`DeviceCall::launch_raw`].
-    ///
-    /// # Errors
-    /// Those of [`DeviceCall::launch_raw`].
-    ///
-    /// # Safety
-    /// The conditions of [`DeviceCall::launch_raw`].
-    pub unsafe fn launch_raw(
-        self,
-        outputs: DeviceOutputs<'_>,
-        status: u64,
-        stream: sys::CUstream,
-    ) -> Result<(), Error> {
-        // SAFETY: the conditions are the same: see `# Safety`.
-        unsafe { self.call.launch_raw(outputs, status, stream) }
     }
 }

@@ -5,7 +5,7 @@ use kvcache_kernels::cuda::{Queue, cudarc};
 use kvcache_kernels::{DeviceAddressing, DeviceStores, Pointers};
 use kvcache_schema::{CacheMode, ElementType};
 
-use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceInputs, OutputRows, StaticDeviceCall};
+use super::device_call::{CheckedDeviceStores, DeviceCall, DeviceInputs, OutputRows};
 use super::device_tensor::{DeviceMut, DeviceRef, StreamGuards};
 use super::error::Error;
 use crate::config::{CacheConfig, Config};
@@ -34,7 +34,8 @@ impl KeyValueCache {
         let checked = check_stores(&self.config, inputs, cache, scale)?;
         let outputs =
             ExpectedOutputs::new(&checked.stores.geometry, self.config.cache.num_repeat, checked.stores.all_rows)?;
-        Ok(DeviceCall { checked, outputs, alike: None })
+        let output_shape = [checked.stores.all_rows, outputs.heads, checked.stores.geometry.head_dim];
+        Ok(DeviceCall { checked, outputs, output_shape, alike: None })
     }
 
     /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
@@ -68,7 +69,7 @@ impl StaticKeyValueCache {
         inputs: StaticDeviceInputs<'a>,
         cache: DeviceMut<'a>,
         scale: Option<DeviceMut<'a>>,
-    ) -> Result<StaticDeviceCall<'a>, crate::Error> {
+    ) -> Result<DeviceCall<'a, 4>, crate::Error> {
         let StaticInputs { current_key, current_value, start_pos } = inputs;
         let current = [&current_key.tensor, &current_value.tensor];
         let scale_tensor = scale.as_ref().map(|scale| &scale.tensor);
@@ -88,8 +89,8 @@ impl StaticKeyValueCache {
         ]);
         let stores = without_indices(&checked.tensors, rows, DeviceAddressing::Offset);
         let checked_stores = CheckedDeviceStores { stores, aliases: checked.tensors.aliases, guards };
-        let call = DeviceCall { checked: checked_stores, outputs: checked.outputs, alike: Some(checked.sequences) };
-        Ok(StaticDeviceCall { call, output_shape })
+        let alike = Some(checked.sequences);
+        Ok(DeviceCall { checked: checked_stores, outputs: checked.outputs, output_shape, alike })
     }
 
     /// Loads the kernels: [`KeyValueCache::prepare_device`].

@@ -88,7 +88,7 @@ mod key_value_cache;
 pub use attention::{DeviceAttentionInputs, DeviceCacheAttentionInputs};
 pub use cache_rows::{CacheRowsError, DeviceCacheRows, Staging};
 pub use device_attention_call::DeviceAttentionCall;
-pub use device_call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows, StaticDeviceCall};
+pub use device_call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
 pub use device_tensor::{DeviceMut, DeviceRef};
 pub use error::Error;
 pub use key_value_cache::StaticDeviceInputs;

@@ -10,4 +10,4 @@ mod types;
 pub(crate) use alias_check::AliasCheck;
 pub(crate) use checked_stores::{CheckedStores, CheckedTensors, stores, tensors};
 pub(crate) use expected_outputs::ExpectedOutputs;
-pub(crate) use types::{equal_type, equal_types, types};
+pub(crate) use types::{equal_type, types};

@@ -23,13 +23,6 @@ pub(crate) fn types(
     equal_type("current_value", current_value, t1)
 }
 
-/// Checks legal types against those that an operator has been made for. A scale that one of the two lacks is not used.
-pub(crate) fn equal_types(got: TypeCombination, expected: TypeCombination) -> Result<(), Error> {
-    equal_type("current_key", got.t1, expected.t1)?;
-    equal_type("cache", got.t2, expected.t2)?;
-    got.t3.zip(expected.t3).map_or(Ok(()), |(got, expected)| equal_type("scale", got, expected))
-}
-
 /// Checks that a tensor has the one type that it may have.
 pub(crate) fn equal_type(input: &'static str, got: ElementType, expected: ElementType) -> Result<(), Error> {
     if got == expected { Ok(()) } else { Err(Error::TypeMismatch { input, got, expected }) }

@@ -8,7 +8,7 @@ use kvcache_op::cuda::cudarc::driver::CudaGraph;
 use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use kvcache_op::cuda::{
     self, DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceCall, DeviceInputs, DeviceMut,
-    DeviceOutputs, DeviceRef, OutputRows, StaticDeviceCall, StaticDeviceInputs,
+    DeviceOutputs, DeviceRef, OutputRows, StaticDeviceInputs,
 };
 use kvcache_op::{
     ElementType, Error, IndexInputs, KeyValueCache, MultiHeadAttention, MultiHeadCacheAttention, StaticKeyValueCache,
@@ -20,7 +20,7 @@ use crate::device::{Buffer, Gpu, Result};
 /// A call that the host has checked.
 pub enum Checked<'a> {
     Stores(DeviceCall<'a>),
-    Static(StaticDeviceCall<'a>),
+    Static(DeviceCall<'a, 4>),
     Attention(DeviceAttentionCall<'a>),
 }
 

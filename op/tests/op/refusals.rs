@@ -136,34 +136,6 @@ fn float8_has_a_byte_for_each_element() {
 }
 
 #[test]
-fn types_other_than_those_checked_once() {
-    use ElementType::{Float16, Float32, Int8};
-    let unfixed = |quant_bit| KeyValueCache::new(Attributes { quant_bit, ..Attributes::default() }).unwrap();
-    let error = unfixed(8).with_types(Float32, Float32, Int8, None).unwrap_err();
-    assert_eq!(error, Error::ScaleMissing { quant_bit: 8 });
-
-    let op = unfixed(8).with_types(Float32, Float32, Int8, Some(Float32)).unwrap();
-    assert_eq!(op.check_types(Float32, Float32, Int8, Some(Float32)), Ok(()));
-    let mismatch = |input, got, expected| Err(Error::TypeMismatch { input, got, expected });
-    // The first two are legal for the operator before its types are fixed.
-    assert_eq!(op.check_types(Float16, Float16, Int8, Some(Float32)), mismatch("current_key", Float16, Float32));
-    assert_eq!(op.check_types(Float32, Float32, Int8, Some(Float16)), mismatch("scale", Float16, Float32));
-    assert_eq!(op.check_types(Float32, Float16, Int8, Some(Float32)), mismatch("current_value", Float16, Float32));
-    assert_eq!(op.check_types(Float32, Float32, Int8, None), Err(Error::ScaleMissing { quant_bit: 8 }));
-    assert_eq!(op.check_types(Float32, Float32, Float32, None).unwrap_err().kind(), "illegal_types");
-
-    let op = unfixed(0).with_types(Float32, Float32, Float32, None).unwrap();
-    assert_eq!(op.check_types(Float32, Float32, Float32, Some(Float16)), Ok(()), "an unused scale");
-    let error = refused(&mut Call::new(), |_, call| {
-        let mut cache = Array5::<f16>::zeros((8, 1, 2, 2, 4));
-        op.check(&inputs(&call.current), (&mut cache).into(), None).map(drop)
-    });
-    assert_eq!(error, Error::TypeMismatch { input: "cache", got: Float16, expected: Float32 });
-    let mut call = Call::new();
-    assert!(op.check(&inputs(&call.current), (&mut call.cache).into(), None).is_ok());
-}
-
-#[test]
 fn sizes_beyond_64_bits() {
     let current = Array3::<f32>::ones((2, 2, 4));
     let mut call = Call::new();
