@@ -18,15 +18,15 @@ WORKSPACE := --workspace --exclude kvcache-fuzz --exclude kvcache-bench --locked
 LIBRARIES := schema simd kernels attention op manager tiers ort capi
 
 # Environments, each of its own requirements: .venv for all that is ordinary.
-REQUIREMENTS_OF_.venv := requirements.txt
-REQUIREMENTS_OF_.venv-oldest := requirements-oldest.txt
-REQUIREMENTS_OF_.venv-middle := requirements-middle.txt
-REQUIREMENTS_OF_.venv-tiers := requirements-tiers.txt
-REQUIREMENTS_OF_.venv-serving := requirements-serving.txt
-REQUIREMENTS_OF_.venv-torch := requirements-torch.txt
-REQUIREMENTS_OF_.venv-peers := --no-deps requirements-peers.txt
-REQUIREMENTS_OF_.venv-release := requirements-release.txt
-REQUIREMENTS_OF_.venv-gpu := requirements-gpu.txt
+REQUIREMENTS_OF_.venv := requirements/tests.txt
+REQUIREMENTS_OF_.venv-oldest := requirements/oldest.txt
+REQUIREMENTS_OF_.venv-middle := requirements/middle.txt
+REQUIREMENTS_OF_.venv-tiers := requirements/tiers.txt
+REQUIREMENTS_OF_.venv-serving := requirements/serving.txt
+REQUIREMENTS_OF_.venv-torch := requirements/torch.txt
+REQUIREMENTS_OF_.venv-peers := --no-deps requirements/peers.txt
+REQUIREMENTS_OF_.venv-release := requirements/release.txt
+REQUIREMENTS_OF_.venv-gpu := requirements/gpu.txt
 REQUIREMENTS_OF_.venv-cuda := --no-deps kernels/src/cuda/requirements.txt
 ENVIRONMENTS := .venv .venv-oldest .venv-middle .venv-tiers .venv-serving .venv-torch .venv-peers \
 	.venv-release .venv-gpu .venv-cuda

@@ -281,7 +281,7 @@ def test_the_oldest_packages() -> None:
     """What is declared to be enough is what `make test-oldest` runs with."""
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
     extras = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]["optional-dependencies"]
-    lines = (ROOT / "requirements-middle.txt").read_text().splitlines()
+    lines = (ROOT / "requirements/middle.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line)
     bounds = [need.split(",")[0].split(">=") for extra in ("models", "serve") for need in extras[extra] if ">=" in need]
     assert len(bounds) > 8
