@@ -100,8 +100,8 @@ test-aarch64:
 		-p kvcache-kernels -p kvcache-attention -p kvcache-op --tests
 
 # First the kept inputs, then for MINUTES new ones, which stay in the target directory; what fails is left in
-# fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much. The
-# flags are those that cargo-fuzz gives; it has no choice of a profile.
+# proof/fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much.
+# The flags are those that cargo-fuzz gives; it has no choice of a profile.
 MINUTES ?= 1
 FUZZ_TARGETS ?= validation dlpack session_reader manager_script
 FUZZ_BUILD := $(TARGET)/fuzz
@@ -115,7 +115,7 @@ fuzz:
 		-p kvcache-fuzz --features libfuzzer
 	for target in $(FUZZ_TARGETS); do \
 		export KVCACHE_FUZZ_TARGET="$$target"; \
-		kept="fuzz/corpus/$$target" new="$(FUZZ_BUILD)/corpus/$$target" failed="fuzz/artifacts/$$target/"; \
+		kept="proof/fuzz/corpus/$$target" new="$(FUZZ_BUILD)/corpus/$$target" failed="proof/fuzz/artifacts/$$target/"; \
 		mkdir -p "$$new" "$$failed" && \
 		"$(FUZZ)" -runs=0 -artifact_prefix="$$failed" "$$kept" && \
 		"$(FUZZ)" -max_total_time=$$(($(MINUTES) * 60)) -max_len=2048 -len_control=0 -timeout=30 \

@@ -39,7 +39,7 @@ test-fuzz:
 	KVCACHE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(WITH_ASAN) --test corpus
 
 # The embedded PTX is what the sources give, and no kernel spills on any generation of GPUs.
-CUDA_FOLDERS := kernels/src/cuda attention/src/cuda emulation/ptx/arithmetic
+CUDA_FOLDERS := kernels/src/cuda attention/src/cuda proof/emulation/ptx/arithmetic
 .PHONY: test-ptx
 test-ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS) --check

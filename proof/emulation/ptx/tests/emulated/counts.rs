@@ -135,7 +135,7 @@ fn counts_of_the_table() {
     });
     let table: Vec<_> = table.collect();
     println!("{}", table.join("\n"));
-    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/results/cuda.md");
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bench/results/cuda.md");
     let committed = std::fs::read_to_string(committed).expect("the table is there");
     for (about, figures) in &rows {
         let line = committed.lines().find(|line| line.starts_with(&format!("| {about} |"))).unwrap_or_default();
