@@ -21,7 +21,7 @@ _LIKELY = 1e-3  # of weights, where the likeliest token's is 1: of most models, 
 _BLOCK = 256  # weights that are looked into only where one of them may be what is looked for
 _UPPER = int(sys.byteorder == "little")  # which half of a float32 has its sign and exponent
 _WIDE = 1 << 12  # logits that are made float64 at once
-_PART = 1 << 15  # weights whose histogram stays in the processor's cache
+_PART = 1 << 14  # weights whose histogram stays in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,14 @@ class Sampling:
     max_new_tokens: at most this many tokens. temperature: 0 always takes the likeliest token, and the next three do not
     matter. top_k: only the k likeliest tokens, 0 for all. top_p: only the likeliest tokens that together have this
     probability. min_p: only tokens of at least this share of the highest probability. seed: equal seeds draw equally,
-    from what `Sampler` says; None is a new one each time. stop: texts that end the answer and are not in it. logprobs: how many of the likeliest
-    tokens `Request.logprobs` adds to each drawn one; None for no logprobs. prompt_logprobs: the same for the prompt's
-    tokens, in `Request.prompt_logprobs`; only with it may max_new_tokens be 0, and the prompt is not looked up in the
-    cache. presence_penalty, frequency_penalty: subtracted from a token's logit if the answer has it, and for each
-    occurrence. repetition_penalty: divides a token's logit, or multiplies it if it is negative, if the prompt or the
-    answer has the token. grammar: of `Engine.json_grammar` or `lark_grammar`; the answer follows it, or is cut off by
-    max_new_tokens or a stop. shown_tokens: special tokens whose text is in the answer's; that of others is not.
+    from what `Sampler` says; None is a new one each time. stop: texts that end the answer and are not in it. logprobs:
+    how many of the likeliest tokens `Request.logprobs` adds to each drawn one; None for no logprobs. prompt_logprobs:
+    the same for the prompt's tokens, in `Request.prompt_logprobs`; only with it may max_new_tokens be 0, and the prompt
+    is not looked up in the cache. presence_penalty, frequency_penalty: subtracted from a token's logit if the answer
+    has it, and for each occurrence. repetition_penalty: divides a token's logit, or multiplies it if it is negative, if
+    the prompt or the answer has the token. grammar: of `Engine.json_grammar` or `lark_grammar`; the answer follows it,
+    or is cut off by max_new_tokens or a stop. shown_tokens: special tokens whose text is in the answer's; that of
+    others is not.
 
     Raises KvCacheError "sampling_range".
     """
@@ -242,7 +243,9 @@ class Sampler:
         """Of the tokens that min_p leaves. Sums of blocks say in which one the drawn token is."""
         if self._sampling.min_p:
             weights *= weights >= np.float32(self._sampling.min_p)
-        blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
+        rest = len(weights) - len(weights) % _BLOCK
+        blocks = weights[:rest].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
+        blocks = np.cumsum(np.append(blocks, weights[rest:].sum(dtype=np.float64)))
         drawn = min(self._random.random() * blocks[-1], np.nextafter(blocks[-1], 0))
         block = int(np.searchsorted(blocks, drawn, side="right"))
         begin, before = block * _BLOCK, blocks[block - 1] if block else 0.0
@@ -261,7 +264,8 @@ class _Ranked:
     def __init__(self, weights: NDArray[np.float32]) -> None:
         upper = weights.view(np.uint16)[_UPPER::2]
         self._bins = _SCRATCH.bins[: len(upper)]
-        np.copyto(self._bins, upper)
+        self._lowest = upper.min()
+        np.subtract(upper, self._lowest, out=self._bins)
         self._weights, self._known = weights, dict[int, NDArray[np.intp]]()
         self._first = int(self._bins.max())
         # Of all bins before each one, the one of the largest weights first, and of all.
@@ -269,11 +273,11 @@ class _Ranked:
         self._size = len(self._sums) - 1
 
     def _before(self, weights: NDArray[np.float32] | None) -> NDArray[Any]:
-        found = np.zeros(self._first + 1, np.intp if weights is None else np.float64)
+        found = np.zeros(self._first + 2, np.intp if weights is None else np.float64)
         for begin in range(0, len(self._bins), _PART):
             part = slice(begin, begin + _PART)
-            found += np.bincount(self._bins[part], None if weights is None else weights[part], len(found))
-        return np.concatenate([[0], np.cumsum(found[::-1])])
+            found[1:] += np.bincount(self._bins[part], None if weights is None else weights[part], len(found) - 1)[::-1]
+        return np.cumsum(found, out=found)
 
     def of_count(self, count: int) -> tuple[int, int]:
         """The cut of that many of the largest."""
@@ -291,14 +295,17 @@ class _Ranked:
 
     def of_weight(self, least: float) -> tuple[int, int]:
         """The cut of those that are at least so large."""
-        i = self._first - int(np.array([least], np.float32).view(np.uint16)[_UPPER])
+        i = self._first + int(self._lowest) - int(np.array([least], np.float32).view(np.uint16)[_UPPER])
+        if i >= self._size:
+            return self._size, 0
         return i, int(np.count_nonzero(self._weights[self._sorted(i)] >= np.float32(least)))
 
     def sum(self, cut: tuple[int, int]) -> float:
         """The sum of a cut's weights."""
         i, count = cut
-        first = self._weights[self._sorted(i)[:count]] if count else []
-        return float(sum(np.cumsum(first, dtype=np.float64)[-1:], self._sums[i]))
+        if not count:
+            return float(self._sums[i])
+        return float(self._sums[i] + np.cumsum(self._weights[self._sorted(i)[:count]], dtype=np.float64)[-1])
 
     def last(self, cut: tuple[int, int]) -> int:
         """The place of the smallest weight of a cut that has one in its bin."""

@@ -1,0 +1,116 @@
+"""Drawing from vocabularies of many tokens: as it is defined, with the right frequencies, and without sorting them."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from kvcache_ops._sampling import Sampler, Sampling
+
+OPTIONS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.6},
+    {"top_p": 0.9},
+    {"top_p": 0.0},
+    {"top_k": 40},
+    {"top_k": 3000},
+    {"min_p": 0.02},
+    {"top_k": 2000, "top_p": 0.7, "min_p": 0.001},
+    {"top_p": 0.999, "temperature": 2.0},
+    {"top_k": 10**6, "top_p": 0.5, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+]
+
+
+def vocabulary(kind: str, size: int, random: np.random.Generator) -> np.ndarray:
+    """Logits of models that are sure, of such that are not, with ties, and behind a grammar."""
+    logits = random.standard_normal(size) * {"sure": 3, "flat": 0.1}.get(kind, 1)
+    if kind == "ties":
+        logits = np.round(logits)
+    if kind == "masked":
+        logits[random.random(size) < 0.9] = -np.inf
+        logits[0] = 0
+    return logits.astype(np.float32)
+
+
+def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[np.ndarray, ...]:
+    """The tokens that may be drawn, in the order of their sums, and these: all of it sorted, as `Sampler` says."""
+    weights = np.exp((logits - logits.max()) / np.float32(temperature))
+    cut = 0 < top_k < len(logits) or top_p < 1
+    order = np.argsort(-weights, kind="stable") if cut else np.arange(len(weights))
+    order = order[: top_k or None]
+    sums = np.cumsum(weights[order], dtype=np.float64)
+    order = order[: 1 + int(np.searchsorted(sums, top_p * sums[-1]))] if cut else order
+    order = order[weights[order] >= np.float32(min_p)]
+    return order, np.cumsum(weights[order], dtype=np.float64)
+
+
+@pytest.mark.parametrize("kind", ["sure", "flat", "ties", "masked"])
+@pytest.mark.parametrize("size", [1, 257, 40_000])
+def test_draws_are_those_of_the_definition(kind: str, size: int) -> None:
+    """Of a seed, also with penalties for what was drawn before."""
+    random = np.random.default_rng(7)
+    for seed, options in enumerate(OPTIONS):
+        prompt = [int(token) for token in random.integers(0, size, 20)]
+        logits = vocabulary(kind, size, random)
+        before = logits.copy()
+        given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
+        sampler, numbers = Sampler(Sampling(seed=seed, **given), prompt), np.random.default_rng(seed)
+        often, once = given.pop("repetition_penalty", 1), given.pop("presence_penalty", 0)
+        drawn: list[int] = []
+        for _ in range(6):
+            lower, seen = logits.copy(), np.unique([*prompt, *drawn])
+            factor = np.float32(often)
+            lower[seen] = np.where(lower[seen] > 0, lower[seen] / factor, lower[seen] * factor)
+            lower[np.unique(drawn).astype(int)] -= np.float32(once)
+            order, sums = kept(lower, **given)
+            expected = int(order[np.searchsorted(sums, numbers.random() * sums[-1], side="right")])
+            drawn.append(sampler(logits))
+            assert drawn[-1] == expected, (kind, size, options)
+        assert np.array_equal(logits, before)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:-1])
+def test_frequencies(options: dict[str, float]) -> None:
+    """Chi-square of 8,000 draws, over groups of tokens of equal probability: within 5 deviations of its mean."""
+    logits = vocabulary("sure", 600, np.random.default_rng(2))
+    given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
+    order, sums = kept(logits, **given)
+    sampler = Sampler(Sampling(seed=5, **given))
+    counts = np.bincount([sampler(logits) for _ in range(8000)], minlength=len(logits))
+    assert counts.sum() == counts[order].sum()
+    group = np.minimum((sums / sums[-1] * 100).astype(int), 99)
+    expected = np.bincount(group, np.diff(sums, prepend=0) / sums[-1]) * 8000
+    got = np.bincount(group, counts[order])[expected > 0]
+    expected = expected[expected > 0]
+    freedom = len(expected) - 1
+    assert (np.square(got - expected) / expected).sum() <= freedom + 5 * np.sqrt(2 * freedom) + 1e-6
+
+
+@pytest.mark.parametrize("kind", ["sure", "flat"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_large_vocabulary_is_neither_sorted_nor_copied(
+    kind: str, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 152 thousand tokens at most a twentieth are sorted for a draw, and new memory is less than their logits."""
+    size, sort, partition = 152_000, np.argsort, np.partition
+    logits, lengths = vocabulary(kind, size, np.random.default_rng(3)), list[int]()
+
+    def counted(function: object) -> object:
+        return lambda array, *more, **named: (lengths.append(len(array)), function(array, *more, **named))[1]
+
+    sampler = Sampler(Sampling(seed=1, **{"temperature": 1.0} | options), list(range(100)))
+    sampler(logits)
+    monkeypatch.setattr(np, "argsort", counted(sort))
+    monkeypatch.setattr(np, "partition", counted(partition))
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            lengths.clear()
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            sampler(logits)
+            assert tracemalloc.get_traced_memory()[1] - before < logits.nbytes
+            assert sum(lengths) < size // 20
+    finally:
+        tracemalloc.stop()
