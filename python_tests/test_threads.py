@@ -73,6 +73,32 @@ def test_other_threads_run_while_bytes_move(tmp_path: Path) -> None:
         assert pause < took / 2, f"{name}: no other thread ran for {pause} of {took} s"
 
 
+def test_others_use_a_manager_while_it_saves(tmp_path: Path) -> None:
+    """Steps begin and end while a sequence is written; one that changes meanwhile is refused, and nothing is left."""
+    spec = make_spec("paged", max_tokens=2400, num_layers=8, num_kv_heads=8, head_dim=64)
+    manager, memory = make_manager(spec), HostMemory(spec, *spec.allocate())
+    s, other, made = sequence(manager, memory, 2000), sequence(manager, memory, 8), 0
+    with ThreadPoolExecutor(1) as pool:
+        saved = pool.submit(manager.save_seq, tmp_path / "session", memory, s)
+        while not saved.done():
+            before = [file.name for file in tmp_path.iterdir()]
+            with manager.begin_step([Append(other, 1)], memory):
+                pass
+            made += len(before) == 1 and before != ["session"] and before == [f.name for f in tmp_path.iterdir()]
+            manager.seq_rm(other, 8)
+        saved.result()
+        assert made > 3
+        written = (tmp_path / "session").read_bytes()
+        saved = pool.submit(manager.save_seq, tmp_path / "session", memory, s)
+        while len(list(tmp_path.iterdir())) < 2:
+            assert not saved.done()
+        manager.seq_rm(s, 1000)
+        with pytest.raises(ManagerError) as caught:
+            saved.result()
+    assert caught.value.kind == "changed"
+    assert [file.name for file in tmp_path.iterdir()] == ["session"] and (tmp_path / "session").read_bytes() == written
+
+
 def test_indices_may_change_meanwhile() -> None:
     """They decide addresses, so a call reads them once: each is either refused or writes the slots that it has read."""
     spec = CacheSpec(max_tokens=64, num_kv_heads=1, head_dim=64, dtype="float32")

@@ -63,6 +63,7 @@ pub use memory::{CacheMemory, HostMemory};
 pub use positions::MAX_POSITION;
 pub use seq_id::SeqId;
 pub use session::error::SessionError;
+pub use session::save::Saving;
 pub use spec::{CacheSpec, Geometry, KeyForm, Mode};
 pub use spec_builder::CacheSpecBuilder;
 pub use states::{StateCache, StateSplit, StateStep};

@@ -108,6 +108,11 @@ impl<M: Managed, P> Shared<M, P> {
         }
     }
 
+    /// The memory that the cache needs.
+    pub fn spec(&self) -> &M::Spec {
+        &self.spec
+    }
+
     /// Has `used` use the manager, while no other thread does.
     ///
     /// # Errors

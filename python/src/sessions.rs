@@ -1,13 +1,29 @@
 //! `Manager`'s sessions: sequences that are saved to a file and loaded again.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
+use kvcache_manager::{Error, SessionError};
 use pyo3::prelude::*;
 
 use crate::arguments::Index;
 use crate::id::Id;
 use crate::manager::Manager;
 use crate::memory::HostMemory;
+use crate::refusal::Refusal;
+
+/// Why a sequence was not saved.
+#[derive(Debug)]
+enum Unsaved {
+    Refused(SessionError),
+    Raised(PyErr),
+}
+
+impl From<SessionError> for Unsaved {
+    fn from(error: SessionError) -> Self {
+        Self::Refused(error)
+    }
+}
 
 #[pymethods]
 impl Manager {
@@ -20,11 +36,31 @@ impl Manager {
         self.shared.with_memory(py, memory, |manager, memory| manager.save(path, memory))
     }
 
-    /// Saves one sequence, as `save` saves all.
+    /// Saves one sequence, as `save` saves all. Other threads may use the manager meanwhile, for other sequences.
     ///
-    /// Raises ManagerError: unknown_seq, and as `save`.
+    /// Raises ManagerError: unknown_seq, changed (the sequence was, meanwhile), and as `save`.
     fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
-        self.shared.with_memory(py, memory, |manager, memory| manager.save_seq(path, memory, s.0))
+        memory.get().arrays(py, self.shared.spec())?;
+        let saving = self.shared.with(py, |manager| Ok(manager.saving(s.0)?))?;
+        let memory = memory.clone().unbind();
+        let read = |rows: Range<usize>, bytes: &mut [u8]| {
+            Python::attach(|py| {
+                self.shared.with_memory(py, memory.bind(py), |manager, memory| {
+                    match manager.read_saving(&saving, rows.clone(), bytes, memory) {
+                        Err(Error::UpdatePending { .. }) => {
+                            manager.update(memory)?;
+                            manager.read_saving(&saving, rows, bytes, memory)
+                        }
+                        read => read,
+                    }
+                })
+            })
+            .map_err(Unsaved::Raised)
+        };
+        py.detach(|| saving.write(path, read)).map_err(|unsaved| match unsaved {
+            Unsaved::Refused(error) => Refusal::from(Error::from(error)).into(),
+            Unsaved::Raised(error) => error,
+        })
     }
 
     /// Loads all saved sequences into a manager without any; their ids, in order. Mode, layout, page size and number of

@@ -95,6 +95,10 @@ pub enum SessionError {
     #[error("a window has freed the pages of the first {rows} rows of a sequence, expected none")]
     PassedRows { rows: usize },
 
+    /// A sequence that was removed from or shifted while it was saved.
+    #[error("the sequence has changed while it was saved, expected the same positions")]
+    Changed,
+
     /// A row that the file does not have.
     #[error("row {row} of sequence {sequence} is row {got} of the file, which has {rows}")]
     RowIndex { sequence: usize, row: usize, got: u64, rows: u64 },

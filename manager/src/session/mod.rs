@@ -12,7 +12,7 @@ pub(crate) mod error;
 pub(crate) mod file;
 pub(crate) mod load;
 mod place;
-mod save;
+pub(crate) mod save;
 mod sequences;
 
 #[cfg(test)]

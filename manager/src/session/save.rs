@@ -1,7 +1,9 @@
 //! Saving sequences.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
+use std::slice;
 
 use super::error::SessionError;
 use super::sequences::{self, SavedSequence};
@@ -10,6 +12,7 @@ use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::seq_id::SeqId;
 use crate::sequence::Sequence;
+use crate::spec::CacheSpec;
 use crate::state::State;
 
 /// Gives every row of the sequences its index in the file.
@@ -19,6 +22,29 @@ struct Rows {
     slots: Vec<usize>,
     /// The indexes of slots that several sequences have.
     shared: HashMap<usize, u64>,
+}
+
+/// A sequence on its way to a file: its rows are read in parts, between which the manager may be used.
+#[derive(Debug, Clone)]
+pub struct Saving {
+    spec: CacheSpec,
+    seq: SeqId,
+    saved: SavedSequence,
+}
+
+impl Saving {
+    /// Writes the file that [`Manager::save_seq`] writes. `read_rows` gives the rows of a range, as
+    /// [`Manager::read_saving`] does.
+    ///
+    /// # Errors
+    /// [`SessionError::Io`] or [`SessionError::HeaderLength`], and those of `read_rows`. The file is then as it was.
+    pub fn write<E: From<SessionError>>(
+        &self,
+        path: impl AsRef<Path>,
+        read_rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        sequences::write(path.as_ref(), &self.spec, slice::from_ref(&self.saved), self.saved.rows.len(), read_rows)
+    }
 }
 
 impl Manager {
@@ -46,8 +72,44 @@ impl Manager {
         memory: &(impl CacheMemory + ?Sized),
         seq: SeqId,
     ) -> Result<(), Error> {
+        let saving = self.saving(seq)?;
+        saving.write(path, |rows, bytes| self.read_saving(&saving, rows, bytes, memory))
+    }
+
+    /// Begins to save one sequence beside other work: what [`save_seq`](Self::save_seq) does in parts.
+    ///
+    /// # Errors
+    /// As [`save_seq`](Self::save_seq), of what is known before a byte is written.
+    pub fn saving(&mut self, seq: SeqId) -> Result<Saving, Error> {
         self.check_closed()?;
-        self.save_sequences(path.as_ref(), memory, [seq])
+        let (mut saved, _) = self.saved([seq])?;
+        // One sequence has each of its rows once.
+        Ok(Saving { spec: self.spec().clone(), seq, saved: saved.remove(0) })
+    }
+
+    /// Reads rows of a sequence that is being saved; a step may be open.
+    ///
+    /// # Errors
+    /// [`Error::UpdatePending`] with copies, where [`update`](Self::update) has to come first; [`SessionError::Changed`]
+    /// for a sequence that has other rows or positions by now; [`Error::UnknownSeq`], [`Error::Lost`],
+    /// [`Error::Memory`].
+    pub fn read_saving(
+        &self,
+        saving: &Saving,
+        rows: Range<usize>,
+        bytes: &mut [u8],
+        memory: &(impl CacheMemory + ?Sized),
+    ) -> Result<(), Error> {
+        let sequence = self.state.intact(saving.seq)?;
+        let positions = saving.saved.positions.iter().map(|&position| i64::from(position));
+        if sequence.is_pending() || !sequence.positions.iter().eq(positions) {
+            return Err(SessionError::Changed.into());
+        }
+        if let (copies @ 1.., sequences) = self.state.waiting() {
+            return Err(Error::UpdatePending { copies, sequences });
+        }
+        let slots: Vec<_> = sequence.slots(self.spec().page_size()).skip(rows.start).take(rows.len()).collect();
+        memory.read_rows(&slots, bytes).map_err(Error::memory)
     }
 
     fn save_sequences(
@@ -56,6 +118,13 @@ impl Manager {
         memory: &(impl CacheMemory + ?Sized),
         seqs: impl IntoIterator<Item = SeqId>,
     ) -> Result<(), Error> {
+        let (sequences, slots) = self.saved(seqs)?;
+        let read_rows = |range, bytes: &mut [u8]| memory.read_rows(&slots[range], bytes).map_err(Error::memory);
+        sequences::write(path, self.spec(), &sequences, slots.len(), read_rows)
+    }
+
+    /// Sequences as a file has them, and the slots of its rows.
+    fn saved(&self, seqs: impl IntoIterator<Item = SeqId>) -> Result<(Vec<SavedSequence>, Vec<usize>), Error> {
         let sequences = seqs.into_iter().map(|seq| self.state.intact(seq)).collect::<Result<Vec<_>, _>>()?;
         if let Some(rows) = sequences.iter().map(|sequence| sequence.passed.rows).find(|&rows| rows > 0) {
             return Err(SessionError::PassedRows { rows }.into());
@@ -67,9 +136,8 @@ impl Manager {
         let page_size = self.spec().page_size();
         let mut rows = Rows::default();
         let saved = |sequence| rows.save(&self.state, sequence, page_size);
-        let sequences: Vec<_> = sequences.into_iter().map(saved).collect();
-        let read_rows = |range, bytes: &mut [u8]| memory.read_rows(&rows.slots[range], bytes).map_err(Error::memory);
-        sequences::write(path, self.spec(), &sequences, rows.slots.len(), read_rows)
+        let sequences = sequences.into_iter().map(saved).collect();
+        Ok((sequences, rows.slots))
     }
 }
 

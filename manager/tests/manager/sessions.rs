@@ -181,6 +181,51 @@ fn a_row_that_a_window_removed_and_a_shift_moved_below_0_is_no_part_of_a_session
 }
 
 #[test]
+fn a_sequence_is_saved_beside_others() {
+    let folder = tempfile::tempdir().unwrap();
+    for mode in [Mode::Paged { page_size: 4 }, Mode::Runs] {
+        let mut cache = Managed::new(builder(mode, 4096, 1));
+        let tokens: Vec<u32> = (0..600).collect();
+        let (first, seq) = (create(&mut cache, &[7; 9]), create(&mut cache, &tokens));
+        let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
+        cache.manager.save_seq(&whole, &cache.memory, seq).unwrap();
+        let saving = cache.manager.saving(seq).unwrap();
+        let mut reads = 0;
+        // In more parts than the writer asks for.
+        saving
+            .write(&parts, |rows, bytes: &mut [u8]| {
+                let len = bytes.len() / rows.len();
+                for (row, bytes) in rows.zip(bytes.chunks_mut(len)) {
+                    if row % 200 == 0 {
+                        match reads {
+                            0 => _ = create(&mut cache, &[1, 2, 3]),
+                            1 => cache.manager.free(first).unwrap(),
+                            _ => assert!(!cache.manager.defrag(None).unwrap().is_empty()),
+                        }
+                        reads += 1;
+                    }
+                    let read = cache.manager.read_saving(&saving, row..row + 1, bytes, &cache.memory);
+                    if let Err(Error::UpdatePending { .. }) = read {
+                        cache.update();
+                        cache.manager.read_saving(&saving, row..row + 1, bytes, &cache.memory)?;
+                    }
+                }
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+        assert_eq!(reads, 3);
+        assert_eq!(std::fs::read(&parts).unwrap(), std::fs::read(&whole).unwrap(), "{mode:?}");
+        cache.manager.seq_rm(seq, 10..).unwrap();
+        let mut row = vec![0; cache.memory.spec.bytes_per_token()];
+        let error = cache.manager.read_saving(&saving, 0..1, &mut row, &cache.memory).unwrap_err();
+        assert!(matches!(error, Error::Session(SessionError::Changed)), "{error:?}");
+        cache.manager.free(seq).unwrap();
+        let error = cache.manager.read_saving(&saving, 0..1, &mut row, &cache.memory).unwrap_err();
+        assert!(matches!(error, Error::UnknownSeq { .. }), "{error:?}");
+    }
+}
+
+#[test]
 fn saving_is_refused() {
     let mut cache = paged(4, 64);
     let (a, b) = (create(&mut cache, &[1, 2, 3, 4, 5, 6]), create(&mut cache, &[7]));
