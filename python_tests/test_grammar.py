@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+from kvcache_ops import _grammar
 from kvcache_ops._grammar import Grammars
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import Model
@@ -89,6 +90,107 @@ def test_tokenizers(path: Path, tokenizer: object) -> None:
         answer.append(int(masked.argmax()))
         assert np.isfinite(masked[answer[-1]]) and len(answer) < 400
     assert json.loads(tokenizer.decode(answer)) == ["\u00e9", "\U0001f600"]
+
+
+def strings(count: int) -> dict[str, object]:
+    """An object of that many texts that may be left out."""
+    return {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(count)}}
+
+
+def nested(levels: int) -> dict[str, object]:
+    """Objects in objects, two levels each."""
+    schema: dict[str, object] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def chain(count: int) -> dict[str, object]:
+    """References to references."""
+    defs = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(count)}
+    return {"$defs": defs | {f"d{count}": {}}, "$ref": "#/$defs/d0"}
+
+
+REFUSED = [
+    (strings(501), "the schema has 501 properties in an object that may be left out, expected at most 500"),
+    (nested(48), "the schema has 97 levels, expected at most 96"),
+    (nested(100_000), "the schema has 97 levels"),
+    ({"const": "a" * 10_001}, "10001 characters in a text, expected at most 10000"),
+    ({"properties": {"a" * 10_001: {}}}, "10001 characters in a name"),
+    ({"anyOf": [strings(500)] * 20}, "bytes, expected at most 131072"),
+    ({"enum": list(range(200_000))}, "values, expected at most 131072"),
+    ({"pattern": "^(a{1000}){1000}$"}, "1000000 characters in a pattern, with its repetitions of groups written out"),
+    ({"patternProperties": {"((a{100}b){100}[c]){3}": {}}}, "30303 characters in a pattern"),
+    ({"x-guidance": {"whitespace_pattern": "(ab){20000}"}}, "40000 characters in a pattern"),
+    ({"patternProperties": 5}, "the schema is refused"),
+    ({"const": "\ud800"}, "the schema is refused"),
+    ({"$ref": "#"}, "the schema is refused"),
+    (chain(1000), "llguidance crashes"),
+]
+
+
+@pytest.fixture(scope="module")
+def grammars(path: Path) -> Grammars:
+    """Of a small model."""
+    return Grammars(Engine(path, max_tokens=64, threads=1).model)
+
+
+def test_what_a_schema_may_have(grammars: Grammars) -> None:
+    """What costs too much is refused before it does; what is a little less is not."""
+    for schema, message in REFUSED:
+        with refused("grammar_schema", message):
+            grammars.of_json(schema)
+    required = strings(2000)
+    required["required"] = list(required["properties"])
+    for schema in (strings(500), required, nested(47), chain(100), {"enum": [f"v{i}" for i in range(1000)]}):
+        grammars.of_json(schema)
+    for pattern in (r"^\p{L}{1,50}$", "^([a-z]{1,64}[.]){1,127}[a-z]{2,63}$", "^.{0,100000}$"):
+        grammars.of_json({"type": "string", "pattern": pattern, "description": "a" * 20_000})
+
+
+def test_a_grammar_is_tried_in_a_process_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and ended where it takes too long; what cannot be tried is not made."""
+    grammars = Grammars(Engine(path, max_tokens=64, threads=1).model)
+    tried, trials = list[str](), grammars._trials
+    refused_by = trials.refused
+    monkeypatch.setattr(trials, "refused", lambda grammar: (tried.append(grammar), refused_by(grammar))[1])
+    assert grammars.of_json(SCHEMA) is grammars.of_json(SCHEMA)
+    assert len(tried) == 1 and len(trials._idle) == 1
+    monkeypatch.setattr(_grammar, "_SECONDS", 0.2)
+    begin = "print(flush=True); import time;"
+    for command, kind, message in (
+        ([sys.executable, "-c", f"{begin} time.sleep(60)"], "grammar_schema", "it takes more than 0.2 seconds"),
+        ([sys.executable, "-c", begin], "grammar_schema", "llguidance crashes"),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "grammar_process", "has ended with 3"),
+        (["/none"], "grammar_process", "cannot be started"),
+    ):
+        _grammar._end(trials._idle)
+        trials._idle.clear()
+        monkeypatch.setattr(trials, "_command", command)
+        for _ in range(2):
+            with refused(kind, message):
+                grammars.of_json({"const": message})
+    assert len(tried) == 1 + 2 + 2 * 2  # what a schema is refused for is known, too
+
+
+def test_a_grammar_that_costs_too_much_in_a_step(
+    path: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends its request alone, as what a package raises does."""
+    engine = Engine(path, threads=1, max_tokens=512)
+    grammar = engine.json_grammar(SCHEMA)
+    monkeypatch.setattr(_grammar, "_STEP_SECONDS", 0)
+    costly = engine.submit("a", grammar=grammar, **HOT)
+    assert engine.generate(TEXTS[:1], max_new_tokens=16)[0].text == expected[0]
+    assert costly.error.kind == "grammar_failed" and "a step took" in str(costly.error)
+    monkeypatch.undo()
+    costly_pattern = {"type": "string", "pattern": "^(a?){2000}a{2000}$"}
+    [broken] = engine.generate([TEXTS[0]], grammar=engine.json_grammar(costly_pattern), **HOT)
+    assert broken.error.kind == "grammar_failed"
+    raising = engine.submit("a", grammar=grammar, **HOT)
+    raising._position._matcher = None
+    assert engine.generate(TEXTS[:1], max_new_tokens=16)[0].text == expected[0]
+    assert raising.error.kind == "answer_failed"
 
 
 def test_over_http(shared: Serving, expected: list[str]) -> None:
