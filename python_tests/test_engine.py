@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from kvcache_ops import KvCacheError, models
 from kvcache_ops._sampling import Sampler
 from kvcache_ops._text_stream import TextStream
 from kvcache_ops.engine import Engine, Request, Sampling
-from kvcache_ops.manager import tier
+from kvcache_ops.manager import Manager, ManagerError, tier
 from tokenizers.pre_tokenizers import ByteLevel
 
 from compare import refused
@@ -500,6 +503,102 @@ def test_prompt_lookup(path: Path, tmp_path: Path) -> None:
             assert [request.guessed for request in expected] == [0] * len(prompts)
             assert 0 < sum(request.guessed for request in found) < 40 * len(prompts)
             assert not looking.step() and looking.manager.stats()["sequences"] == 0
+
+
+def calls(function: Callable[[], object]) -> int:
+    """How many calls a function makes, of Python's functions and of others."""
+    events = list[str]()
+    sys.setprofile(lambda _, event, __: events.append(event))
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(events)
+
+
+def test_what_waits_costs_a_step_nothing(path: Path) -> None:
+    """A step makes as many calls where one request waits and where thousands do."""
+    counts = []
+    for count in (1, 3000):
+        shared = engine(path, max_batch=1, token_budget=64)
+        held = [shared.submit([5, 6, 7], max_new_tokens=40) for _ in range(1 + count)]
+        for _ in range(3):
+            shared.step()
+        gc.collect()
+        gc.disable()
+        try:
+            counts.append(min(calls(shared.step) for _ in range(5)))
+        finally:
+            gc.enable()
+        held[-1].cancel()
+        del held[1:-1]  # nobody has them any more
+        while shared.step():
+            pass
+        assert [len(request.answer) for request in held] == [40, 0]
+    assert counts[0] == counts[1]
+
+
+def test_a_save_serves_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In steps of the budget, in which an answer goes on, also while the file is written; errors are the save's own."""
+    shared, other = engine(path, token_budget=16), engine(path)
+    tokens, run, write, sizes = list(range(3, 103)), shared._run, Manager.save_seq, list[int]()
+
+    def counted(step: object, rows: list[int]) -> object:
+        sizes.append(len(step.token_ids))
+        return run(step, rows)
+
+    class Beside:
+        """What an engine saves with, which has another thread make steps meanwhile."""
+
+        @staticmethod
+        def save_seq(*arguments: object) -> None:
+            def steps() -> None:
+                before = len(answer.answer)
+                while len(answer.answer) < before + 5:
+                    assert shared.step()
+
+            thread = Thread(target=steps)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()
+            write(shared.manager, *arguments)
+
+    monkeypatch.setattr(shared, "_run", counted)
+    monkeypatch.setattr(shared.caches, "managers", [Beside])
+    answer = shared.submit(PROMPTS[1], max_new_tokens=60)
+    shared.step()
+    shared.save(path.with_name("session"), tokens)
+    assert max(sizes) <= 16 and len(answer.answer) >= 12
+    other.load(path.with_name("session"))
+    [again] = other.generate([tokens], max_new_tokens=3)
+    assert again.cached >= 96 and again.answer == engine(path).generate([tokens], max_new_tokens=3)[0].answer
+    with pytest.raises(ManagerError) as caught:
+        shared.save(path.with_name("none") / "session", tokens)
+    assert caught.value.kind == "io" and "".join(answer) == answer.text
+    shared.step()
+    assert shared.manager.stats()["sequences"] == 0
+
+
+def test_a_save_without_room_for_others(path: Path) -> None:
+    """They wait for it, and do not end: what is saved keeps its place."""
+    shared = engine(path, max_tokens=96, max_batch=3)
+    tokens = list(range(3, 75))
+    [expected] = engine(path).generate([PROMPTS[1]], max_new_tokens=9)
+    saved = list[bytes]()
+
+    def save_seq(file: Path, *more: object) -> None:
+        request = shared.submit(PROMPTS[1], max_new_tokens=9)
+        for _ in range(5):
+            assert shared.step() and request.finish is None and not request.answer
+        Manager.save_seq(shared.manager, file, *more)
+        saved.append(file.read_bytes())
+        requests.append(request)
+
+    requests = list[Request]()
+    shared.caches.managers = [SimpleNamespace(save_seq=save_seq)]
+    shared.save(path.with_name("session"), tokens)
+    assert saved and "".join(requests[0]) == expected.text and requests[0].error is None
+    assert not shared.step() and shared.manager.stats()["sequences"] == 0
 
 
 def windowed(folder: Path) -> Path:

@@ -73,6 +73,7 @@ class Request:
         self._stream = TextStream(engine.model.tokenizer, prompt, hidden)
         self._decoded = 0  # characters that the stream has given
         self._unsaid = ""  # text that may be the beginning of a stop
+        self.changed: Callable[[], None] | None = None  # called once there is more to read, also from within a step
         # The engine's:
         self.number = next(engine.numbers)
         self.keep = keep
@@ -92,7 +93,7 @@ class Request:
 
     @property
     def missing(self) -> int:
-        """How many tokens of the context are still to be computed: 1 of an answer under way."""
+        """How many tokens of the context are still to be computed: 1 of an answer under way, 0 of what is saved."""
         return len(self.context) - (self.stored or self.found or 0)
 
     @property
@@ -115,6 +116,11 @@ class Request:
                     self._engine.step(self)
         finally:
             self.cancel()
+
+    def tell(self) -> None:
+        """Says that there is more to read."""
+        if self.changed is not None:
+            self.changed()
 
     def cancel(self) -> None:
         """Ends the answer where it is, and frees its place."""
@@ -168,22 +174,15 @@ class Request:
 
 
 class _Saving(Request):
-    """A prompt whose sequence is written to a file, and not answered. `failure`: what went wrong with the file."""
+    """A prompt that is not answered. Once it is `complete`, steps leave it and its sequence alone until it ends."""
 
-    failure: Exception | None = None
+    @property
+    def complete(self) -> bool:
+        """Whether all of the prompt is stored."""
+        return self.stored == len(self.context)
 
-    def __init__(self, engine: Engine, tokens: list[int], path: str | os.PathLike[str]) -> None:
-        super().__init__(engine, tokens, Sampling(max_new_tokens=1), None)
-        self._path = path
-
-    def take(self, _: NDArray[np.float32]) -> str:
-        """Writes the file."""
-        caches = self._engine.caches
-        try:
-            caches.managers[0].save_seq(self._path, caches.memory, self.sequence)
-        except Exception as error:
-            self.failure = error
-        return "length"
+    def take(self, _: NDArray[np.float32]) -> None:
+        """Draws nothing."""
 
 
 def _held(requests: Iterable[ref[Request]]) -> list[Request]:
@@ -400,6 +399,7 @@ class Engine:
             if request.finish is None:
                 request.finish, request.error = finish, error
                 self._gone.append(request.number)
+                request.tell()
             if not self._busy:
                 with self._alone():
                     pass
@@ -407,6 +407,7 @@ class Engine:
     def _end(self, request: Request, finish: str, error: KvCacheError | None = None) -> None:
         if request.finish is None:
             request.finish, request.error = finish, error
+            request.tell()
         self._free(request)
 
     def save(self, path: str | os.PathLike[str], tokens: Sequence[int]) -> None:
@@ -417,12 +418,17 @@ class Engine:
         `Manager.save_seq` raises.
         """
         self._check_whole()
-        saving = _Saving(self, self._checked(tokens), path)
+        saving = _Saving(self, self._checked(tokens), Sampling(max_new_tokens=1), None)
         self._submit(saving)
-        for _ in saving:  # it says nothing
-            pass
-        if saving.failure is not None:
-            raise saving.failure
+        try:
+            while not saving.complete and saving.finish is None:
+                self.step(saving)
+            if saving.error is not None:
+                raise saving.error
+            # Without the lock: it may take seconds until a file is on the disk.
+            self.caches.managers[0].save_seq(path, self._memory, saving.sequence)
+        finally:
+            saving.cancel()
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads what `save` has written, of the same weights and format of cache. Prompts find its full pages."""
@@ -587,17 +593,23 @@ class Engine:
             finish = take()
         except KvCacheError as error:
             self._end(request, "error", error)
-        except Exception as error:  # whatever it is, it is this request's
+        except BaseException as error:  # whatever it is, it is this request's, a panic of a package in Rust, too
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             self._end(request, "error", KvCacheError(f"the answer failed: {error}", "answer_failed"))
         else:
             if finish is not None:
                 self._end(request, finish)
+            else:
+                request.tell()
 
     def _begin(self) -> tuple[Step | GroupsStep, list[tuple[Request, int]]] | None:
         """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
         lookup = self._lookup
         while self.running:
             parts = self._parts(lookup)
+            if not parts:  # what runs is being saved
+                return None
             looked = [r for r, _ in parts if not r.stored and r.found is not None and not r.scoring]
             stale = [r for r in looked if r.looked != self._steps]
             for request in stale:  # another request may have stored what it needs
@@ -619,7 +631,7 @@ class Engine:
                 elif len(self._running) == 1:
                     self._end(self.running[0], "error", error)
                 else:
-                    self._wait(self.running[-1])
+                    self._wait(next(r for r in self.running[::-1] if r.missing))
                 continue
             for a, cached in zip(step.order, step.cached):
                 request, _ = parts[int(a)]
