@@ -37,7 +37,10 @@ _BUILD = (
 )
 _FORMATS = ("weights", "cache", "quant_group", "rotation")
 _ENGINE = ("max_tokens", "window_tokens", "max_batch", "token_budget", "prompt_lookup", "threads")
-_SERVE = ("host", "port", "name", "max_requests", "grace", "context_shift", "api_key", "allow_origin")
+_SERVE = (
+    "host", "port", "name", "max_requests", "grace", "context_shift", "api_key", "allow_origin", "stuck_after",
+    "keep_alive",
+)  # fmt: skip
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
 
@@ -93,6 +96,8 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     serve.add_argument(
         "--allow-origin", action="append", default=[], help="a page's origin, or *; several times (CORS)"
     )
+    serve.add_argument("--stuck-after", type=float, default=30, help="seconds of a step until /health says so (30)")
+    serve.add_argument("--keep-alive", type=float, default=75, help="seconds until idle connections end (75)")
     _add_context_shift(serve)
     _add_engine(serve)
     serve.set_defaults(run=_serve)

@@ -6,11 +6,12 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,10 +30,21 @@ from kvcache_ops.serve._engine_thread import LOG, Answers, EngineThread, Piece
 from kvcache_ops.serve._logprobs import Logprobs
 from kvcache_ops.serve._metrics import Metrics
 from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN, Refusal, of_answer, of_prompt, unsupported
-from kvcache_ops.serve._replies import DONE, Reply, event
-from kvcache_ops.serve._tools import Tools, with_short_ids
+from kvcache_ops.serve._replies import COMMENT, DONE, Reply, event
+from kvcache_ops.serve._tools import CallReader, Tools, with_short_ids
 
 _LARGEST_BODY = 16 << 20  # bytes
+_MOST_HELD = 256 << 20  # of all bodies that are not parsed
+_MOST_COMMAS = 1 << 20  # in a body: JSON of more values keeps all of Python waiting while it is parsed
+_BODY_SECONDS = 60.0  # without a byte of a body
+_QUIET = 15.0  # seconds without an event in a stream, before a comment is sent: proxies end at 60
+_QUICK = 64  # tokens with logprobs whose JSON is written at once
+_MOST_COMPILING = 16  # requests whose grammars are compiled, or wait for that
+_HEALTH_SECONDS = 5.0  # that requests may wait before they are parsed
+
+_UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+_T = TypeVar("_T")
 
 
 def application(
@@ -43,6 +55,7 @@ def application(
     context_shift: bool = False,
     api_key: str | None = None,
     allow_origin: Sequence[str] = (),
+    stuck_after: float = 30,
 ) -> Starlette:
     """An ASGI application with OpenAI's interface to a model, and `/health` and `/metrics`.
 
@@ -51,14 +64,17 @@ def application(
     refused with 503. context_shift: a chat longer than the context continues without its oldest messages, and an answer
     that outgrows it without half of the tokens after the beginning; else the chat is refused and the answer ends.
     api_key: what requests must bring as `Authorization: Bearer KEY`, but for /health and /metrics; else they get 401.
-    allow_origin: the origins of pages whose scripts may ask (CORS), "*" for any.
+    allow_origin: the origins of pages whose scripts may ask (CORS), "*" for any. stuck_after: /health answers 503 where
+    a step takes more seconds, or requests wait for several before they are parsed.
 
-    Raises KvCacheError "serve_range" for a `max_requests` below 1.
+    Raises KvCacheError "serve_range" for a `max_requests` below 1, and a `stuck_after` that is not above 0.
     """
     if not isinstance(max_requests, int) or max_requests < 1:
         raise KvCacheError(f"max_requests is {max_requests!r}, expected at least 1", "serve_range")
+    if not stuck_after > 0:
+        raise KvCacheError(f"stuck_after is {stuck_after!r}, expected a number above 0", "serve_range")
     short = re.sub(r"[^\w.]+", "-", engine.model.name, flags=re.ASCII).strip("-") or "model"
-    app = _Routes(engine, name or short, max_requests, context_shift).application()
+    app = _Routes(engine, name or short, max_requests, context_shift, stuck_after).application()
     if api_key is not None:
         app.add_middleware(_ApiKey, key=api_key)
     if allow_origin:
@@ -68,9 +84,14 @@ def application(
 
 
 class _Routes:
-    def __init__(self, engine: Engine, name: str, max_requests: int, context_shift: bool) -> None:
+    def __init__(self, engine: Engine, name: str, max_requests: int, context_shift: bool, stuck_after: float) -> None:
         self._engine, self._name, self._created = engine, name, int(time.time())
         self._max_requests, self._context_shift, self._lifespans = max_requests, context_shift, 0
+        self._stuck_after = stuck_after
+        # What a client can make expensive keeps only requests of its kind waiting.
+        self._preparing = ThreadPoolExecutor(4, thread_name_prefix="prepare")  # parses, tokenizes, writes
+        self._compiling = ThreadPoolExecutor(2, thread_name_prefix="compile")  # grammars
+        self._compiled = self._held = 0  # requests whose grammars are compiled now; bytes of bodies
         self._metrics, self._logprobs = Metrics(), Logprobs(engine.model.tokenizer)
         self.thread = EngineThread(engine, self._metrics, max_requests)
 
@@ -115,8 +136,16 @@ class _Routes:
         return JSONResponse(self._about())
 
     async def _health(self, _: Request) -> Response:
-        alive = self.thread.alive()
-        return JSONResponse({"status": "ok" if alive else "down"}, 200 if alive else 503)
+        if not self.thread.alive():
+            return JSONResponse({"status": "down"}, 503)
+        begin, seconds = time.perf_counter(), self.thread.stuck()
+        try:
+            await asyncio.wait_for(_run(self._preparing, int), _HEALTH_SECONDS)
+        except asyncio.TimeoutError:  # noqa: UP041, of Python 3.10
+            return JSONResponse({"status": "stuck", "parsing_seconds": round(time.perf_counter() - begin, 1)}, 503)
+        if seconds > self._stuck_after:
+            return JSONResponse({"status": "stuck", "step_seconds": round(seconds, 1)}, 503)
+        return JSONResponse({"status": "ok"})
 
     async def _read_metrics(self, _: Request) -> Response:
         text = await asyncio.to_thread(self._metrics.text)
@@ -134,19 +163,59 @@ class _Routes:
             raise Refusal(404, message, "model_not_found", "model")
 
     async def _answer(self, request: Request, chat: bool) -> Response:
-        call = await asyncio.to_thread(read_call, await _body(request), chat, self._engine.context_length)
+        try:
+            body = await self._body(request)
+            reading = _run(self._preparing, read_call, body, chat, self._engine.context_length)
+            call = await _while_wanted(request.receive, reading)
+        finally:
+            self._held -= request.scope.pop("kvcache.held", 0)
         self._check_model(call.model)
         count = call.n * max(len(call.prompts), 1)
         if count > self._max_requests:
             message = f"{count} answers are asked for, expected at most {self._max_requests}"
             raise Refusal(400, message, "parameter_invalid", "n" if call.n > 1 else "prompt")
+        if len(call.messages) > self._engine.context_length:  # a template would take long to say so
+            message = f"there are {len(call.messages)} messages, expected at most {self._engine.context_length}"
+            raise Refusal(400, f"{message}, the tokens of the context", "context_length_exceeded", "messages")
+        answers, reader = await _while_wanted(request.receive, self._begin(call, chat))
+        reply = Reply(chat, self._name, None if call.sampling["logprobs"] is None else self._logprobs, reader)
+        if call.stream:
+            return _Events(self._events(answers, reply, count if chat else 0, call.usage), answers)
+        return await self._whole(request.receive, answers, reply, count)
+
+    async def _body(self, request: Request) -> bytes:
+        """The bytes of a body, counted in the request's scope until they are parsed."""
+        body, chunks = bytearray(), request.stream()
+        while True:
+            try:
+                chunk = await asyncio.wait_for(anext(chunks), _BODY_SECONDS)
+            except StopAsyncIteration:
+                break
+            except asyncio.TimeoutError:  # noqa: UP041, of Python 3.10
+                message = f"nothing came of the body for {_BODY_SECONDS} seconds"
+                raise Refusal(408, message, "request_timeout") from None
+            body += chunk
+            self._held += len(chunk)
+            request.scope["kvcache.held"] = request.scope.get("kvcache.held", 0) + len(chunk)
+            if len(body) > _LARGEST_BODY:
+                raise Refusal(413, f"the body has more than {_LARGEST_BODY} bytes", "body_too_large")
+            if self._held > _MOST_HELD:
+                raise Refusal(503, f"bodies have more than {_MOST_HELD} bytes together", OVERLOADED)
+        if (commas := body.count(b",")) > _MOST_COMMAS:
+            raise Refusal(400, f"the body has {commas} commas, expected at most {_MOST_COMMAS}", "body_too_large")
+        return bytes(body)
+
+    async def _begin(self, call: Call, chat: bool) -> tuple[Answers, Callable[[], CallReader] | None]:
+        """The answers to a call, and what makes readers of the calls in them."""
         answers, model = None, self._engine.model
         try:
             tools = Tools(call.tools, call.tool_choice, call.parallel_tool_calls, model) if call.tools else None
             answers = Answers(self.thread, max(len(call.prompts), 1), call.n)
-            prompts, keep = await asyncio.to_thread(self._prompts, call, chat, tools)
-            echoes = [self._text(prompt) if call.echo else None for prompt in call.prompts or [""]]
-            grammar = await asyncio.to_thread(self._grammar, call.schema, tools)
+            prompts, keep = await _run(self._preparing, self._prompts, call, chat, tools)
+            echoes: list[str | None] = [None for _ in prompts]
+            if call.echo:
+                echoes = [await _run(self._preparing, self._text, prompt) for prompt in call.prompts]
+            grammar = await self._grammar(call.schema, tools)
             shown = frozenset(model.special_tokens) if call.special_tokens else tools and tools.shown_tokens
             more = {"keep": keep, "grammar": grammar, "shown_tokens": shown or frozenset()}
             await answers.begin(prompts, echoes, call.sampling | more)
@@ -158,20 +227,59 @@ class _Routes:
             if error.kind in (OVERLOADED, SHUTTING_DOWN):
                 raise of_answer(error) from error
             raise of_prompt(error, "messages" if chat else "prompt") from error
-        logprobs = None if call.sampling["logprobs"] is None else self._logprobs
-        reader = None if tools is None else partial(tools.reader, prompts[0])
-        reply = Reply(chat, self._name, logprobs, reader)
-        if call.stream:
-            return _Events(_events(answers, reply, count if chat else 0, call.usage), answers)
-        return await _whole(request.receive, answers, reply, count)
+        return answers, None if tools is None else partial(tools.reader, prompts[0])
 
-    def _grammar(self, schema: dict[str, Any] | None, tools: Tools | None) -> Grammar | None:
+    async def _grammar(self, schema: dict[str, Any] | None, tools: Tools | None) -> Grammar | None:
         try:
-            if tools is not None and (text := tools.grammar(schema)) is not None:
-                return self._engine.lark_grammar(text)
-            return None if schema is None else self._engine.json_grammar(schema)
+            if tools is not None and (text := await _run(self._preparing, tools.grammar, schema)) is not None:
+                return await self._compile(partial(self._engine.lark_grammar, text))
+            return None if schema is None else await self._compile(partial(self._engine.json_grammar, schema))
         except KvCacheError as error:
+            if error.kind == OVERLOADED:
+                raise
             raise of_prompt(error, "response_format" if tools is None else "tools") from error
+
+    async def _compile(self, grammar: Callable[[], Grammar]) -> Grammar:
+        if self._compiled == _MOST_COMPILING:
+            message = f"{self._compiled} grammars are compiled, expected at most {_MOST_COMPILING} with this one"
+            raise KvCacheError(message, OVERLOADED)
+        self._compiled += 1
+        try:
+            return await _run(self._compiling, grammar)
+        finally:
+            self._compiled -= 1
+
+    async def _whole(self, receive: Receive, answers: Answers, reply: Reply, count: int) -> Response:
+        pieces: list[list[Piece]] = [[] for _ in range(count)]
+        watcher = asyncio.create_task(_cancelled_when_gone(receive, answers))
+        try:
+            async for piece in answers.pieces():
+                if piece is not None:
+                    pieces[piece.index].append(piece)
+                    if piece.error is not None:
+                        raise of_answer(piece.error)
+        finally:
+            watcher.cancel()
+            answers.cancel()
+        return await _run(self._preparing, lambda: JSONResponse(reply.whole(pieces, answers.usage())))
+
+    async def _events(self, answers: Answers, reply: Reply, roles: int, usage: bool) -> AsyncIterator[bytes]:
+        async for piece in answers.pieces(_QUIET):
+            if piece is None:
+                yield COMMENT
+                continue
+            if piece.error is not None:
+                yield event(of_answer(piece.error).content())
+                return
+            for index in range(roles):  # with the first piece: before it, nothing is lost where somebody asks again
+                yield reply.role(index)
+            roles = 0
+            quick = len(piece.logprobs) < _QUICK
+            if chunks := reply.piece(piece) if quick else await _run(self._preparing, reply.piece, piece):
+                yield chunks
+        if usage:
+            yield reply.usage(answers.usage())
+        yield DONE
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else str(self._engine.model.tokenizer.decode(prompt))
@@ -221,60 +329,54 @@ class _ApiKey:
         await self._app(scope, receive, send)
 
 
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _LARGEST_BODY:
-            raise Refusal(413, f"the body has more than {_LARGEST_BODY} bytes", "body_too_large")
-    return bytes(body)
+async def _run(pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments: object) -> _T:
+    """Calls a function in a pool, where it is given up, unless it has begun, when nobody waits for it any more."""
+
+    def call() -> _T:
+        try:
+            return function(*arguments)
+        except Exception:
+            raise
+        except BaseException as error:  # a panic of a package in Rust
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    return await asyncio.get_running_loop().run_in_executor(pool, call)
 
 
-async def _until_gone(receive: Receive, answers: Answers) -> None:
-    """Ends answers whose client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    answers.cancel()
-
-
-async def _whole(receive: Receive, answers: Answers, reply: Reply, count: int) -> Response:
-    pieces: list[list[Piece]] = [[] for _ in range(count)]
-    watcher = asyncio.create_task(_until_gone(receive, answers))
+async def _while_wanted(receive: Receive, work: Awaitable[_T]) -> _T:
+    """What comes of some work, which ends with its client. Raises ClientDisconnect, and what the work raises."""
+    done = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_until_gone(receive, lambda: None))
     try:
-        async for piece in answers.pieces():
-            pieces[piece.index].append(piece)
-            if piece.error is not None:
-                raise of_answer(piece.error)
+        await asyncio.wait((done, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise ClientDisconnect
+        return done.result()
     finally:
-        watcher.cancel()
-        answers.cancel()
-    return JSONResponse(reply.whole(pieces, answers.usage()))
+        gone.cancel()
+        done.cancel()
 
 
-async def _events(answers: Answers, reply: Reply, roles: int, usage: bool) -> AsyncIterator[bytes]:
-    async for piece in answers.pieces():
-        if piece.error is not None:
-            yield event(of_answer(piece.error).content())
-            return
-        for index in range(roles):  # with the first piece: before it, nothing is lost where somebody asks again
-            yield reply.role(index)
-        roles = 0
-        if chunks := reply.piece(piece):
-            yield chunks
-    if usage:
-        yield reply.usage(answers.usage())
-    yield DONE
+async def _until_gone(receive: Receive, may_be: Callable[[], None]) -> None:
+    """Waits for the end of a client; `may_be` is called where only a write would say."""
+    while (await receive())["type"] != "http.disconnect":
+        may_be()
+
+
+async def _cancelled_when_gone(receive: Receive, answers: Answers) -> None:
+    await _until_gone(receive, answers.nudge)
+    answers.cancel()
 
 
 class _Events(StreamingResponse):
     """Server-sent events, which end with their client."""
 
     def __init__(self, content: AsyncIterator[bytes], answers: Answers) -> None:
-        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(content, media_type="text/event-stream", headers=_UNBUFFERED)
         self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(_until_gone(receive, self._answers))
+        watcher = asyncio.create_task(_cancelled_when_gone(receive, self._answers))
         try:
             await self.stream_response(send)
         except OSError:  # the client is gone

@@ -43,14 +43,15 @@ class Job:
     `echo`: what the answer begins with.
     """
 
-    def __init__(self, index: int, echo: str | None, pieces: asyncio.Queue[Piece]) -> None:
+    def __init__(self, index: int, echo: str | None, pieces: asyncio.Queue[Piece | None]) -> None:
         self.index, self.echo, self.pieces = index, echo, pieces
         self.loop = asyncio.get_running_loop()
         self.accepted: asyncio.Future[None] = self.loop.create_future()
         self.request: Request | None = None
         # The thread's:
         self.begin = perf_counter()
-        self.said = self.counted = self.scored = 0
+        self.said = self.counted = self.scored = 0  # characters of the answer after its echo, tokens, logprobs
+        self.told = False  # the echo
 
 
 class EngineThread:
@@ -63,11 +64,14 @@ class EngineThread:
     def __init__(self, engine: Engine, metrics: Metrics, max_requests: int) -> None:
         self._engine, self._metrics, self._max_requests = engine, metrics, max_requests
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._jobs: list[Job] = []
+        self._jobs: dict[Job, None] = {}
+        self._news: dict[Job, None] = {}  # those that there is more to tell of
         self._thread: Thread | None = None
         self._lock, self._closed, self._count = Lock(), False, 0
         self._deadline: float | None = None  # the thread's
-        metrics.watch(engine, lambda: self._count)
+        self._began: float | None = None  # the step, or what else the thread does, if it does something
+        self._sent: float | None = None  # the oldest news that the loop has not taken
+        metrics.watch(engine, lambda: self._count, self.stuck)
 
     def start(self) -> None:
         """Begins, if it has not begun; after a `close` it waits for the end, and begins again."""
@@ -83,6 +87,11 @@ class EngineThread:
     def alive(self) -> bool:
         """Whether requests are taken and answered."""
         return not self._closed and (self._thread is None or self._thread.is_alive())
+
+    def stuck(self) -> float:
+        """For how many seconds neither a step has ended nor the loop has taken what it was sent."""
+        now = perf_counter()
+        return max(now - (begin or now) for begin in (self._began, self._sent))
 
     def reserve(self, count: int) -> None:
         """Takes places for that many requests. Raises KvCacheError "shutting_down" and "overloaded"."""
@@ -132,17 +141,19 @@ class EngineThread:
         busy = False
         while self._deadline is None or (busy and perf_counter() < self._deadline):
             for command in self._commands(wait=not busy):
+                self._began = perf_counter()
                 command()
-            begin = perf_counter()
+            self._began = begin = perf_counter()
             try:
                 busy = self._engine.step()
-            except Exception as error:  # ONNX Runtime's, of all that are in the step
+            except BaseException as error:  # ONNX Runtime's, of all that are in the step, or a panic of what is in Rust
                 LOG.exception("a step failed")
                 self._end(self._engine.running, KvCacheError(f"a step failed: {error}", "step_failed"))
                 busy = True
             if self._jobs:
                 self._metrics.step.observe(perf_counter() - begin)
             self._tell()
+            self._began = None
         self._end([job.request for job in self._jobs], KvCacheError("the server is shutting down", SHUTTING_DOWN))
         self._tell()
         self._engine.close()
@@ -165,8 +176,9 @@ class EngineThread:
             LOG.exception("a request failed")
             self._refuse(job, KvCacheError(f"the request failed: {error}", "answer_failed"))
         else:
-            self._jobs.append(job)
-            self._call([job], job.accepted.set_result, None)
+            self._jobs[job] = None
+            job.request.changed = partial(self._news.__setitem__, job, None)
+            self._call([job], _accept, job)
 
     def _cancel(self, job: Job) -> None:
         if job.request is not None:
@@ -183,36 +195,46 @@ class EngineThread:
     def _tell(self) -> None:
         """Sends what is new of each answer, all of a step at once."""
         news: dict[asyncio.AbstractEventLoop, list[tuple[Job, Piece]]] = {}
-        for job in list(self._jobs):
+        changed = list(self._news)
+        self._news.clear()
+        for job in changed:
             request = job.request
             assert request is not None  # it is, of those that were started
-            text = (job.echo or "") + request.text if request.answer or request.finish is not None else ""
             if request.answer and not job.counted:
                 self._metrics.first_token.observe(perf_counter() - job.begin)
             self._metrics.generated.inc(len(request.answer) - job.counted)
+            text = request.text[job.said :]
+            if job.echo and not job.told and (request.answer or request.finish is not None):
+                text, job.told = job.echo + text, True
             job.counted = len(request.answer)
-            if len(text) > job.said or request.finish is not None:
-                scores = self._logprobs(job, request, text)
-                piece = Piece(job.index, text[job.said :], scores, request.finish, request.error)
+            if text or request.finish is not None:
+                job.said = len(request.text)
+                piece = Piece(job.index, text, self._logprobs(job, request), request.finish, request.error)
                 news.setdefault(job.loop, []).append((job, piece))
-                job.said = len(text)
             if request.finish is not None:
-                self._jobs.remove(job)
+                request.changed = None
+                del self._jobs[job]
                 self.release(1)
                 self._metrics.ended(request, perf_counter() - job.begin)
         for pieces in news.values():
-            self._call([job for job, _ in pieces], _deliver, pieces)
+            self._sent = self._sent or perf_counter()
+            self._call([job for job, _ in pieces], self._deliver, pieces)
 
-    def _logprobs(self, job: Job, request: Request, text: str) -> list[TokenLogprobs]:
+    def _logprobs(self, job: Job, request: Request) -> list[TokenLogprobs]:
         """The next tokens': to the end of what is said, and at an answer's end of all but what is in its stop."""
-        tokens, begin = request.logprobs, job.scored
-        if job.echo is not None:
-            tokens = [replace(token, offset=len(job.echo) + token.offset) for token in tokens]
-            tokens = [*request.prompt_logprobs, *tokens]
-        whole = request.finish not in (None, "stop")
-        while job.scored < len(tokens) and (whole or tokens[job.scored].offset < len(text)):
+        echo, prompt = job.echo or "", [] if job.echo is None else request.prompt_logprobs
+        whole, said, next_ones = request.finish not in (None, "stop"), len(echo) + job.said, list[TokenLogprobs]()
+        while job.scored < len(prompt) + len(request.logprobs):
+            if job.scored < len(prompt):
+                token = prompt[job.scored]
+            else:
+                token = request.logprobs[job.scored - len(prompt)]
+                token = replace(token, offset=len(echo) + token.offset) if echo else token
+            if not whole and token.offset >= said:
+                break
+            next_ones.append(token)
             job.scored += 1
-        return tokens[begin : job.scored]
+        return next_ones
 
     def _call(self, jobs: list[Job], function: Callable[..., object], *arguments: object) -> None:
         """Calls in the jobs' loop."""
@@ -222,14 +244,25 @@ class EngineThread:
             for job in jobs:
                 self._cancel(job)
 
+    def _deliver(self, pieces: list[tuple[Job, Piece]]) -> None:
+        if self._sent is not None:
+            self._metrics.loop.observe(perf_counter() - self._sent)
+            self._sent = None
+        for job, piece in pieces:
+            job.pieces.put_nowait(piece)
+
     def _refuse(self, job: Job, error: KvCacheError) -> None:
         self.release(1)
-        self._call([job], job.accepted.set_exception, error)
+        self._call([job], _accept, job, error)
 
 
-def _deliver(pieces: list[tuple[Job, Piece]]) -> None:
-    for job, piece in pieces:
-        job.pieces.put_nowait(piece)
+def _accept(job: Job, error: KvCacheError | None = None) -> None:
+    if job.accepted.done():  # nobody waits for it any more
+        return
+    if error is None:
+        job.accepted.set_result(None)
+    else:
+        job.accepted.set_exception(error)
 
 
 class Answers:
@@ -242,7 +275,7 @@ class Answers:
         """Raises KvCacheError "shutting_down" and "overloaded"."""
         thread.reserve(prompts * n)
         self._thread, self._n, self._reserved = thread, n, prompts * n
-        self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._jobs: list[Job] = []
 
     async def begin(self, prompts: list[list[int]], echoes: list[str | None], sampling: dict[str, Any]) -> None:
@@ -267,13 +300,20 @@ class Answers:
             if error is not None:
                 raise error
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """As they come, of all prompts, to the last one's end."""
+    async def pieces(self, quiet: float | None = None) -> AsyncIterator[Piece | None]:
+        """As they come, of all prompts, to the last one's end; None after `quiet` seconds without one, or a `nudge`."""
         left = len(self._jobs)
         while left:
-            piece = await self._pieces.get()
-            left -= piece.finish is not None
+            try:
+                piece = await asyncio.wait_for(self._pieces.get(), quiet)
+            except asyncio.TimeoutError:  # noqa: UP041, of Python 3.10
+                piece = None
+            left -= piece is not None and piece.finish is not None
             yield piece
+
+    def nudge(self) -> None:
+        """Has `pieces` give None."""
+        self._pieces.put_nowait(None)
 
     def cancel(self) -> None:
         """Ends those that have not ended, also those that have not begun."""

@@ -43,13 +43,20 @@ class Metrics:
             "kvcache_time_to_first_token_seconds", "From submission on", buckets=_SECONDS, registry=registry
         )
         self.step = Histogram("kvcache_step_seconds", "Steps of the engine", buckets=_SECONDS, registry=registry)
+        self.loop = Histogram(
+            "kvcache_loop_seconds", "From a step's end until its answers are sent", buckets=_SECONDS, registry=registry
+        )
         self._seconds = Histogram("kvcache_request_seconds", "Whole requests", buckets=_SECONDS, registry=registry)
         self._requests = Counter("kvcache_requests", "By how they ended", ["finish"], registry=registry)
         self._prompt = Counter("kvcache_prompt_tokens", "Tokens of prompts", registry=registry)
         self._cached = Counter("kvcache_cached_prompt_tokens", "Those found in the cache", registry=registry)
 
-    def watch(self, engine: Engine, count: Callable[[], int]) -> None:
-        """Adds what is asked of the engine when metrics are read. count: how many requests run or wait."""
+    def watch(self, engine: Engine, count: Callable[[], int], stuck: Callable[[], float] = float) -> None:
+        """Adds what is asked of the engine when metrics are read.
+
+        count: how many requests run or wait. stuck: for how many seconds a step runs, or its answers are not sent.
+        """
+        Gauge("kvcache_stuck_seconds", "Of a step that has not ended", registry=self._registry).set_function(stuck)
         requests = Gauge("kvcache_requests_now", "Running or waiting", ["state"], registry=self._registry)
         requests.labels("running").set_function(lambda: len(engine.running))
         requests.labels("waiting").set_function(lambda: max(count() - len(engine.running), 0))

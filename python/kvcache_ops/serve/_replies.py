@@ -98,8 +98,12 @@ def _call(call: ToolCall, arguments: str) -> dict[str, object]:
 
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b":\n\n"  # which clients leave out
+
+# Line breaks of Unicode, at which clients that read lines would cut an event. JSON escapes all others.
+_BREAKS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 
 
 def event(content: dict[str, object]) -> bytes:
     """A server-sent event."""
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
+    return f"data: {json.dumps(content, ensure_ascii=False).translate(_BREAKS)}\n\n".encode()

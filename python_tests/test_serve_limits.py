@@ -1,0 +1,242 @@
+"""What one client can make expensive: it is bounded, and others are served meanwhile. What lies between it and us."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from threading import Event
+
+import pytest
+import uvicorn
+from kvcache_ops.engine import Engine, Request
+from kvcache_ops.serve import _application as application_module
+from kvcache_ops.serve import _server, application, serve
+from kvcache_ops.serve._engine_thread import EngineThread, Job, Piece
+from kvcache_ops.serve._metrics import Metrics
+from kvcache_ops.serve._replies import event
+
+from compare import refused
+from served import GREEDY, TEXTS, Serving, expected, path, serving, shared
+from test_engine import calls
+
+__all__ = ["expected", "path", "shared"]  # fixtures
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
+
+
+def error_of(answer: tuple[int, bytes]) -> tuple[int, str, str | None]:
+    """The status, the code and the parameter of an error."""
+    status, content = answer
+    error = json.loads(content)["error"]
+    return status, error["code"], error["param"]
+
+
+def body(**given: object) -> bytes:
+    """Of a completion."""
+    return json.dumps({"model": "tiny", "prompt": TEXTS[0], "temperature": 0} | given).encode()
+
+
+def sent(server: Serving, content: bytes, length: int | None = None) -> socket.socket:
+    """A connection on which a request was sent, or its beginning, and nothing was read."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    head = f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Length: {length or len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+@contextmanager
+def blocked(monkeypatch: pytest.MonkeyPatch, of: object, name: str) -> Iterator[tuple[list[object], Event]]:
+    """Calls of a function wait for the event, at the latest until the end. The list has one entry for each."""
+    go_on, begun, function = Event(), list[object](), getattr(of, name)
+
+    def wait(*arguments: object, **named: object) -> object:
+        begun.append(arguments)
+        assert go_on.wait(60)
+        return function(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(of, name, wait)
+        try:
+            yield begun, go_on
+        finally:
+            go_on.set()
+
+
+def test_grammars_do_not_keep_others_waiting(
+    shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they are compiled; what their clients wait for no more is not compiled; too many at once get 503."""
+    before = shared.metric('kvcache_requests_now{state="waiting"}')
+    with_grammar = body(response_format=FORMAT, max_tokens=3)
+    with blocked(monkeypatch, shared.engine, "json_grammar") as (begun, go_on), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(shared.ask, "POST", TEXT, with_grammar)
+        gone = [sent(shared, with_grammar) for _ in range(application_module._MOST_COMPILING - 1)]
+        waiting = 'kvcache_requests_now{state="waiting"}'
+        shared.wait(lambda: shared.metric(waiting) == before + application_module._MOST_COMPILING)
+        shared.wait(lambda: len(begun) == 2)
+        assert error_of(shared.ask("POST", TEXT, with_grammar))[:2] == (503, "overloaded")
+        assert shared.client.completions.create(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
+        assert shared.ask("GET", "/health")[0] == 200
+        for connection in gone:
+            connection.close()
+        shared.wait(lambda: shared.metric(waiting) <= before + 2)
+        go_on.set()
+        assert first.result()[0] == 200
+    assert len(begun) <= 3  # those in the two threads, and the first if it was behind them
+
+
+def test_schemas_are_refused(shared: Serving, expected: list[str]) -> None:
+    """With 400 and what was expected; one that would end the process, too."""
+    chain = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(1000)}
+    for schema, message in (
+        ({"properties": {f"p{i}": {} for i in range(10_000)}}, b"10000 properties in an object"),
+        ({"type": "string", "pattern": "^(a{1000}){1000}$"}, b"1000000 characters in a pattern"),
+        ({"$defs": chain | {"d1000": {}}, "$ref": "#/$defs/d0"}, b"llguidance crashes"),
+    ):
+        format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        answer = shared.ask("POST", TEXT, body(response_format=format))
+        assert error_of(answer) == (400, "grammar_schema", "response_format") and message in answer[1]
+    assert shared.client.completions.create(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
+
+
+def test_bodies(shared: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many values, messages, texts to stop at, bytes together, and one that does not come."""
+    commas = b'{"model": "tiny", "prompt": "' + b"," * (application_module._MOST_COMMAS + 1) + b'"}'
+    assert error_of(shared.ask("POST", TEXT, commas)) == (400, "body_too_large", None)
+    many = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": ""}] * 5000}).encode()
+    assert error_of(shared.ask("POST", CHAT, many)) == (400, "context_length_exceeded", "messages")
+    assert error_of(shared.ask("POST", TEXT, body(stop=["a" * 1000] * 5))) == (400, "parameter_invalid", "stop")
+    with monkeypatch.context() as patch:
+        patch.setattr(application_module, "_MOST_HELD", 100)
+        with sent(shared, b"{" * 80, length=200):
+            shared.wait(lambda: error_of(shared.ask("POST", TEXT, body(user="a" * 50)))[:2] == (503, "overloaded"))
+    shared.wait(lambda: shared.ask("POST", TEXT, body(max_tokens=1))[0] == 200)
+    monkeypatch.setattr(application_module, "_BODY_SECONDS", 0.2)
+    with sent(shared, b"{", length=200) as slow:
+        response = HTTPResponse(slow)
+        response.begin()
+        assert error_of((response.status, response.read()))[:2] == (408, "request_timeout")
+
+
+def test_health_says_what_is_stuck(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that does not end, and requests that are not parsed."""
+    with serving(path, app={"stuck_after": 0.1}) as server, ThreadPoolExecutor(5) as pool:
+        with blocked(monkeypatch, server.engine, "_run") as (_, go_on):
+            asked = pool.submit(server.ask, "POST", TEXT, body(max_tokens=1))
+            server.wait(lambda: server.ask("GET", "/health")[0] == 503)
+            assert json.loads(server.ask("GET", "/health")[1])["status"] == "stuck"
+            assert server.metric("kvcache_stuck_seconds") > 0
+            go_on.set()
+            assert asked.result()[0] == 200
+        server.wait(lambda: server.ask("GET", "/health") == (200, b'{"status":"ok"}'))
+        monkeypatch.setattr(application_module, "_HEALTH_SECONDS", 0.1)
+        with blocked(monkeypatch, application_module, "read_call") as (begun, go_on):
+            several = [pool.submit(server.ask, "POST", TEXT, body(max_tokens=1)) for _ in range(4)]
+            server.wait(lambda: len(begun) == 4)
+            status, content = server.ask("GET", "/health")
+            assert status == 503 and json.loads(content)["parsing_seconds"] > 0
+            go_on.set()
+            assert [one.result()[0] for one in several] == [200] * 4
+        server.wait(lambda: server.ask("GET", "/health")[0] == 200)
+    with refused("serve_range", "stuck_after is 0"):
+        application(server.engine, stuck_after=0)
+
+
+class Panic(BaseException):
+    """As a package in Rust raises it."""
+
+
+def test_a_panic_is_its_requests_alone(shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tokenizer, before an answer and in it."""
+    good = shared.client.completions.create
+
+    def panics(*_: object) -> None:
+        raise Panic("unwrap on None")
+
+    for of, name in ((shared.engine, "encode"), (shared.engine, "_run"), (Request, "take")):
+        with monkeypatch.context() as patch:
+            patch.setattr(of, name, panics)
+            status, content = shared.ask("POST", TEXT, body())
+            assert status == 500 and b"unwrap on None" in content
+        assert good(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
+
+
+def test_events_are_one_line(shared: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for clients that end lines as Python does."""
+    text = "a\u2028b\u2029c\x85d\n\r\x0b\x0c\x1c\x1d\x1ee"
+    assert json.loads(event({"text": text}).removeprefix(b"data: ")) == {"text": text}
+    assert len(event({"text": text}).decode().splitlines()) == 2
+
+
+def test_a_quiet_stream_has_comments(shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its first event, which proxies wait for; and no proxy is to collect its events."""
+    monkeypatch.setattr(application_module, "_QUIET", 0.05)
+    with blocked(monkeypatch, shared.engine, "_run") as (_, go_on):
+        connection = HTTPConnection("127.0.0.1", shared.port, timeout=60)
+        connection.request("POST", TEXT, body(stream=True))
+        response = connection.getresponse()
+        assert response.headers["X-Accel-Buffering"] == "no"
+        assert [response.readline() for _ in range(4)] == [b":\n", b"\n"] * 2
+        go_on.set()
+    events = [line.removeprefix(b"data: ") for line in response.read().splitlines() if line.startswith(b"data: ")]
+    assert events.pop() == b"[DONE]"
+    assert "".join(json.loads(found)["choices"][0]["text"] for found in events) == expected[0]
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_closed_its_sending_side(shared: Serving, expected: list[str], stream: bool) -> None:
+    """Gets its answer; one that is gone, which looks the same at first, frees its place."""
+    with sent(shared, body(stream=stream)) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        response = HTTPResponse(connection)
+        response.begin()
+        content = response.read()
+        assert response.status == 200 and connection.recv(1) == b""
+    assert content.endswith(b"data: [DONE]\n\n") if stream else json.loads(content)["choices"][0]["text"] == expected[0]
+    cancelled = 'kvcache_requests_total{finish="cancelled"}'
+    before = shared.metric(cancelled)
+    with sent(shared, body(stream=stream, max_tokens=4000)):
+        shared.wait(lambda: shared.metric('kvcache_requests_now{state="running"}') == 1)
+    shared.wait(lambda: shared.metric(cancelled) == before + 1)
+
+
+def test_idle_connections(shared: Serving, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End also before their first request, after the seconds that `serve` takes: 75."""
+    monkeypatch.setattr(shared.server.config, "timeout_keep_alive", 0.1)
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=60) as connection:
+        assert connection.recv(1) == b""
+    configs = list[uvicorn.Config]()
+    monkeypatch.setattr(_server.Server, "run", lambda server: configs.append(server.config))
+    serve(shared.engine)
+    serve(shared.engine, keep_alive=3)
+    assert [config.timeout_keep_alive for config in configs] == [75, 3]
+    with refused("serve_range", "keep_alive is -1"):
+        serve(shared.engine, keep_alive=-1)
+
+
+def test_what_waits_is_not_told_at_each_step(path: Path) -> None:
+    """After a step there are as many calls where one request waits and where hundreds do."""
+
+    async def told(count: int) -> int:
+        engine = Engine(path, threads=1, max_tokens=256, max_batch=1)
+        thread = EngineThread(engine, Metrics(), 1000)
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        for i in range(1 + count):
+            thread._start(Job(i, None, pieces), [5, 6], {"max_new_tokens": 20})
+        counts = []
+        for _ in range(5):
+            engine.step()
+            counts.append(calls(thread._tell))
+        await asyncio.sleep(0)
+        assert not pieces.empty()
+        return min(counts)
+
+    assert asyncio.run(told(1)) == asyncio.run(told(300))
