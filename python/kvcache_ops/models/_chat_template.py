@@ -115,11 +115,12 @@ class ChatTemplate:
         try:
             return render(messages)
         except Exception as error:  # a template may do anything
-            if any(message.get("tool_calls") for message in messages):
-                try:  # a few templates join the text of arguments to theirs
-                    return render([_with_text_of_arguments(message) for message in messages])
-                except Exception:  # which was not the reason
-                    pass
+            for other in (_with_text_of_arguments, _with_one_call_each):  # which some templates want
+                if (changed := other(messages)) != list(messages):
+                    try:
+                        return render(changed)
+                    except Exception:  # which was not the reason
+                        pass
             raise KvCacheError(f"the chat template refuses the messages: {error}", "chat_template") from error
 
     def tokens(
@@ -183,12 +184,33 @@ class ChatTemplate:
         return next((i for i, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
 
 
-def _with_text_of_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_text_of_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages whose calls have the JSON text of their arguments."""
+
     def of(call: Mapping[str, Any]) -> dict[str, Any]:
         return {**call, "function": {**call["function"], "arguments": _to_json(call["function"]["arguments"])}}
 
-    calls = message.get("tool_calls")
-    return {**message, "tool_calls": [of(call) for call in calls]} if calls else message
+    return [{**m, "tool_calls": list(map(of, m["tool_calls"]))} if m.get("tool_calls") else m for m in messages]
+
+
+def _with_one_call_each(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages that have one call at most, each with its results after it."""
+    found: list[Mapping[str, Any]] = []
+    left = list(messages)
+    while left:
+        message = left.pop(0)
+        if len(calls := message.get("tool_calls") or ()) < 2:
+            found.append(message)
+            continue
+        results = []
+        while left and left[0].get("role") == "tool":
+            results.append(left.pop(0))
+        for i, call in enumerate(calls):
+            found.append({**message, "content": "" if i else message.get("content"), "tool_calls": [call]})
+            found += [result for result in results if result.get("tool_call_id") == call.get("id")]
+        named = [call.get("id") for call in calls]
+        found += [result for result in results if result.get("tool_call_id") not in named]
+    return found
 
 
 def _refuse(message: str) -> NoReturn:

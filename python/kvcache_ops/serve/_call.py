@@ -180,7 +180,7 @@ def _without_null(given: dict[str, Any]) -> dict[str, Any]:
 
 def _is_neutral(name: str, value: object) -> bool:
     if name == "logit_bias":
-        pairs = value.items() if isinstance(value, dict) else value if isinstance(value, list) else [(0, value)]
+        pairs = value.items() if isinstance(value, dict) else value if isinstance(value, list) else [value]
         return all(isinstance(pair, list | tuple) and len(pair) == 2 and _same(pair[1], 0) for pair in pairs)
     return any(_same(value, other) for other in _WITHOUT_EFFECT.get(name, ()))
 

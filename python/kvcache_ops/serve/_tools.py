@@ -18,7 +18,7 @@ from kvcache_ops.models import Model
 from kvcache_ops.serve._refusal import unsupported, wrong
 
 _THOUGHT, _THOUGHT_END = "<think>", "</think>"  # between them nothing is called
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _LONGEST_WORD = 8  # of JSON that may be cut: false, \u0000
 _SHORT_ID = 9  # characters of an id, as templates of Mistral demand it
 
@@ -229,7 +229,6 @@ class CallReader:
                     calls = self._family.read(self._held, last)
                 except ValueError:
                     calls = [], len(mark)
-                    self._content(mark, found)
                 if calls is None:
                     break
                 end = calls[1]
@@ -306,10 +305,9 @@ class Tools:
             self._parameters = {}
         if not self._parameters:
             raise wrong("tool_choice", choice, "none, auto, required, or a function of tools")
-        # Which of the texts of calls are special tokens, that answers would not show.
-        special = {text: token for token, text in model.special_tokens.items()}
-        self._special = {text: special[text] for text in family.tokens.values() if text in special}
-        self.shown_tokens = frozenset(self._special.values())
+        found = {text: model.tokenizer.token_to_id(text) for text in family.tokens.values()}
+        self._tokens = {text: token for text, token in found.items() if token is not None}
+        self.shown_tokens = frozenset(self._tokens.values()) & model.special_tokens.keys()
 
     def reader(self, prompt: Sequence[int]) -> CallReader:
         """A reader of one answer to a prompt."""
@@ -331,7 +329,8 @@ class Tools:
         if schema is not None and not self._must:
             lines.append(f"answer: {lark_of_json(schema)}")
         for name, text in self._family.tokens.items():
-            lines.append(f"{name}: <[{self._special[text]}]>" if text in self._special else f"{name}: {_quoted(text)}")
+            token = self._tokens.get(text)  # llguidance takes <...> for special, and its text for none of the answer's
+            lines.append(f"{name}: {_quoted(text) if token is None else f'<[{token}]>'}")
         for i, (name, parameters) in enumerate(self._parameters.items()):
             lines.append(f"call_{i}: {self._family.call(name, f'arguments_{i}')}")
             lines.append(f"arguments_{i}: {lark_of_json({'type': 'object'} | parameters)}")
