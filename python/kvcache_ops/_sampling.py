@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral, Real
 from threading import local
@@ -56,7 +56,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     grammar: Grammar | None = None
-    shown_tokens: frozenset[int] = frozenset()
+    shown_tokens: Set[int] = frozenset()
 
     def __post_init__(self) -> None:
         ranges: list[tuple[str, Any, float, float]] = [
@@ -82,6 +82,9 @@ class Sampling:
             raise KvCacheError(message, "sampling_range")
         if not isinstance(self.grammar, Grammar | None):
             raise KvCacheError(f"grammar is {self.grammar!r}, expected a Grammar or None", "sampling_range")
+        shown = self.shown_tokens
+        if not isinstance(shown, Set) or not all(isinstance(token, Integral) for token in shown):
+            raise KvCacheError(f"shown_tokens is {shown!r}, expected a set of tokens", "sampling_range")
         if len(self.stop) > _MOST_STOPS:
             raise KvCacheError(f"stop has {len(self.stop)} texts, expected at most {_MOST_STOPS}", "sampling_range")
         if (length := sum(map(len, self.stop))) > _MOST_STOP_TEXT:
