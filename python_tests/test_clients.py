@@ -77,7 +77,8 @@ NEUTRAL: list[dict[str, Any]] = [
     {"include_reasoning": True}, {"reasoning_format": "none"},
 ]  # fmt: skip
 OF_CHATS: list[dict[str, Any]] = [
-    {"max_tokens": -1}, {"max_completion_tokens": -1}, {"max_tokens": CONTEXT}, {"add_generation_prompt": True},
+    {"max_tokens": -1}, {"max_completion_tokens": -1}, {"n_predict": -1}, {"max_tokens": CONTEXT},
+    {"add_generation_prompt": True},
     {"continue_final_message": False}, {"add_special_tokens": False}, {"chat_template_kwargs": {}},
     {"chat_template_kwargs": {"add_generation_prompt": True, "continue_final_message": None}},
 ]  # fmt: skip
@@ -93,7 +94,7 @@ REFUSED: list[dict[str, Any]] = [
     {"guided_regex": "a"}, {"structured_outputs": {"regex": "a"}}, {"prompt_logprobs": 1}, {"allowed_token_ids": [5]},
     {"function_call": {"name": "a"}}, {"functions": [{"name": "a"}]}, {"verbosity": "low"},
     {"modalities": ["text", "audio"]}, {"audio": {"voice": "a"}}, {"web_search_options": {}}, {"documents": [{"a": 1}]},
-    {"chat_template": "a"}, {"truncate_prompt_tokens": 5}, {"n_predict": 5}, {"never_heard_of": 1}, {"echo": "yes"},
+    {"chat_template": "a"}, {"truncate_prompt_tokens": 5}, {"n_predict": -2}, {"never_heard_of": 1}, {"echo": "yes"},
     {"return_token_ids": True}, {"best_of": 2}, {"n": 0}, {"n": 1.5}, {"max_tokens": -2}, {"max_tokens": 1.5},
     {"top_k": -2}, {"top_k": 1.5}, {"top_p": 1.1}, {"min_p": -1}, {"temperature": True}, {"seed": "1"}, {"stop": [5]},
     {"stream": 0}, {"response_format": {}}, {"stream_options": {"a": 1}},
@@ -114,6 +115,7 @@ def test_neutral_values() -> None:
     assert parsed(False, max_tokens=-1).sampling["max_new_tokens"] == CONTEXT
     assert parsed(False, prompt=[[1.0, 2], [3]]).prompts == [[1, 2], [3]]
     assert parsed(True, seed=5.0, top_k=5.0, n=2.0, max_tokens=7.0) == parsed(True, seed=5, top_k=5, n=2, max_tokens=7)
+    assert parsed(False, n_predict=5.0) == parsed(False, max_completion_tokens=5) == parsed(False, max_tokens=5)
     assert len(NEUTRAL) + len(OF_CHATS) > 100
 
 
@@ -230,9 +232,24 @@ def test_a_message_is_continued(path: Path, shared: Serving) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(messages=messages, extra_body={**top, "add_generation_prompt": True}, **GREEDY)
     assert caught.value.param == "add_generation_prompt"
+
+
+def test_reasoning_effort(path: Path, shared: Serving) -> None:
+    """It goes to a template that reads it; "none" also to one that can only leave thoughts out."""
+    ask = shared.client.chat.completions.create
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(messages=messages, reasoning_effort="low", **GREEDY)
+        ask(messages=MESSAGES, reasoning_effort="low", **GREEDY)
     assert caught.value.param == "reasoning_effort"
+    assert ask(messages=MESSAGES, reasoning_effort="none", max_tokens=1, **GREEDY).choices
+    template = "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}{{ messages[0].content }}"
+    with serving(replace(models.load(path), chat_template=template), max_tokens=256) as server:
+        ask = server.client.chat.completions.create
+        for more, count in (({}, 1), ({"reasoning_effort": "none"}, 1 + len("False"))):
+            found = ask(messages=[{"role": "user", "content": "a"}], max_tokens=1, **more, **GREEDY)
+            assert found.usage.prompt_tokens == count
+    with serving(replace(models.load(path), chat_template="{{ reasoning_effort }}"), max_tokens=256) as server:
+        found = server.client.chat.completions.create(messages=MESSAGES, reasoning_effort="low", max_tokens=1, **GREEDY)
+        assert found.usage.prompt_tokens == len("low")
 
 
 async def ask(app: Any, path: str, body: dict[str, Any] | None = None) -> httpx.Response:

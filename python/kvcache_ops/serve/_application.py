@@ -300,8 +300,11 @@ class _Routes:
         for i, message in enumerate(call.messages):
             if "tool_calls" in message and not template.reads("tool_calls"):
                 raise unsupported(f"messages[{i}].tool_calls")
-        if "reasoning_effort" in how["variables"] and not template.reads("reasoning_effort"):
-            raise unsupported("reasoning_effort")
+        effort = how["variables"].get("reasoning_effort")
+        if effort is not None and not template.reads("reasoning_effort"):
+            if effort != "none":
+                raise unsupported("reasoning_effort")
+            how = how | {"variables": {"enable_thinking": False} | how["variables"]}
         how = how | {"add_special_tokens": special}
         if tools is not None:
             choice = {"tool_choice": call.tool_choice}

@@ -36,7 +36,6 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "include_stop_str_in_output": (False,),
     "no_stop_trim": (False,),
     "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "repeat_penalty": (1,),
     "encoder_repetition_penalty": (1,),
@@ -88,6 +87,21 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "options": ({},),
     "extra_body": ({},),
     "transforms": ([],),
+    "plugins": ([],),
+    "data_sources": ([],),
+    "images": ([],),
+    "raw": (False,),
+    "format": ("",),
+    "watermark": (False,),
+    "details": (False,),
+    "return_full_text": (False,),
+    "decoder_input_details": (False,),
+    "safe_prompt": (False,),
+    "rep_pen": (1,),
+    "custom_token_bans": ("",),
+    "auto_max_new_tokens": (False,),
+    "max_tokens_second": (0,),
+    "slot_id": (-1,),
 }
 # What changes no answer, whatever the value: it is about the client, or about speed, or belongs to one of the above.
 _ABOUT_THE_CLIENT = {
@@ -95,6 +109,7 @@ _ABOUT_THE_CLIENT = {
     "request_id", "keep_alive", "cache_prompt", "prediction", "spaces_between_special_tokens", "mirostat_tau",
     "mirostat_eta", "dynatemp_exponent", "dynatemp_low", "dynatemp_high", "smoothing_curve", "xtc_threshold",
     "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers", "repeat_last_n",
+    "penalize_nl", "rep_pen_range", "rep_pen_slope", "rid", "ttl", "provider", "route",
 }  # fmt: skip
 _OF_A_MESSAGE = {"annotations", "cache_control", "id", "provider_specific_fields", "reasoning_details"}  # the same
 _KINDS: dict[type, str] = {
@@ -223,13 +238,12 @@ def _logprobs(taken: dict[str, Any], chat: bool) -> int | None:
 
 def _sampling(taken: dict[str, Any], chat: bool, echo: bool, context_length: int) -> dict[str, Any]:
     """The arguments of Sampling, with OpenAI's defaults."""
-    limit = _take(taken, "max_tokens", int, None)
-    newer = _take(taken, "max_completion_tokens", int, None)
-    limit = newer if newer is not None else limit
+    limits = {name: _take(taken, name, int, None) for name in ("max_completion_tokens", "max_tokens", "n_predict")}
+    name, limit = next(((name, got) for name, got in limits.items() if got is not None), ("", None))
     limit = context_length if limit == -1 else limit  # as llama.cpp has it
     least = 0 if echo else 1
     if limit is not None and limit < least:
-        raise wrong("max_tokens" if newer is None else "max_completion_tokens", limit, f"at least {least}")
+        raise wrong(name, limit, f"at least {least}")
     default = context_length if chat else _DEFAULT_TOKENS
     sampling: dict[str, Any] = {"max_new_tokens": default if limit is None else limit, "temperature": 1.0}
     sampling |= {name: taken.pop(name) for name in _SAMPLING if name in taken}
