@@ -408,3 +408,22 @@ def test_templates_that_want_text(model: Model) -> None:
     assert ChatTemplate(replace(model, chat_template=text)).text(messages) == 'a{"a": 1}'
     with refused("chat_template", "no calls"):
         ChatTemplate(replace(model, chat_template="{{ raise_exception('no calls') }}")).text(messages)
+
+
+def test_what_a_context_keeps(model: Model) -> None:
+    """Of a conversation that is too long: the last question with the calls and results after it, and the tools."""
+    template = ChatTemplate(replace(model, chat_template=HERMES))
+    calls = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": PARIS}}]
+    question = [MESSAGES[1], {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "tool_call_id": "1", "content": "warm"}]  # fmt: skip
+    answer = {"role": "assistant", "content": "Warm."}
+    messages = [MESSAGES[0], *question, answer, *question]
+    whole = len(template.tokens([MESSAGES[0], *question], tools=TOOLS))
+    for most in (whole, whole // 3):
+        kept, tokens = template.shortened(messages, most, most, tools=TOOLS)
+        assert kept == [MESSAGES[0], *question] and len(tokens) == whole
+    begun = [*messages, answer]
+    kept, tokens = template.shortened(begun, 99, 99, add_generation_prompt=False, continue_final_message=True)
+    assert kept == [MESSAGES[0], *question, answer] and model.tokenizer.decode(tokens).endswith("\nWarm.")
+    system = template.beginning(messages, tools=TOOLS)
+    assert model.tokenizer.decode(template.tokens(messages, tools=TOOLS)[:system]).count('"weather"') == 1
