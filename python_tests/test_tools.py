@@ -326,8 +326,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_refused(server: Serving, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, what is none of OpenAI's; and tools where the template does not say how calls are written."""
+def test_refused(server: Serving) -> None:
+    """By name, what is none of OpenAI's."""
     ask = server.client.chat.completions.create
     for param, given in BAD:
         with pytest.raises(openai.BadRequestError) as caught:
@@ -337,13 +337,19 @@ def test_refused(server: Serving, model: Model, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(openai.BadRequestError, match="Invalid type: nothing") as caught:
         ask(**OPTIONS | {"tools": [schema], "tool_choice": "required"})
     assert (caught.value.code, caught.value.param) == ("grammar_schema", "tools")
+
+
+def test_other_families(model: Model) -> None:
+    """Tools are refused where the template does not read them, or does not say how a call is written; else it chats."""
     plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    for template in (plain, plain + "{{ tools }}", HERMES.replace('{\\"name\\"', "<function=")):
-        assert family_of(template) is None
-    monkeypatch.setattr(server.engine, "model", replace(model, chat_template=plain))
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(**OPTIONS)
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tools")
+    others = HERMES.replace("if tools", "if xml_tools").replace("in tools", "in xml_tools")
+    for template in (plain, plain + "{{ tools }}", others):
+        with serving(replace(model, chat_template=template), max_tokens=2048) as server:
+            for more in ({}, {"tool_choice": "required"}, {"stream": True}):
+                with pytest.raises(openai.BadRequestError) as caught:
+                    server.client.chat.completions.create(**OPTIONS | more)
+                assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tools")
+            assert server.client.chat.completions.create(**OPTIONS, tool_choice="none", max_tokens=1).choices
 
 
 def read(name: str, *pieces: str, thinks: bool = False) -> tuple[str, list[tuple[str, str]]]:
@@ -358,6 +364,13 @@ def read(name: str, *pieces: str, thinks: bool = False) -> tuple[str, list[tuple
 
 NO_ARGUMENTS = ('{"city": }', '{"city": "a"', '"Paris"', "[1]", "null", '{"city": NaN}', '{"city": 1e999}', "{'a': 1}",
                 '{"city": ' + "1" * 5000 + "}", "[" * 100_000)  # fmt: skip
+
+
+def test_families() -> None:
+    """As templates write calls; not those that write them otherwise between the same tags."""
+    assert [family_of(template) for template in TEMPLATES.values()].count(None) == 0
+    for other in ("<function=", "<arg_key>", "<tool_calls>"):
+        assert family_of(HERMES.replace('{\\"name\\"', other)) is None
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

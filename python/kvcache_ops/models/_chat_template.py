@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -34,8 +33,8 @@ class ChatTemplate:
     def __init__(self, model: Model) -> None:
         if model.chat_template is None:
             raise KvCacheError(f"{model.name} has no chat template, expected a model for chats", "chat_template")
-        ext, nodes, sandbox = (
-            load_package(f"jinja2.{name}", "ChatTemplate", "models") for name in ("ext", "nodes", "sandbox")
+        ext, meta, nodes, sandbox = (
+            load_package(f"jinja2.{name}", "ChatTemplate", "models") for name in ("ext", "meta", "nodes", "sandbox")
         )
 
         def parse(_: Any, parser: Any) -> Any:
@@ -51,6 +50,7 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         try:
             self._template = environment.from_string(model.chat_template)
+            self._reads = meta.find_undeclared_variables(environment.parse(model.chat_template))
         except Exception as error:  # of Jinja, or of Python for one that is nested too deeply
             raise KvCacheError(f"the chat template of {model.name} is none: {error}", "chat_template") from error
         self._model, self.source = model, model.chat_template
@@ -59,8 +59,8 @@ class ChatTemplate:
         self._tokens = {"bos_token": model.bos or "", "eos_token": eos[0] if eos else ""}
 
     def reads(self, name: str) -> bool:
-        """Whether the template mentions a variable."""
-        return re.search(rf"\b{name}\b", self.source) is not None
+        """Whether the template reads a variable."""
+        return name in self._reads
 
     def text(
         self,

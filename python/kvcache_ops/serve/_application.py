@@ -298,8 +298,10 @@ class _Routes:
             return [encode(prompt) for prompt in call.prompts], keep
         template, how = self._template, call.rendering
         for i, message in enumerate(call.messages):
-            if "tool_calls" in message and not template.reads("tool_calls"):
+            if "tool_calls" in message and "tool_calls" not in template.source:
                 raise unsupported(f"messages[{i}].tool_calls")
+        if tools is not None and not template.reads("tools"):
+            raise unsupported("tools")
         effort = how["variables"].get("reasoning_effort")
         if effort is not None and not template.reads("reasoning_effort"):
             if effort != "none":
