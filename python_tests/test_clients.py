@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -306,6 +307,10 @@ def test_a_loop_that_is_gone(path: Path, expected: list[str]) -> None:
             await asyncio.sleep(0.01)
 
     asyncio.run(leave())
+    while engine.running:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert app.state.engine_thread.stuck() < 0.5  # nothing waits for that loop
 
     async def again() -> str:
         while (await ask(app, "/v1/completions", body(0))).status_code == 503:

@@ -14,6 +14,7 @@ import pytest
 from kvcache_ops import engine as engine_module
 from kvcache_ops import models
 from kvcache_ops.models import ChatTemplate, Model
+from kvcache_ops.serve import _application as application_module
 from kvcache_ops.serve._tools import CallReader, ToolCall, family_of
 from tokenizers import Tokenizer
 
@@ -244,6 +245,16 @@ def test_calls(server: Serving, family: str) -> None:
         assert both(server, parallel_tool_calls=False)[1] == [one]
         length = len(server.engine.model.encode(written(family, one, two)[:-30]))
         assert both(server, max_tokens=length)[2] == "length"
+
+
+def test_a_call_that_takes_long(server: Serving, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is sent before it is whole; comments meanwhile keep the connection."""
+    monkeypatch.setattr(application_module, "_QUIET", 0.001)
+    with saying(server, written(family, ("weather", EXACT))):
+        with server.client.chat.completions.with_streaming_response.create(**OPTIONS, stream=True) as response:
+            lines = list(response.iter_lines())
+    role, first, *_ = (i for i, line in enumerate(lines) if line.startswith("data: "))
+    assert lines[role:first].count(":") > 1 and '"name": "weather"' in lines[first]
 
 
 def test_what_is_no_call_stays_content(server: Serving, family: str) -> None:

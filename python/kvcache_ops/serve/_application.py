@@ -264,6 +264,7 @@ class _Routes:
         return await _run(self._preparing, lambda: JSONResponse(reply.whole(pieces, answers.usage())))
 
     async def _events(self, answers: Answers, reply: Reply, roles: int, usage: bool) -> AsyncIterator[bytes]:
+        sent = time.perf_counter()
         async for piece in answers.pieces(_QUIET):
             if piece is None:
                 yield COMMENT
@@ -275,8 +276,11 @@ class _Routes:
                 yield reply.role(index)
             roles = 0
             quick = len(piece.logprobs) < _QUICK
-            if chunks := reply.piece(piece) if quick else await _run(self._preparing, reply.piece, piece):
-                yield chunks
+            chunks = reply.piece(piece) if quick else await _run(self._preparing, reply.piece, piece)
+            now = time.perf_counter()
+            if chunks or now - sent > _QUIET:  # a call of a tool is held back until it is whole
+                yield chunks or COMMENT
+                sent = now
         if usage:
             yield reply.usage(answers.usage())
         yield DONE

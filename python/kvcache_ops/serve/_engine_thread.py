@@ -218,7 +218,8 @@ class EngineThread:
                 self._metrics.ended(request, perf_counter() - job.begin)
         for pieces in news.values():
             self._sent = self._sent or perf_counter()
-            self._call([job for job, _ in pieces], self._deliver, pieces)
+            if not self._call([job for job, _ in pieces], self._deliver, pieces):
+                self._sent = None
 
     def _logprobs(self, job: Job, request: Request) -> list[TokenLogprobs]:
         """The next tokens': to the end of what is said, and at an answer's end of all but what is in its stop."""
@@ -236,17 +237,19 @@ class EngineThread:
             job.scored += 1
         return next_ones
 
-    def _call(self, jobs: list[Job], function: Callable[..., object], *arguments: object) -> None:
-        """Calls in the jobs' loop."""
+    def _call(self, jobs: list[Job], function: Callable[..., object], *arguments: object) -> bool:
+        """Calls in the jobs' loop; whether there is one."""
         try:
             jobs[0].loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop is closed: nobody listens
+        except RuntimeError:  # it is closed: nobody listens
             for job in jobs:
                 self._cancel(job)
+            return False
+        return True
 
     def _deliver(self, pieces: list[tuple[Job, Piece]]) -> None:
-        if self._sent is not None:
-            self._metrics.loop.observe(perf_counter() - self._sent)
+        if (sent := self._sent) is not None:  # of several loops, another may have taken it
+            self._metrics.loop.observe(perf_counter() - sent)
             self._sent = None
         for job, piece in pieces:
             job.pieces.put_nowait(piece)
