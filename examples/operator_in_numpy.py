@@ -45,11 +45,14 @@ def slots(attributes: dict[str, int], cachestarts: Array, first: Array, last: Ar
 def quantize(rows: Array, codes_type: np.dtype[Any], quant_bit: int, quant_group: int) -> tuple[Array, Array]:
     """Codes, (..., Dh), and scales, (..., Dh / quant_group), of rows of type T1."""
     is_float = codes_type == "float8_e4m3fn"
-    t1, qmax = rows.dtype.type, 448 if is_float else 2 ** (quant_bit - 1) - 1
+    t1, qmax = rows.dtype.type, 448 if is_float else {8: 127, 4: 8}[quant_bit]
     groups = rows.reshape(*rows.shape[:-1], rows.shape[-1] // quant_group, quant_group)
-    scale = np.maximum(abs(groups).max(axis=-1) / t1(qmax), t1(1e-5))
+    high, low = groups.max(axis=-1), (-groups).max(axis=-1)
+    scale = np.maximum(np.maximum(high, low) / t1(qmax), t1(1e-5))
+    scale = np.where((quant_bit == 4) & (high > low), -scale, scale)  # the largest element of int4 becomes -8
     quotients = np.where(np.isfinite(scale[..., None]), groups / scale[..., None], t1(0))
-    codes = quotients if is_float else np.clip(np.rint(quotients), -qmax, qmax)  # halves go to the even integer
+    most = 2 ** (quant_bit - 1) - 1
+    codes = quotients if is_float else np.clip(np.rint(quotients), -qmax, most)  # halves go to the even integer
     return codes.astype(codes_type).reshape(rows.shape), scale
 
 

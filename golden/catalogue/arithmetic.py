@@ -15,7 +15,8 @@ from .groups import GROUP
 
 # The types that are quantized.
 T1S: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-QMAX = {8: 127, 4: 7}
+QMAX = {8: 127, 4: 8}
+CODES = {8: (-127, 127), 4: (-8, 7)}
 NON_FINITE_WHY = "arithmetic makes the NaN of a group with a non-finite value, with the machine's sign and payload"
 INFINITE_SCALE_WHY = "arithmetic makes a NaN of code 0 times an infinite scale, with the machine's sign and payload"
 
@@ -77,6 +78,10 @@ def rounding_parts(types: str, bits: int) -> tuple[str, dict[str, np.ndarray]]:
         f"the step is rounded to {real.__name__} before it divides": unrounded_step,
     }
     rules = "quantizing.amax-quotient quantizing.code-quotient quantizing.real-division quantizing.ties-to-even"
+    if bits == 4:
+        # An eighth is exact but among denormals, which are beside the constant 1e-5.
+        del wrongs[f"the step is rounded to {real.__name__} before it divides"]
+        parts["steps around 1e-5, halfway between two denormals of float16"] = groups.around_eps(real, qmax)
     if (T1, T3) == ("f32", "f16"):
         rules += " quantizing.step-of-t1"
         wrongs["the float32 step divides, not the float16 scale it becomes"] = step_of_scale
@@ -88,7 +93,7 @@ def rounding_parts(types: str, bits: int) -> tuple[str, dict[str, np.ndarray]]:
 def edges(types: str, bits: int) -> Case:
     """Zeros, denormals, the constant 1e-5, every magnitude and both ends of the codes."""
     T1, _, T3 = types.split()
-    real, qmax = T1S[T1], QMAX[bits]
+    real, qmax, (low_code, high_code) = T1S[T1], QMAX[bits], CODES[bits]
     low, high, stride = (-24, 15, 1) if "f16" in (T1, T3) else (-149, 120, 7)
     tiny = float(ml_dtypes.finfo(real).smallest_subnormal)
     zeros = np.zeros((4, GROUP), real)
@@ -98,11 +103,52 @@ def edges(types: str, bits: int) -> Case:
     parts = {
         "amax / qmax up to four floats below, at and above 1e-5": groups.around_eps(real, qmax),
         "zeros, -0.0, denormals, small negatives whose code 0 loads as +0.0": zeros,
-        f"the largest and the float before it, codes {qmax} and {-qmax}, never {-qmax - 1}": groups.ends(types, real),
+        f"the largest and the float before it, of both signs, codes from {low_code} to {high_code}": groups.ends(
+            types, real
+        ),
         f"magnitudes from 2^{low} to 2^{high}": groups.sweep(f"sweep {types}", real, low, high)[::stride],
     }
-    subject = "The step never falls below 1e-5 in T1, the codes stay within qmax"
+    subject = "The step never falls below 1e-5 in T1, the codes stay within their range"
     return group_case("edges", subject, "quantizing.epsilon quantizing.qmax quantizing.groups", types, bits, parts)
+
+
+def sixteen_levels(T1: type[np.floating]) -> dict[str, np.ndarray]:
+    """By rule, groups (n, GROUP) of finite values for which 15 codes, or another sign of the scale, give other bits."""
+    tiny = float(ml_dtypes.finfo(T1).smallest_subnormal)
+    sizes = np.array([[0.37], [1], [3.3], [190]])
+    positive, negative = np.array([8, -6, 3, 7, -1, 4.4, 0, -7.9]), np.array([-8, -6, 3, 7, -1, 4.4, 0, 7.9])
+    opposite = np.array([-8, 7.4, 7.5, 7.6, 7.99, 6.5, 7, -0.4])
+    ties = np.array([[1, -1, 0.99, -0.99, 0.5, -0.5, 0.06, 0], [-3, 0, 0.1, 2, -1, 3, 3, -3], [0] * 8, [-0.0] * 8])
+    below = np.array([[tiny, -tiny, 0, 0, 0, 0, 0, 0], [1e-6, 0, -1e-6, 0, 0, 0, 0, 0]])
+    parts = {
+        "quantizing.int4-sign": np.concatenate([sizes * positive, sizes * negative, [[1e-6] * 8, [-tiny] * 8]]),
+        "quantizing.int4-lowest": sizes * np.array([-8, -7.6, -7.4, -6.5, -7.5, -5, -0.4, 0]),
+        "quantizing.int4-clamp": sizes * opposite,
+        "quantizing.int4-tie": np.concatenate([ties, below]),
+    }
+    return {rule: values.astype(T1) for rule, values in parts.items()}
+
+
+def infinities(T1: type[np.floating]) -> dict[str, np.ndarray]:
+    """By rule, groups (n, GROUP) with infinities."""
+    inf = np.inf
+    one = [[1, -2, 3, inf, 0, 0.5, -4, 2], [inf, 1, inf, -3, 0, 0, 0, 0], [inf] * 8]
+    return {
+        "non-finite.int4-infinity": np.array(one, T1),
+        "non-finite.int4-infinities": np.array([[1, -2, 3, inf, 0, -inf, -4, 2], [-inf, inf] * 4], T1),
+    }
+
+
+def int4_rules() -> Iterator[Case]:
+    """What int4 has for itself: a case for each rule."""
+    for types in ("f32 int4 f16", "f16 int4 f32", "bf16 int4 f32"):
+        real = T1S[types.split()[0]]
+        for rule, values in (sixteen_levels(real) | infinities(real)).items():
+            any_nan = None if np.isfinite(values).all() else NON_FINITE_WHY
+            subject = rule.split(".")[1].replace("-", " ")
+            what = f"what `{rule}` tells apart, and then with other signs"
+            name = rule.split(".")[1]
+            yield group_case(name, f"Groups of {subject}", rule, types, 4, {what: values}, any_nan)
 
 
 def non_finite(types: str, bits: int) -> Case:
@@ -126,7 +172,7 @@ def loaded_as_found(types: str, bits: int) -> Case:
     tiny = float(np.finfo(T3).smallest_subnormal)
     steps = np.array([tiny, 3 * tiny, -0.5, 0.0, -0.0, 1, 2**-14 / 3, 300.125], T3)
     scale = np.stack([steps, steps[::-1]] * 3).reshape(3, 1, 2, 1, 8)
-    lowest = -QMAX[bits] - 1
+    lowest = -(2 ** (bits - 1))
     cache = random_bits(f"{name} cache", (3, 1, 2, 1, 64), f"int{bits}")
     cache[..., ::8] = lowest
     cache[..., 1::8] = 0
@@ -179,5 +225,7 @@ def largest_values() -> Iterator[Case]:
         values[1] = largest / np.array([1, -2, 4, -8, 16, -32, 64, -128], T1S[T1])
         values[2, ::2] = -np.nextafter(largest, T1S[T1](0))
         subject = "Where the step of the largest values was rounded up, what is loaded is beyond T1: Inf"
+        if bits == 4:
+            subject = "An eighth of the largest values is exact: they load as they are"
         parts = {f"values up to {float(largest):.6g}": values}
         yield group_case("largest", subject, rules, f"{T1} int{bits} {T3}", bits, parts)

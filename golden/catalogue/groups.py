@@ -42,7 +42,7 @@ def near_ties(T1: type[np.floating], qmax: int) -> np.ndarray:
     """As `ties`, one value of T1 below and one above each."""
     exact = ((np.arange(-qmax, qmax) + 0.5) / 8).astype(T1)
     both = np.stack([np.nextafter(exact, T1(-np.inf)), np.nextafter(exact, T1(np.inf))], axis=1)
-    return rows(both.reshape(-1)[:: 1 if qmax == 7 else 3], qmax / 8)
+    return rows(both.reshape(-1)[:: 1 if qmax == 8 else 3], qmax / 8)
 
 
 def revealing(label: str, T1: type[np.floating], qmax: int, wrong_quotient: WrongQuotient) -> np.ndarray:

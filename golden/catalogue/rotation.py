@@ -16,7 +16,7 @@ from .combinations import MODES
 
 RULES = "quantizing.rotation dequantizing.rotation"
 NAN_WHY = "arithmetic makes the NaN of a block with a non-finite value, with the machine's sign and payload"
-# Types, head_dim, quant_group: orders of 1 to 256, one block or several.
+# Types, head_dim, quant_group: orders of 1 to 256, one block or several, as long as a group, longer and shorter.
 SETTINGS = (
     ("f32 int8 f32", 24, 8),
     ("f16 int4 f16", 80, 16),
@@ -29,6 +29,13 @@ SETTINGS = (
     ("bf16 int8 f32", 7, 7),
     ("f32 int4 f32", 14, 2),
     ("f16 int8 f16", 132, 12),
+    ("f32 int4 f32", 256, 256),
+    ("bf16 int8 f16", 512, 512),
+    ("f16 int4 f32", 192, 96),
+    ("f32 int8 f32", 1056, 1056),
+    ("f16 int4 f16", 640, 2),
+    ("f32 fp8 f16", 1312, 656),
+    ("bf16 int4 f32", 576, 72),
 )
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
 
@@ -45,7 +52,8 @@ def cases() -> Iterator[Case]:
         attributes = dict(num_layer=2, layer_idx=number % 2, num_repeat=number % 3 + 1, cache_layout=cache_layout)
         attributes |= dict(cache_mode=1, page_size=2) if mode == 1 else {}
         name = f"rotation-head-dim-{head_dim}-{types.replace(' ', '-')}-{MODES[mode]}"
-        about = f"Heads of {head_dim} in blocks of {order(head_dim)}: a prefill and a decode step, then one more."
+        blocks = order(head_dim, quant_group)
+        about = f"Heads of {head_dim} in blocks of {blocks}: a prefill and a decode step, then one more."
         sizes = dict(num_heads=1 if head_dim > 128 else 2, head_dim=head_dim, max_t=6)
         case = rotated(name, about, types, f"{RULES} layer", quant_group, **sizes, **attributes)
         prefill, decode = (3, 0) if mode == 0 else ((4, 2), (0,))

@@ -12,7 +12,7 @@ from .attention_tolerance import Row, tolerance, tolerance_of_sums
 from .call import NUMPY_TYPES, Types
 from .key_value_cache import key_value_cache, loaded
 from .portable import exp, plain_nan, power_of_two, tanh, total
-from .rotation import rotated
+from .rotation import order_of, rotated
 
 
 @dataclass
@@ -120,7 +120,8 @@ def attend(
     divisor = 1 / attributes.scale if attributes.scale != 0 else math.sqrt(len(query))
     with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite reach who sees them
         query, keys = query.astype(np.float64), keys.astype(np.float64)
-        q = rotated(query) if attributes.quant_rotation == 1 else query
+        order = order_of(attributes, len(query)) if attributes.quant_rotation == 1 else 1
+        q = rotated(query, order) if attributes.quant_rotation == 1 else query
         scores = total(keys * q, axis=1) / divisor
         if attributes.softcap != 0:
             scores = attributes.softcap * tanh(scores / attributes.softcap)
@@ -138,7 +139,7 @@ def attend(
         weights /= total(weights)
         output = total(weights[:, None] * values_seen)
         output = np.where(np.isinf(output.astype(T1)), np.copysign(np.inf, output), output)  # beyond T1
-        row = Row(query, q, keys, values_seen, masks, scores, weights, output, divisor, attributes.softcap)
+        row = Row(query, q, order, keys, values_seen, masks, scores, weights, output, divisor, attributes.softcap)
         allowed = tolerance(row, T1, np.float32 if values is None else T1)
     of_row = np.array([plain_nan(output), np.where(np.isfinite(output), allowed, 0.0)])
     if values is None:

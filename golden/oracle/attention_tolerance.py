@@ -42,6 +42,7 @@ class Row:
 
     query: np.ndarray  # (Dh)
     q: np.ndarray  # (Dh): the query, rotated as the keys are
+    order: int  # of the blocks that are rotated
     keys: np.ndarray  # (m, Dh), as the cache has them; a sink is one of zeros
     values: np.ndarray  # (m, Dh)
     masks: list[np.ndarray]  # each (m): causal, ALiBi, attn_mask, as far as there are
@@ -119,10 +120,10 @@ def score_variance(row: Row, r: float) -> np.ndarray:
 def rotation_variance(row: Row, r: float) -> np.ndarray:
     """The variance that rotating the query adds to each score (m): its additions, as far as each reaches, and a product
     of each element."""
-    x, left = row.query, distances(len(row.query))
+    x, left = row.query, distances(row.order)
     variance = total(square(row.keys * row.q), axis=1)
     while left:
-        x, reach = butterfly(x, left.pop(0)), row.keys * factor(len(x)).astype(np.float64)
+        x, reach = butterfly(x, left.pop(0)), row.keys * factor(row.order).astype(np.float64)
         for distance in left:
             reach = butterfly(reach, distance)
         variance = variance + total(square(reach * x), axis=1)

@@ -8,7 +8,7 @@ from .call import NUMPY_TYPES, STATIC_SCALES, Attributes, Inputs, Types
 from .layouts import head_index, static_scale
 from .portable import converted
 from .quantize import dequantize, quantize, static_codes
-from .rotation import rotated
+from .rotation import order_of, rotated
 
 KEY, VALUE = 0, 1
 
@@ -20,11 +20,13 @@ def key_value_cache(
 
     The call must be legal.
     """
+    order = order_of(attributes, inputs.current_key.shape[-1])
     for b in range(len(inputs.start_pos)):
         for t in range(seqlen(inputs, b)):
             token = int(inputs.seqstarts[b]) + t
             slot = cache_slot(inputs, attributes, b, int(inputs.start_pos[b]) + t)
-            key = rotated(inputs.current_key[token]) if attributes.quant_rotation == 1 else inputs.current_key[token]
+            key = inputs.current_key[token]
+            key = rotated(key, order) if attributes.quant_rotation == 1 else key
             for key_or_value, current in ((KEY, key), (VALUE, inputs.current_value[token])):
                 for h, x in enumerate(current):
                     row = head_index(attributes.cache_layout, slot, attributes.layer_idx, key_or_value, h)
@@ -33,7 +35,7 @@ def key_value_cache(
                         continue
                     store_head(x, cache, scale, row, attributes.quant_bit, attributes.quant_group)
     key, value = loaded(inputs, cache, scale, attributes, NUMPY_TYPES[types.T1])
-    return rotated(key) if attributes.quant_rotation == 1 else key, value
+    return rotated(key, order) if attributes.quant_rotation == 1 else key, value
 
 
 def loaded(

@@ -11,7 +11,9 @@ from .portable import converted, plain_nan
 def quantize(x: np.ndarray, quant_bit: int, codes: type[np.generic]) -> tuple[np.ndarray, np.floating]:
     """The codes q (quant_group), int8 or float8, and the step s, a T1, of the neighbors x (quant_group) of T1."""
     T1 = x.dtype.type
-    qmax = 448 if codes is float8_e4m3fn else 2 ** (quant_bit - 1) - 1
+    if quant_bit == 4:
+        return sixteen_levels(x)
+    qmax = 448 if codes is float8_e4m3fn else 127
     with np.errstate(invalid="ignore"):  # NaN and Inf propagate to the group
         amax = np.max(np.abs(x))  # T1, exact
         s = plain_nan(np.maximum(amax / T1(qmax), T1(1e-5)))  # T1; a NaN stays
@@ -24,6 +26,20 @@ def quantize(x: np.ndarray, quant_bit: int, codes: type[np.generic]) -> tuple[np
     q = np.minimum(np.maximum(rounded, T1(-qmax)), T1(qmax))  # np.clip makes float32 of bfloat16
     q = np.where(np.isnan(q), T1(0), q)
     assert amax.dtype == s.dtype == quotient.dtype == q.dtype == x.dtype, "nothing is promoted"
+    return q.astype(np.int8), s
+
+
+def sixteen_levels(x: np.ndarray) -> tuple[np.ndarray, np.floating]:
+    """`quantize` with 4 bits: the step's sign makes the code of the largest element -8."""
+    T1 = x.dtype.type
+    with np.errstate(invalid="ignore"):  # NaN and Inf propagate to the group
+        up, down = np.max(x), np.max(-x)  # T1, exact; a NaN stays
+        size = plain_nan(np.maximum(np.maximum(up, down) / T1(8), T1(1e-5)))  # T1; a NaN stays
+        s = -size if up > down else size  # a tie and a group of zeros have a positive step
+        quotient = x / s  # T1; Inf / Inf is NaN
+    q = np.minimum(np.rint(quotient), T1(7)) if np.isfinite(size) else np.zeros_like(x)  # half to even
+    assert s.dtype == quotient.dtype == q.dtype == x.dtype, "nothing is promoted"
+    assert np.all(q >= -8)
     return q.astype(np.int8), s
 
 

@@ -234,7 +234,10 @@ impl CacheRows {
 
     /// The order of the Hadamard matrix that keys were multiplied by, block by block; 1 where they were not.
     pub(crate) fn rotation_order(&self) -> usize {
-        if self.has_quant_rotation && self.quant.is_some() { rotation_order(self.head_dim) } else { 1 }
+        match self.quant {
+            Some(quant) if self.has_quant_rotation => rotation_order(self.head_dim, quant.group),
+            _ => 1,
+        }
     }
 
     /// The strides of `cache` and of `scale`.

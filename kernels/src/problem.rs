@@ -54,7 +54,10 @@ impl Geometry {
     /// The order of the Hadamard matrix that heads of keys (0) or values (1) are multiplied by, block by block; 1 where
     /// they are not.
     pub fn rotation_order(&self, kv: usize) -> usize {
-        if kv == 0 && self.quant.is_some_and(|quant| quant.rotated) { rotation_order(self.head_dim) } else { 1 }
+        match self.quant {
+            Some(quant) if kv == 0 && quant.rotated => rotation_order(self.head_dim, quant.group),
+            _ => 1,
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! The codec of one quantized head, one element at a time: scales, codes, and how codes are packed.
 //!
 //! A head's values are cut into groups of `quant_group` neighbors along `head_dim`, and each group has a scale. With T1
-//! the type of the values, T3 that of the scales, and `qmax` 127 for eight bits, 7 for four and 448 for float8:
+//! the type of the values, T3 that of the scales, and `qmax` 127 for eight bits, 8 for four and 448 for float8:
 //!
 //! 1. `s = max(amax / qmax, 1e-5)`, `amax` being the largest magnitude of the group; the quotient and the constant are
-//!    rounded to T1 (in float16 the constant is 168 * 2^-24);
-//! 2. `code = clamp(round(x / s), -qmax, qmax)`; the quotient is rounded to T1 first, then to an integer, or to a
-//!    float8, of which a zero has the sign of x;
+//!    rounded to T1 (in float16 the constant is 168 * 2^-24). With four bits `-s` where an element is `amax` and none
+//!    `-amax`: so the largest element becomes -8;
+//! 2. `code = clamp(round(x / s), low, high)`, from -127 to 127 or from -8 to 7; the quotient is rounded to T1 first, then
+//!    to an integer, or to a float8, of which a zero has the sign of x;
 //! 3. `scale = T3(s)`;
 //! 4. `value = T1(T3(code) * scale)`; the product is rounded to T3 first, then to T1.
 //!
@@ -16,7 +17,7 @@
 //! is a float32 operation whose result is rounded to float16: for division and multiplication the second rounding
 //! changes nothing, since float32 has more than twice the precision and two bits.
 //!
-//! Non-finite values propagate: a NaN in a group makes its scale NaN, an infinity makes it infinite. The group's codes
+//! Non-finite values propagate: a NaN in a group makes its scale NaN, else an infinity makes it infinite. The group's codes
 //! are then 0, and all its values load as NaN. Finite values can have an infinite scale, too: those of float32 groups
 //! whose `s` is past the largest float16, where T3 is float16.
 //!
@@ -112,18 +113,22 @@ pub fn scale<T1: Float>(group: &[T1], bits: QuantBit) -> T1 {
     let amax = group.iter().map(|x| x.to_f32().abs()).max_by(f32::total_cmp).unwrap_or(0.0);
     let quotient = T1::from_f32(amax / f32::from(bits.qmax()));
     let floor = T1::from_f32(SCALE_FLOOR);
-    if quotient.to_f32() < floor.to_f32() { floor } else { quotient }
+    let size = if quotient.to_f32() < floor.to_f32() { floor } else { quotient };
+    // Never of a NaN, which equals nothing.
+    let has = |value: f32| group.iter().any(|x| x.to_f32() == value);
+    if bits.has_signed_scales() && amax > 0.0 && has(amax) && !has(-amax) { T1::from_f32(-size.to_f32()) } else { size }
 }
 
-/// The code of `x` in a group with scale `s` (of [`scale`]): of integers in `-qmax..=qmax`, of float8 its bits; 0 if
+/// The code of `x` in a group with scale `s` (of [`scale`]): of integers -127 to 127 or -8 to 7, of float8 its bits; 0 if
 /// `s` is not finite.
 pub fn code<T1: Float>(x: T1, s: T1, bits: QuantBit) -> i8 {
     let quotient: f32 = T1::from_f32(x.to_f32() / s.to_f32()).to_f32();
     if bits == QuantBit::Float8 {
         return if s.to_f32().is_finite() { e4m3_from_f32(quotient) as i8 } else { 0 };
     }
-    let qmax = f32::from(bits.qmax());
-    quotient.round_ties_even().clamp(-qmax, qmax) as i8
+    let low = f32::from(-bits.qmax());
+    let high = if bits.has_signed_scales() { -low - 1.0 } else { -low };
+    quotient.round_ties_even().clamp(low, high) as i8
 }
 
 /// The float8 of `x` with a static scale: saturated, or a NaN, which like every code has the sign of `x`, or the other

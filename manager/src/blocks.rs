@@ -92,8 +92,8 @@ pub(crate) struct Blocks {
 
 /// What the keys of all pages of managers of such a cache have in common.
 pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
-    // The number of the rule that names the later pages.
-    let text = serde_json::json!(["kvcache-block 4", cache::metadata(spec), spec.page_size(), spec.computed_by()]);
+    // The number of the rule that names the later pages, and of what the bytes of rows mean.
+    let text = serde_json::json!(["kvcache-block 5", cache::metadata(spec), spec.page_size(), spec.computed_by()]);
     BlockKey::digest([text.to_string().as_bytes()])
 }
 

@@ -75,8 +75,8 @@ class CacheSpec:
     quant_bit: 0 (none), 8 or 4. quant_group: neighbors along head_dim that share a scale.
     static_scale: for "float8e4m3fn", scales (L, 2, H) that calls read and do not write; slots have none, and
     `quant_group` has no effect.
-    quant_rotation: 1 multiplies keys by a Hadamard matrix before they are quantized, which about halves the quality
-    that int4 loses; 0 does not.
+    quant_rotation: 1 multiplies keys by a Hadamard matrix before they are quantized, in blocks of 32 elements or of a
+    longer `quant_group`, which about halves the quality that int4 loses; 0 does not.
     cache_layout: 0 (MaxT, L, 2, H, Dh), 1 (L, MaxT, 2, H, Dh), 2 (L, 2, MaxT, H, Dh), 3 (L, 2, H, MaxT, Dh).
     cache_mode: 0 (a sequence has neighboring slots) or 1 (pages of `page_size` slots).
 

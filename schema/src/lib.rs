@@ -22,5 +22,5 @@ pub use operators::{
     DOMAINS, INPUTS, NAME, OUTPUTS, SCHEMA, VERSION, multi_head_attention, multi_head_cache_attention,
     static_key_value_cache,
 };
-pub use quant::{QuantBit, SCALE_FLOOR, STATIC_SCALES, rotation_order};
+pub use quant::{MAX_ROTATION_ORDER, QuantBit, SCALE_FLOOR, STATIC_SCALES, rotation_order};
 pub use static_cache_layout::{StaticAxis, StaticCacheDims, StaticCacheLayout, StaticCacheStrides};

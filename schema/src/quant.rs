@@ -2,8 +2,7 @@
 
 use crate::ElementType;
 
-/// The smallest scale of a group: a group's scale is `max(amax / qmax, SCALE_FLOOR)` with the constant rounded to T1
-/// (for float16 it is 168 * 2^-24).
+/// The least magnitude of a group's scale, rounded to T1 (for float16 it is 168 * 2^-24).
 pub const SCALE_FLOOR: f32 = 1e-5;
 
 /// The `quant_type` of floats with static scales: the call reads a scale for each head, and writes none.
@@ -57,13 +56,19 @@ impl QuantBit {
         }
     }
 
-    /// The largest magnitude of a quantized value: `2^(quant_bit - 1) - 1`, and of float8e4m3fn its largest number.
+    /// The largest magnitude of a quantized value, by which a group's largest magnitude is divided: of float8e4m3fn its
+    /// largest number, and of four bits 8, of which -8 alone is a code.
     pub const fn qmax(self) -> i16 {
         match self {
             Self::Eight => 127,
-            Self::Four => 7,
+            Self::Four => 8,
             Self::Float8 => 448,
         }
+    }
+
+    /// Whether a group's scale has the sign that makes the code of its largest element negative.
+    pub const fn has_signed_scales(self) -> bool {
+        matches!(self, Self::Four)
     }
 
     /// The type of the cache's elements (T2).
@@ -76,10 +81,24 @@ impl QuantBit {
     }
 }
 
+/// The largest order of a Hadamard matrix that keys are multiplied by.
+pub const MAX_ROTATION_ORDER: usize = 256;
+
 /// The order of the Hadamard matrix that the blocks of a head are multiplied by where `quant_rotation` is 1: the largest
-/// power of two that divides `head_dim`, at most 256.
-pub const fn rotation_order(head_dim: usize) -> usize {
-    1 << (head_dim | 256).trailing_zeros()
+/// power of two that divides `head_dim`, is at most the group or 32, whichever is larger, and at most 256. With static
+/// scales the group is the head.
+pub const fn rotation_order(head_dim: usize, group: usize) -> usize {
+    // Powers of two, of which the lower one divides the head.
+    let most = if group < 64 {
+        32
+    } else if group < 128 {
+        64
+    } else if group < MAX_ROTATION_ORDER {
+        128
+    } else {
+        MAX_ROTATION_ORDER
+    };
+    1 << (head_dim | most).trailing_zeros()
 }
 
 #[cfg(test)]
@@ -98,8 +117,12 @@ mod tests {
     }
 
     #[test]
-    fn rotations_have_the_largest_power_of_two_that_divides_a_head() {
-        let orders = [0, 1, 9, 64, 80, 96, 128, 256, 512, 576].map(rotation_order);
-        assert_eq!(orders, [256, 1, 1, 64, 16, 32, 128, 256, 256, 64]);
+    fn rotations_have_the_largest_power_of_two_that_divides_a_head_up_to_its_groups() {
+        let orders = |group| [1, 9, 80, 96, 128, 512, 576].map(|head_dim| rotation_order(head_dim, group));
+        assert_eq!(orders(1), [1, 1, 16, 32, 32, 32, 32]);
+        assert_eq!(orders(63), orders(1));
+        assert_eq!(orders(64), [1, 1, 16, 32, 64, 64, 64]);
+        assert_eq!(orders(192), [1, 1, 16, 32, 128, 128, 64]);
+        assert_eq!(orders(512), [1, 1, 16, 32, 128, 256, 64]);
     }
 }

@@ -11,6 +11,7 @@
 //! give the same bits.
 
 use crate::float::Float;
+use crate::prefetch::LINE;
 use crate::simd::{MOST_LANES, Simd};
 
 /// The float32 nearest `order^-1/2`.
@@ -38,22 +39,29 @@ pub fn hadamard(values: &mut [f32], order: usize) {
     }
 }
 
-/// Multiplies the whole blocks of `len` values, each rounded at the end, over registers. `order` is at most 256.
+/// Multiplies the whole blocks of `len` values, each rounded at the end, over registers. `order` is at most 256. Prefetches
+/// as many values at `ahead`.
 ///
 /// # Safety
 /// The conditions are those of [`Simd`]. `from` is valid for reads of the values, `to` for writes; they are one place, or
 /// do not overlap.
 #[inline(always)]
-pub unsafe fn hadamard_over<S: Simd, V: Float>(from: *const V, to: *mut V, len: usize, order: usize) {
+pub unsafe fn hadamard_over<S: Simd, V: Float>(
+    from: *const V,
+    to: *mut V,
+    len: usize,
+    order: usize,
+    ahead: Option<*const V>,
+) {
     // SAFETY: the conditions are those of this function; a block is as many registers, or is shorter than one.
     unsafe {
         match order / S::LANES {
-            0 | 1 => multiply::<S, V, 1>(from, to, len, order),
-            2 => multiply::<S, V, 2>(from, to, len, order),
-            4 => multiply::<S, V, 4>(from, to, len, order),
-            8 => multiply::<S, V, 8>(from, to, len, order),
-            32 if S::LANES < MOST_LANES => multiply::<S, V, 32>(from, to, len, order),
-            _ => multiply::<S, V, 16>(from, to, len, order),
+            0 | 1 => multiply::<S, V, 1>(from, to, len, order, ahead),
+            2 => multiply::<S, V, 2>(from, to, len, order, ahead),
+            4 => multiply::<S, V, 4>(from, to, len, order, ahead),
+            8 => multiply::<S, V, 8>(from, to, len, order, ahead),
+            32 if S::LANES < MOST_LANES => multiply::<S, V, 32>(from, to, len, order, ahead),
+            _ => multiply::<S, V, 16>(from, to, len, order, ahead),
         }
     }
 }
@@ -63,7 +71,13 @@ pub unsafe fn hadamard_over<S: Simd, V: Float>(from: *const V, to: *mut V, len: 
 /// # Safety
 /// The conditions are those of [`hadamard_over`].
 #[inline(always)]
-unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize>(from: *const V, to: *mut V, len: usize, order: usize) {
+unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize>(
+    from: *const V,
+    to: *mut V,
+    len: usize,
+    order: usize,
+    ahead: Option<*const V>,
+) {
     // SAFETY: i + REGISTERS * LANES <= len in the loop; after it `len - i` values are left, less than a register,
     // because a block of more registers divides `len`.
     unsafe {
@@ -72,6 +86,12 @@ unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize>(from: *const V, to
         let factor = S::splat(factor(order));
         let mut i = 0;
         while i + REGISTERS * S::LANES <= len {
+            if let Some(ahead) = ahead {
+                let line = ahead.wrapping_add(i).cast::<u8>();
+                (0..REGISTERS * S::LANES * size_of::<V>())
+                    .step_by(LINE)
+                    .for_each(|i| S::prefetch(line.wrapping_add(i)));
+            }
             let mut x = [factor; REGISTERS];
             for (k, x) in x.iter_mut().enumerate() {
                 *x = butterflies::<S>(V::read::<S>(from.add(i + k * S::LANES)), order);

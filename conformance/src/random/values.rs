@@ -68,7 +68,7 @@ fn group_values(unstructured: &mut Unstructured, element: ElementType, len: usiz
             let sign = |unstructured: &mut Unstructured| if unstructured.one_in(2) { -step } else { step };
             let mut values: Vec<_> = (0..len).map(|_| half(unstructured) * sign(unstructured)).collect();
             let i = unstructured.below(len);
-            values[i] = qmax * step;
+            values[i] = qmax * sign(unstructured);
             values
         }
         // A step around 1e-5.

@@ -26,12 +26,14 @@ def rotated(
 
 def cases() -> Iterator[AttentionCase]:
     """Orders of one block and of several, up to the largest head of a device."""
-    for number, (types, head_dim, quant_group) in enumerate(SETTINGS[:5] + SETTINGS[6:10:2]):
+    for number, (types, head_dim, quant_group) in enumerate(SETTINGS[:5] + SETTINGS[6:10:2] + SETTINGS[11:14:2]):
         mode, heads = number % 2, ((4, 2), (2, 2), (3, 1))[number % 3]
         attributes = dict(cache_layout=number % 4)
         attributes |= dict(cache_mode=1, page_size=2) if mode == 1 else {}
         name = f"rotation-head-dim-{head_dim}-{types.replace(' ', '-')}"
-        about = f"Heads of {head_dim} in blocks of {order(head_dim)}: a decode step, a prefill and a chunk."
+        about = (
+            f"Heads of {head_dim} in blocks of {order(head_dim, quant_group)}: a decode step, a prefill and a chunk."
+        )
         case = rotated(name, about, types, heads, head_dim, quant_group, "", max_t=8, **attributes)
         small_scores(case, *SEQUENCES[mode], decoding_batches=1)
         yield case

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .. import groups
-from ..arithmetic import QMAX, T1S, rounding_parts, scale_parts
+from ..arithmetic import QMAX, T1S, infinities, rounding_parts, scale_parts, sixteen_levels
 from ..case import Sequence
 from .case import AttentionCase, over_cache
 
@@ -28,6 +28,10 @@ def quantized(T1: str, T3: str, bits: int) -> AttentionCase:
     parts["eps"] = groups.around_eps(T1S[T1], QMAX[bits])
     parts["ends"] = groups.ends(types, T1S[T1])
     rules += " quantizing.epsilon quantizing.qmax"
+    if bits == 4:
+        levels = sixteen_levels(T1S[T1])
+        parts |= levels
+        rules = " ".join([rules, *levels])
     if (T1, T3) == ("f32", "f16"):
         parts |= scale_parts(QMAX[bits])
         rules += " scale.rounded-to-t3 dequantizing.rounded-to-t3"
@@ -42,9 +46,9 @@ def quantized(T1: str, T3: str, bits: int) -> AttentionCase:
 
 def beyond_t1() -> AttentionCase:
     """A product of code and scale that is no float16."""
-    about = "A value of 65504 loads as 7 * 9360, an infinity of float16: so is its mean with 1."
+    about = "A value of 65504 loads as 127 * 516, an infinity of float16: so is its mean with 1."
     rules = "dequantizing.converted-to-t1 equivalence"
-    case = over_cache("loads-beyond-f16", about, "f16 int4 f32", (1, 1), 8, proves=rules, quant_bit=4)
+    case = over_cache("loads-beyond-f16", about, "f16 int8 f32", (1, 1), 8, proves=rules, quant_bit=8)
     value = np.ones((2, 1, 8), np.float16)
     value[0] = 65504
     return case.call(Sequence(0, 2, 3), query=np.zeros((2, 1, 8), np.float16), current_value=value)
@@ -59,6 +63,18 @@ def infinity() -> AttentionCase:
     value = case.inputs(*batch).current_value
     value[2, 0, 3], value[3, 0, 9] = np.inf, -np.inf
     return case.call(*batch, current_value=value)
+
+
+def infinities_of_int4() -> AttentionCase:
+    """Scales with the signs of infinities, in sequences of one token."""
+    parts = infinities(np.float32)
+    tokens = groups.tokens(parts.values(), 8)
+    about = "Infinities of one sign and of both in groups of int4: the signs of the scales."
+    rules = " ".join([*parts, "non-finite.reach"])
+    sizes = dict(max_t=len(tokens), quant_bit=4, quant_group=groups.GROUP)
+    case = over_cache("infinities-of-int4", about, "f32 int4 f16", (1, 1), 8, proves=rules, **sizes)
+    batch = (Sequence(0, 1, slot) for slot in range(len(tokens)))
+    return case.call(*batch, current_key=np.zeros_like(tokens), current_value=tokens)
 
 
 def output_of_float16() -> AttentionCase:

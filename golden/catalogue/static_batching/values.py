@@ -11,7 +11,7 @@ import numpy as np
 from oracle.static_batching import STATIC_LAYOUTS
 
 from .. import groups
-from ..arithmetic import NON_FINITE_WHY, QMAX, T1S, rounding_parts, scale_parts
+from ..arithmetic import NON_FINITE_WHY, QMAX, T1S, infinities, rounding_parts, scale_parts, sixteen_levels
 from ..bits import random_bits
 from ..conversion import NAN_WHY
 from .case import StaticCase, begin
@@ -59,13 +59,15 @@ def converted() -> Iterator[StaticCase]:
 def rounding(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCase:
     """Quotients at and beside ties."""
     parts = [groups.ties(T1S[T1], QMAX[quant_bit]), groups.near_ties(T1S[T1], QMAX[quant_bit])]
-    values = np.concatenate([*parts, groups.around_eps(T1S[T1], QMAX[quant_bit])])
+    levels = sixteen_levels(T1S[T1]) if quant_bit == 4 else {}
+    parts += [groups.around_eps(T1S[T1], QMAX[quant_bit]), *levels.values()]
+    values = np.concatenate(parts)
     values = values[: len(values) // 2 * 2].reshape(2, 1, 1, -1)
     name = f"rounding-{T1}-int{quant_bit}-{T3}-layout{cache_layout}"
     about = "Quotients of k + 1/2, one float beside, and steps around 1e-5."
     attributes = dict(quant_bit=quant_bit, quant_group=groups.GROUP, cache_layout=cache_layout)
     sizes = dict(num_heads=1, head_dim=values.shape[-1], max_b=2, max_s=1)
-    rules = "quantizing.ties-to-even quantizing.code-quotient quantizing.epsilon quantizing.qmax"
+    rules = " ".join(["quantizing.ties-to-even quantizing.code-quotient quantizing.epsilon quantizing.qmax", *levels])
     case = begin(name, about, f"{T1} int{quant_bit} {T3}", proves=rules, **sizes, **attributes)
     return case.call(2, 0, 1, current_key=values, current_value=-values)
 
@@ -87,6 +89,17 @@ def order_of_roundings(quant_bit: int) -> Iterator[StaticCase]:
         sizes = dict(num_heads=1, head_dim=64, max_b=1, max_s=values.shape[1])
         case = begin(f"order-of-roundings-{types.replace(' ', '-')}", about, types, proves=rules, **sizes, **attributes)
         yield case.call(1, 0, values.shape[1], current_key=values, current_value=-values)
+
+
+def infinities_of_int4() -> StaticCase:
+    """Scales with the signs of infinities."""
+    parts = infinities(np.float32)
+    values = groups.tokens(parts.values(), 8)[None]
+    about = "Infinities of one sign and of both in groups of int4: the signs of the scales."
+    sizes = dict(num_heads=1, head_dim=8, max_b=1, max_s=values.shape[1], any_nan=NON_FINITE_WHY)
+    rules = " ".join(parts)
+    case = begin("infinities-of-int4", about, "f32 int4 f16", proves=rules, quant_bit=4, quant_group=8, **sizes)
+    return case.call(1, 0, values.shape[1], current_key=values, current_value=-values)
 
 
 def non_finite(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCase:

@@ -188,6 +188,8 @@ pub(crate) struct Blocks {
     pub(crate) len: usize,
     /// The order of the matrix, which is the length of a block.
     pub(crate) order: usize,
+    /// From a row to what is prefetched while it is read.
+    pub(crate) prefetch: Option<isize>,
 }
 
 /// Heads of float32 that are rotated.

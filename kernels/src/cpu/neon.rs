@@ -52,10 +52,10 @@ unsafe fn bytes(codes: [int32x4_t; 2]) -> uint8x8_t {
     vreinterpret_u8_s8(vmovn_s16(halves))
 }
 
-/// The low four bits of 16 bytes, two a byte.
+/// The low four bits of 16 codes of at most 7, larger ones made that, two a byte.
 #[inline(always)]
 unsafe fn nibbles(bytes: uint8x16_t) -> uint8x8_t {
-    let pairs = vreinterpretq_u16_u8(bytes);
+    let pairs = vreinterpretq_u16_s8(vminq_s8(vreinterpretq_s8_u8(bytes), vdupq_n_s8(7)));
     let firsts = vandq_u16(pairs, vdupq_n_u16(0x0f));
     // The second of a pair is its high byte.
     let seconds = vandq_u16(vshrq_n_u16::<4>(pairs), vdupq_n_u16(0xf0));
@@ -76,16 +76,22 @@ unsafe fn nearest_e4m3(number: float32x4_t, x: float32x4_t) -> int32x4_t {
     vreinterpretq_s32_u32(vandq_u32(vorrq_u32(code, sign), vceqq_f32(number, number)))
 }
 
-/// The larger of each two numbers without signs, in the order of their bits.
+/// The larger of each two numbers, by their bits as integers with a sign or without.
 #[inline(always)]
-unsafe fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-    vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b)))
+unsafe fn larger<const SIGNED: bool>(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    if SIGNED {
+        return vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b)));
+    }
+    vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)))
 }
 
-/// The larger number of each pair of neighbors, of `a`'s and then of `b`'s, in the order of their bits.
+/// The larger number of each pair of neighbors, of `a`'s and then of `b`'s, in that order.
 #[inline(always)]
-unsafe fn larger_neighbors(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-    vreinterpretq_f32_s32(vpmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b)))
+unsafe fn larger_neighbors<const SIGNED: bool>(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    if SIGNED {
+        return vreinterpretq_f32_s32(vpmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b)));
+    }
+    vreinterpretq_f32_u32(vpmaxq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)))
 }
 
 impl QuantSimd for Neon {
@@ -102,18 +108,18 @@ impl QuantSimd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn max_magnitude(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        [larger(a[0], b[0]), larger(a[1], b[1])]
+    unsafe fn max_bits<const SIGNED: bool>(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        [larger::<SIGNED>(a[0], b[0]), larger::<SIGNED>(a[1], b[1])]
     }
 
     #[inline(always)]
-    unsafe fn max_pairs(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        [larger_neighbors(a[0], b[0]), larger_neighbors(a[1], b[1])]
+    unsafe fn max_pairs<const SIGNED: bool>(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        [larger_neighbors::<SIGNED>(a[0], b[0]), larger_neighbors::<SIGNED>(a[1], b[1])]
     }
 
     #[inline(always)]
-    unsafe fn max_fours(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        [larger(a[0], a[1]), larger(b[0], b[1])]
+    unsafe fn max_fours<const SIGNED: bool>(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        [larger::<SIGNED>(a[0], a[1]), larger::<SIGNED>(b[0], b[1])]
     }
 
     #[inline(always)]

@@ -235,7 +235,7 @@ impl<'a> Keys<'a> {
             prefetch: None,
         };
         let (order, values) = (self.rows.rotation_order(), moved.values);
-        let blocks = Blocks { from: values, to: values, count: 1, len: rows.len * row.len, order };
+        let blocks = Blocks { from: values, to: values, count: 1, len: rows.len * row.len, order, prefetch: None };
         // SAFETY: the rows are of the types that the functions were chosen for, aligned by KeyRotation; the buffer has
         // room for them, which follow each other, and are whole heads where the order is not 1; `Cpu` is made for
         // supported instruction sets alone.

@@ -31,7 +31,7 @@ impl BlockKernel<'_> {
             let values = Operand { data, step };
             // SAFETY: the part is of the caller's rows; the buffer has room for its values, and is aligned.
             unsafe {
-                self.multiply(part, values);
+                self.multiply(part, values, part.prefetch.map(|prefetch| prefetch.row));
                 store(&Rows { values, prefetch: None, ..*part });
             }
         });
@@ -50,23 +50,23 @@ impl BlockKernel<'_> {
             // SAFETY: the part is of the caller's rows.
             unsafe {
                 load(part);
-                self.multiply(part, part.values);
+                self.multiply(part, part.values, None);
             }
         });
     }
 
-    /// Multiplies the heads of rows of values, to other rows or to the same.
+    /// Multiplies the heads of rows of values, to other rows or to the same; prefetches what is that far from them.
     ///
     /// # Safety
     /// The conditions are those of `HadamardFunction`.
-    unsafe fn multiply(self, rows: &Rows, to: Operand) {
+    unsafe fn multiply(self, rows: &Rows, to: Operand, prefetch: Option<isize>) {
         let Rows { mut count, row: Row { mut len, .. }, values: from, .. } = *rows;
         let bytes = self.bytes(rows.row).values;
         if from.step == bytes && to.step == bytes {
             (len, count) = (count * len, 1); // without gaps: one row
         }
         // SAFETY: the conditions are those of this function.
-        unsafe { (self.functions.hadamard)(&Blocks { from, to, count, len, order: self.order }) }
+        unsafe { (self.functions.hadamard)(&Blocks { from, to, count, len, order: self.order, prefetch }) }
     }
 
     /// The least part of a row that is whole blocks of the matrix and whole groups, in elements.

@@ -27,9 +27,6 @@ const UNITS_OF_A_LOOK_UP: u64 = WARP as u64;
 /// that all blocks run from start to end with equal shares of the work, and each scans the batch once.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 4;
 
-/// Elements of a head that is multiplied by a Hadamard matrix, at most: a warp has it in shared memory.
-const MOST_ROTATED: usize = 512;
-
 /// Bytes of `current_key` or `key` that a lane of a wide kernel accesses at once.
 const WIDE_BYTES: usize = 16;
 
@@ -71,7 +68,7 @@ impl DeviceStores {
     /// # Errors
     /// [`TooLarge`].
     pub fn store(&self, multiprocessors: u32) -> Result<Option<Launch>, TooLarge> {
-        if let Some(units) = self.heads()? {
+        if let Some(units) = self.heads() {
             return self.launch(CacheKernel::StoreRotated, self.current_rows, units, multiprocessors);
         }
         let Geometry { head_dim, quant, .. } = self.geometry;
@@ -100,12 +97,9 @@ impl DeviceStores {
     }
 
     /// Units that are heads, where keys are multiplied by a Hadamard matrix.
-    fn heads(&self) -> Result<Option<Units>, TooLarge> {
-        match self.geometry.head_dim {
-            _ if self.geometry.rotation_order(0) == 1 => Ok(None),
-            got @ ..=MOST_ROTATED => Ok(Some(Units { wide: false, per_head: got.min(1), per_group: 1 })),
-            got => Err(TooLarge { what: "head_dim", got, limit: MOST_ROTATED }),
-        }
+    fn heads(&self) -> Option<Units> {
+        let units = Units { wide: false, per_head: self.geometry.head_dim.min(1), per_group: 1 };
+        (self.geometry.rotation_order(0) > 1).then_some(units)
     }
 
     /// Elements that a lane of a wide kernel moves at once.
@@ -205,7 +199,7 @@ impl DeviceProblem {
         let Geometry { head_dim, t2, quant, .. } = stores.geometry;
         let pack = stores.pack();
         let whole = quant.is_none_or(|quant| quant.group.is_multiple_of(pack));
-        let heads = stores.heads()?;
+        let heads = stores.heads();
         let is_rotated = heads.is_some();
         let units = if let Some(heads) = heads {
             heads

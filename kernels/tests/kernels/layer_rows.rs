@@ -46,9 +46,9 @@ proptest! {
         let (rotated, mut expected) = (cache.rows().with_quant_rotation(true), keys.clone());
         let mut unrotated = keys.clone();
         rotated.keys(layer, &cache.canonical(&model.rows, 0), &mut unrotated).unwrap();
-        expected.chunks_exact_mut(inner.max(1)).filter(|_| cache.quant.is_some()).for_each(|head| {
-            hadamard(head, rotation_order(inner));
-        });
+        if let Some((group, _)) = cache.quant {
+            expected.chunks_exact_mut(inner.max(1)).for_each(|head| hadamard(head, rotation_order(inner, group)));
+        }
         let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         prop_assert!(unrotated.iter().zip(&expected).all(same));
         for (i, key) in keys.into_iter().enumerate() {

@@ -214,11 +214,14 @@ fn files_without_the_header_of_a_session_are_refused() {
     }
 }
 
-/// A file of the first version says so before anything else is wrong.
+/// A file of an older version says so before anything else is wrong.
 #[test]
 fn a_file_of_another_version_is_refused() {
-    let header = br#"{"__metadata__":{"digest":"0","format":"kvcache-session","version":"1"}}"#;
-    refuses(&signed(header, &[]), "version", "version is \"1\", expected \"2\"");
+    for version in ["1", "2"] {
+        let header = format!(r#"{{"__metadata__":{{"digest":"0","format":"kvcache-session","version":"{version}"}}}}"#);
+        let message = format!("version is \"{version}\", expected \"3\"");
+        refuses(&signed(header.as_bytes(), &[]), "version", &message);
+    }
 }
 
 #[test]
@@ -229,7 +232,7 @@ fn headers_that_no_session_has_are_refused() {
     let mut edits: Vec<(&str, String, &str, &str)> = Vec::new();
     for (from, to, kind, what) in [
         ("kvcache-session", "pt", "format", "\"pt\""),
-        (r#""version":"2""#, r#""v":"2""#, "version", "missing"),
+        (r#""version":"3""#, r#""v":"2""#, "version", "missing"),
         // Tensors: their names, types and shapes, and where they are.
         (r#""rows":"#, r#""r":"#, "missing_tensor", "rows"),
         (r#""digest":"#, r#""d":"#, "missing_tensor", "digest"),

@@ -31,7 +31,7 @@ from kvcache_ops.models._weights import Weight, convert
 
 MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
 METADATA = "kvcache_ops.model"
-FORMAT, FORMAT_OF_GROUPS = 2, 3
+FORMAT, FORMAT_OF_GROUPS = 4, 5  # 2 and 3 had another int4, and keys rotated over whole heads
 STAMP = 16  # bytes at the data's end, which the model's metadata repeats
 
 _CACHES: dict[T2, int] = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}

@@ -123,7 +123,7 @@ impl<S: Tiles, T: Float> Function<S> for ReadQuery<T> {
         }
         if order > 1 {
             // SAFETY: these elements have just been written.
-            unsafe { hadamard_over::<S, f32>(to, to, len, order) }
+            unsafe { hadamard_over::<S, f32>(to, to, len, order, None) }
         }
     }
 }

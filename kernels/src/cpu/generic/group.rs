@@ -1,6 +1,6 @@
 //! Groups of values that share a scale, over vector registers: their maxima, their scales, their codes.
 
-use kvcache_schema::QuantBit;
+use kvcache_schema::{QuantBit, SCALE_FLOOR};
 use kvcache_simd::{Float, MOST_LANES, Simd};
 
 use super::super::code_type::CodeType;
@@ -125,49 +125,81 @@ pub(crate) unsafe fn product<S: Simd, V: Float, T: Float>(code: S::F32, s: S::F3
 
 /// The largest magnitudes of a register of groups, in order, by horizontal maxima of registers: of units of `unit`
 /// values, which are groups of a register or more, or registers of smaller groups. If there are only `count`, the
-/// others' are 0.
+/// others' are 0. `WITH_SIGN` gives the [ranks](QuantSimd::rank) of the largest values instead.
+///
+/// Where ranks take some instructions, those of two values of a group are enough: of the largest as integers with a sign
+/// and without, which are the largest positive and the lowest negative number, if there are both.
 ///
 /// # Safety
 /// The instruction set is enabled; `count` units can be read.
 #[inline(always)]
-pub(crate) unsafe fn maxima_in_registers<S: QuantSimd, V: Float, const GROUP: usize>(
+pub(crate) unsafe fn maxima_in_registers<S: QuantSimd, V: Float, const GROUP: usize, const WITH_SIGN: bool>(
     values: *const V,
     count: usize,
     unit: usize,
 ) -> S::F32 {
     let units = registers_per_scales(S::LANES, GROUP);
+    let of_two = WITH_SIGN && !S::RANKS;
     // SAFETY: k < count, and every register lies inside its unit: i < unit, and last_inside keeps the last one there.
     unsafe {
-        let mut left = units;
-        let mut registers = [S::splat(0.0); MOST_LANES];
-        for (k, register) in registers.iter_mut().enumerate().take(count) {
+        let key = |x| match (WITH_SIGN, of_two) {
+            (false, _) => S::abs(x),
+            (true, false) => S::rank(x),
+            (true, true) => x,
+        };
+        let [mut unsigned, mut signed] = [[S::splat(0.0); MOST_LANES]; 2];
+        for k in 0..count {
             let values = values.add(k * unit);
-            *register = S::abs(V::read::<S>(values));
+            unsigned[k] = key(V::read::<S>(values));
+            signed[k] = unsigned[k];
             let mut i = S::LANES;
             while GROUP > S::LANES && i < unit {
-                let at = last_inside::<S>(i, unit);
-                *register = S::max_magnitude(*register, S::abs(V::read::<S>(values.add(at))));
+                let x = key(V::read::<S>(values.add(last_inside::<S>(i, unit))));
+                unsigned[k] = S::max_bits::<false>(unsigned[k], x);
+                if of_two {
+                    signed[k] = S::max_bits::<true>(signed[k], x);
+                }
                 i += S::LANES;
             }
         }
-        while left > 1 {
-            left /= 2;
-            for i in 0..left {
-                let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-                // Four lanes become one in two steps.
-                registers[i] = if left >= units / 4 { S::max_pairs(a, b) } else { S::max_fours(a, b) };
-            }
+        let unsigned = S::permute_maxima::<GROUP>(horizontal_maxima::<S, false>(unsigned, units));
+        if !of_two {
+            return unsigned;
         }
-        S::permute_maxima::<GROUP>(registers[0])
+        let signed = S::permute_maxima::<GROUP>(horizontal_maxima::<S, true>(signed, units));
+        S::max_bits::<false>(S::rank(unsigned), S::rank(signed))
     }
 }
 
-/// The largest magnitudes of a register of groups, as [`maxima_in_registers`] orders them, the fastest way.
+/// The maxima of `units` registers, in one.
+///
+/// # Safety
+/// The instruction set is enabled.
+#[inline(always)]
+unsafe fn horizontal_maxima<S: QuantSimd, const SIGNED: bool>(
+    mut registers: [S::F32; MOST_LANES],
+    units: usize,
+) -> S::F32 {
+    let mut left = units;
+    while left > 1 {
+        left /= 2;
+        for i in 0..left {
+            let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+            // Four lanes become one in two steps.
+            // SAFETY: the instruction set is enabled.
+            registers[i] =
+                unsafe { if left >= units / 4 { S::max_pairs::<SIGNED>(a, b) } else { S::max_fours::<SIGNED>(a, b) } };
+        }
+    }
+    registers[0]
+}
+
+/// The maxima of a register of groups that [`maxima_in_registers`] gives, the fastest way.
 ///
 /// # Safety
 /// The conditions are those of [`maxima_in_registers`].
 #[inline(always)]
-pub(crate) unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize>(
+pub(crate) unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize, const WITH_SIGN: bool>(
     values: *const V,
     count: usize,
     unit: usize,
@@ -175,11 +207,11 @@ pub(crate) unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize>(
     // SAFETY: see `# Safety`; V is float16 where that is checked.
     unsafe {
         if V::IS_F16
-            && let Some(maxima) = S::maxima_f16::<GROUP>(values.cast(), count, unit)
+            && let Some(maxima) = S::maxima_f16::<GROUP, WITH_SIGN>(values.cast(), count, unit)
         {
             return maxima;
         }
-        maxima_in_registers::<S, V, GROUP>(values, count, unit)
+        maxima_in_registers::<S, V, GROUP, WITH_SIGN>(values, count, unit)
     }
 }
 
@@ -202,6 +234,30 @@ unsafe fn divide<S: QuantSimd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F
     }
 }
 
+/// The scale of a group as the reference rounds it, to V; `maximum` is its largest magnitude, or, where scales have
+/// signs, the [rank](QuantSimd::rank) of its largest value.
+///
+/// # Safety
+/// The conditions are those of [`Simd`].
+#[inline(always)]
+pub(crate) unsafe fn scale<S: QuantSimd, Q: CodeType, V: Float>(maximum: S::F32) -> S::F32 {
+    // SAFETY: the instruction set is enabled.
+    unsafe {
+        // NaN remains.
+        let at_least_floor = |s| S::max(V::round::<S>(S::splat(SCALE_FLOOR)), s);
+        if !Q::BITS.has_signed_scales() {
+            return at_least_floor(quotient_of_maximum::<S, Q, V>(maximum));
+        }
+        let amax = S::shift_right::<1>(maximum);
+        let eighth = const { 1.0 / QuantBit::Four.qmax() as f32 };
+        let size = at_least_floor(V::round::<S>(S::mul(amax, S::splat(eighth))));
+        // The other sign, which is that of an even rank, but for 0. A product with a NaN keeps its sign.
+        let is_odd = S::and_bits(S::max_bits::<false>(maximum, S::splat_bits(1)), S::splat_bits(1));
+        let sign = S::and_bits(S::add_bits(is_odd, S::splat_bits(u32::MAX)), S::splat(-0.0));
+        S::mul(size, S::or_bits(S::splat(1.0), sign))
+    }
+}
+
 /// `amax / qmax` as the reference rounds it, to V.
 ///
 /// Two float16 have no quotient within one part in 2^23 of a point halfway between two others, so the product with the
@@ -211,7 +267,7 @@ unsafe fn divide<S: QuantSimd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F
 /// # Safety
 /// The conditions are those of [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn scale<S: QuantSimd, Q: CodeType, V: Float>(amax: S::F32) -> S::F32 {
+unsafe fn quotient_of_maximum<S: QuantSimd, Q: CodeType, V: Float>(amax: S::F32) -> S::F32 {
     let qmax = f32::from(Q::BITS.qmax());
     // SAFETY: the instruction set is enabled.
     unsafe {
@@ -241,11 +297,11 @@ pub(crate) unsafe fn factors<S: QuantSimd, V: Float>(s: S::F32, reciprocal: S::F
 /// `x / s` as the reference rounds it, to V, with the [`factors`] of `s`, if the quotient is at most 464; any number
 /// below 2^-14 where it is below that, NaN where it is NaN.
 ///
-/// For float16, Veltkamp's splitting rounds the product with the rounded reciprocal (see [`scale`]) to eleven bits. The
+/// For float16, Veltkamp's splitting rounds the product with the rounded reciprocal (see [`quotient_of_maximum`]) to eleven bits. The
 /// large product need not be that of the quotient, only have no bits below those of the difference.
 ///
 /// A quotient is less than `qmax` + 1/2, and its code at most `qmax`, but of a type with as few digits as a code: with
-/// eight of both it can be 127.5.
+/// eight of both it can be 127.5. The code 8 of four bits becomes 7 where it is written.
 ///
 /// # Safety
 /// The conditions are those of [`Simd`].

@@ -17,8 +17,9 @@ impl<S: Simd, V: Float> Function<S> for Hadamard<V> {
     unsafe fn run(blocks: &Blocks) {
         for r in 0..blocks.count {
             let (from, to) = (blocks.from.row(r).cast_const().cast::<V>(), blocks.to.row(r).cast());
+            let ahead = blocks.prefetch.map(|prefetch| from.wrapping_byte_offset(prefetch));
             // SAFETY: r < count, so these rows are valid: HadamardFunction's condition.
-            unsafe { hadamard_over::<S, V>(from, to, blocks.len, blocks.order) }
+            unsafe { hadamard_over::<S, V>(from, to, blocks.len, blocks.order, ahead) }
         }
     }
 }

@@ -34,6 +34,9 @@ pub(crate) trait QuantSimd: Simd {
     /// Whether the instruction set has native float16 arithmetic.
     const NATIVE_F16: bool = false;
 
+    /// Whether [`rank`](Self::rank) is one instruction.
+    const RANKS: bool = false;
+
     /// A register of codes, as int32.
     type Code: Copy;
 
@@ -55,12 +58,19 @@ pub(crate) trait QuantSimd: Simd {
     unsafe fn mul_sub_from(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
     /// `|x|`
     unsafe fn abs(x: Self::F32) -> Self::F32;
-    /// The larger of two registers without signs, in the order in which a NaN is above infinity.
-    unsafe fn max_magnitude(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The bits of `x`, the sign moved from the top to the bottom: unsigned integers in the order of the magnitudes, in
+    /// which a NaN is above infinity, and of two that are equal the negative one is the larger.
+    #[inline(always)]
+    unsafe fn rank(x: Self::F32) -> Self::F32 {
+        // SAFETY: the instruction set is enabled.
+        unsafe { Self::or_bits(Self::add_bits(x, x), Self::shift_right::<31>(x)) }
+    }
+    /// The larger of both lanes' bits, as integers with a sign or without.
+    unsafe fn max_bits<const SIGNED: bool>(a: Self::F32, b: Self::F32) -> Self::F32;
     /// The larger of each pair of neighboring lanes, in that order: of each four lanes, of `a`'s and then of `b`'s.
-    unsafe fn max_pairs(a: Self::F32, b: Self::F32) -> Self::F32;
+    unsafe fn max_pairs<const SIGNED: bool>(a: Self::F32, b: Self::F32) -> Self::F32;
     /// The larger of each pair of neighboring fours, lane by lane, in that order: of `a`'s and then of `b`'s.
-    unsafe fn max_fours(a: Self::F32, b: Self::F32) -> Self::F32;
+    unsafe fn max_fours<const SIGNED: bool>(a: Self::F32, b: Self::F32) -> Self::F32;
 
     /// Permutes a register of maxima into the order of their groups: what as many registers as
     /// [`registers_per_scales`](super::lane_tables::registers_per_scales) says became by
@@ -77,7 +87,11 @@ pub(crate) trait QuantSimd: Simd {
     /// The maxima that [`maxima_in_registers`](super::group::maxima_in_registers) gives, of float16; none where the
     /// instruction set has no faster way to them.
     #[inline(always)]
-    unsafe fn maxima_f16<const GROUP: usize>(_values: *const f16, _count: usize, _unit: usize) -> Option<Self::F32> {
+    unsafe fn maxima_f16<const GROUP: usize, const WITH_SIGN: bool>(
+        _values: *const f16,
+        _count: usize,
+        _unit: usize,
+    ) -> Option<Self::F32> {
         None
     }
 

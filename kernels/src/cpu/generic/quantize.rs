@@ -1,12 +1,11 @@
 //! Quantizes rows over vector registers.
 //!
-//! Some groups at a time go through three loops: their largest magnitudes, their scales, their codes. What is done for
+//! Some groups at a time go through three loops: their maxima, their scales, their codes. What is done for
 //! one group depends on what came before, for a hundred cycles; what is done for its neighbors meanwhile does not.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-use kvcache_schema::SCALE_FLOOR;
 use kvcache_simd::{Float, Function, MOST_LANES};
 
 use super::super::block::{Row, Rows};
@@ -77,7 +76,11 @@ unsafe fn quantize_row<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROU
         // SAFETY: g + at_once <= groups, so these groups lie inside the row, and are a register of values or more;
         // `first` and `second` have room for a register more than their numbers.
         unsafe {
-            maxima::<S, V, GROUP>(values.add(at), first, group, at_once);
+            if Q::BITS.has_signed_scales() {
+                maxima::<S, V, GROUP, true>(values.add(at), first, group, at_once);
+            } else {
+                maxima::<S, V, GROUP, false>(values.add(at), first, group, at_once);
+            }
             make_scales::<S, Q, V, T>(first, (!native).then_some(second), scales.add(g), at_once);
             let (values, cache, ahead) =
                 (values.add(at), cache.add(Q::bytes(at)), ahead.map(|ahead| ahead.wrapping_add(at)));
@@ -91,9 +94,10 @@ unsafe fn quantize_row<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROU
     }
 }
 
-/// Writes the largest magnitude of each group, and zeros after them, at least to the end of a register.
+/// Writes the maximum of each group, as [`group::maxima`] gives it, and zeros after them, at least to the end of a
+/// register.
 #[inline(always)]
-unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize>(
+unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize, const WITH_SIGN: bool>(
     values: *const V,
     maxima: *mut f32,
     group: usize,
@@ -107,12 +111,12 @@ unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize>(
     // SAFETY: u + count <= all, so all units lie inside the groups.
     unsafe {
         while u + at_once <= all {
-            let of_units = group::maxima::<S, V, GROUP>(values.add(u * unit), at_once, unit);
+            let of_units = group::maxima::<S, V, GROUP, WITH_SIGN>(values.add(u * unit), at_once, unit);
             S::write_f32(maxima.add(u * of_unit), of_units);
             u += at_once;
         }
         if u < all {
-            let of_units = group::maxima::<S, V, GROUP>(values.add(u * unit), all - u, unit);
+            let of_units = group::maxima::<S, V, GROUP, WITH_SIGN>(values.add(u * unit), all - u, unit);
             S::write_f32(maxima.add(u * of_unit), of_units);
         }
         if all * unit < len {
@@ -120,14 +124,13 @@ unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize>(
             // followed by those of no groups: whole registers of them will be read, from the beginning.
             let at = len - unit;
             S::write_f32(maxima.add(groups), S::splat(0.0));
-            S::write_f32(maxima.add(at / GROUP), group::maxima::<S, V, GROUP>(values.add(at), 1, unit));
+            S::write_f32(maxima.add(at / GROUP), group::maxima::<S, V, GROUP, WITH_SIGN>(values.add(at), 1, unit));
         }
     }
 }
 
-/// Writes the scales of groups with these largest magnitudes, and, in the place of the magnitudes, the first factors of
-/// their quotients, with the second ones in `second`. Without `second` the scales themselves take the magnitudes'
-/// place.
+/// Writes the scales of groups with these maxima, and, in the place of the maxima, the first factors of their quotients,
+/// with the second ones in `second`. Without `second` the scales themselves take the maxima's place.
 #[inline(always)]
 unsafe fn make_scales<S: QuantSimd, Q: CodeType, V: Float, T: Float>(
     maxima: *mut f32,
@@ -139,8 +142,6 @@ unsafe fn make_scales<S: QuantSimd, Q: CodeType, V: Float, T: Float>(
     unsafe {
         for g in (0..groups).step_by(S::LANES) {
             let s = group::scale::<S, Q, V>(S::read_f32(maxima.add(g)));
-            // NaN remains.
-            let s = S::max(V::round::<S>(S::splat(SCALE_FLOOR)), s);
             T::write_some::<S>(scales.add(g), s, S::LANES.min(groups - g));
             // Zero over infinity has the sign of x as float8: with NaN all quotients are NaN, whose code is 0.
             let s = if Q::BITS.quant_type() == 0 { s } else { S::add(s, S::sub(s, s)) };

@@ -20,9 +20,14 @@ unsafe fn bytes(codes: [__m256i; 2]) -> __m128i {
     _mm_shuffle_epi32::<0b11_01_10_00>(bytes)
 }
 
-/// Their low four bits, two a byte, in the low half.
+/// Sixteen codes of at most 7, larger ones made that, two a byte, in the low half. The code of NaN becomes -128, whose
+/// low four bits are 0.
 #[inline(always)]
-unsafe fn nibbles(bytes: __m128i) -> __m128i {
+unsafe fn nibbles(codes: [__m256i; 2]) -> __m128i {
+    // In the order of `bytes`.
+    let words = _mm256_packs_epi32(codes[0], codes[1]);
+    let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+    let bytes = _mm_shuffle_epi32::<0b11_01_10_00>(_mm_min_epi8(bytes, _mm_set1_epi8(7)));
     let pairs = _mm_maddubs_epi16(_mm_and_si128(bytes, _mm_set1_epi8(0x0f)), _mm_set1_epi16(0x1001));
     _mm_packus_epi16(pairs, pairs)
 }
@@ -36,20 +41,21 @@ impl QuantSimd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn max_magnitude(a: __m256, b: __m256) -> __m256 {
-        _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+    unsafe fn max_bits<const SIGNED: bool>(a: __m256, b: __m256) -> __m256 {
+        let (a, b) = (_mm256_castps_si256(a), _mm256_castps_si256(b));
+        _mm256_castsi256_ps(if SIGNED { _mm256_max_epi32(a, b) } else { _mm256_max_epu32(a, b) })
     }
 
     #[inline(always)]
-    unsafe fn max_pairs(a: __m256, b: __m256) -> __m256 {
+    unsafe fn max_pairs<const SIGNED: bool>(a: __m256, b: __m256) -> __m256 {
         let (firsts, seconds) = (_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b));
-        Self::max_magnitude(firsts, seconds)
+        Self::max_bits::<SIGNED>(firsts, seconds)
     }
 
     #[inline(always)]
-    unsafe fn max_fours(a: __m256, b: __m256) -> __m256 {
+    unsafe fn max_fours<const SIGNED: bool>(a: __m256, b: __m256) -> __m256 {
         let (firsts, seconds) = (_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
-        Self::max_magnitude(firsts, seconds)
+        Self::max_bits::<SIGNED>(firsts, seconds)
     }
 
     #[inline(always)]
@@ -83,7 +89,7 @@ impl QuantSimd for Avx2 {
 
     #[inline(always)]
     unsafe fn write_i4(to: *mut u8, codes: __m256i) {
-        to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(nibbles(bytes([codes; 2]))))
+        to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(nibbles([codes; 2])))
     }
 
     #[inline(always)]
@@ -93,7 +99,7 @@ impl QuantSimd for Avx2 {
 
     #[inline(always)]
     unsafe fn write_two_i4(to: *mut u8, codes: [__m256i; 2]) {
-        _mm_storel_epi64(to.cast(), nibbles(bytes(codes)))
+        _mm_storel_epi64(to.cast(), nibbles(codes))
     }
 
     #[inline(always)]

@@ -33,6 +33,7 @@ const LOW_HALVES: [i16; 32] = {
 
 impl<const NATIVE_F16: bool> QuantSimd for Avx512<NATIVE_F16> {
     const NATIVE_F16: bool = NATIVE_F16;
+    const RANKS: bool = true;
     type Code = __m512i;
 
     #[inline(always)]
@@ -41,21 +42,27 @@ impl<const NATIVE_F16: bool> QuantSimd for Avx512<NATIVE_F16> {
     }
 
     #[inline(always)]
-    unsafe fn max_magnitude(a: __m512, b: __m512) -> __m512 {
-        _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
+    unsafe fn rank(x: __m512) -> __m512 {
+        _mm512_castsi512_ps(_mm512_rol_epi32::<1>(_mm512_castps_si512(x)))
     }
 
     #[inline(always)]
-    unsafe fn max_pairs(a: __m512, b: __m512) -> __m512 {
+    unsafe fn max_bits<const SIGNED: bool>(a: __m512, b: __m512) -> __m512 {
+        let (a, b) = (_mm512_castps_si512(a), _mm512_castps_si512(b));
+        _mm512_castsi512_ps(if SIGNED { _mm512_max_epi32(a, b) } else { _mm512_max_epu32(a, b) })
+    }
+
+    #[inline(always)]
+    unsafe fn max_pairs<const SIGNED: bool>(a: __m512, b: __m512) -> __m512 {
         let (firsts, seconds) = (_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b));
-        Self::max_magnitude(firsts, seconds)
+        Self::max_bits::<SIGNED>(firsts, seconds)
     }
 
     #[inline(always)]
-    unsafe fn max_fours(a: __m512, b: __m512) -> __m512 {
+    unsafe fn max_fours<const SIGNED: bool>(a: __m512, b: __m512) -> __m512 {
         let (firsts, seconds) =
             (_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
-        Self::max_magnitude(firsts, seconds)
+        Self::max_bits::<SIGNED>(firsts, seconds)
     }
 
     #[inline(always)]
@@ -91,6 +98,7 @@ impl<const NATIVE_F16: bool> QuantSimd for Avx512<NATIVE_F16> {
     #[inline(always)]
     unsafe fn write_i4(to: *mut u8, codes: __m512i) {
         // Of each pair, the low four bits of the first and those of the second; the rest is not kept.
+        let codes = _mm512_min_epi32(codes, _mm512_set1_epi32(7));
         let seconds = _mm512_srli_epi64::<28>(codes);
         let pairs = _mm512_ternarylogic_epi64::<CHOOSE>(_mm512_set1_epi64(0x0f), codes, seconds);
         _mm_storel_epi64(to.cast(), _mm512_cvtepi64_epi8(pairs));
@@ -106,6 +114,7 @@ impl<const NATIVE_F16: bool> QuantSimd for Avx512<NATIVE_F16> {
     unsafe fn write_two_i4(to: *mut u8, codes: [__m512i; 2]) {
         // Half as many bits in a code as in `write_i4`: each pair's first half and second half, and then its byte.
         let halves = _mm512_permutex2var_epi16(codes[0], _mm512_loadu_si512(LOW_HALVES.as_ptr().cast()), codes[1]);
+        let halves = _mm512_min_epi16(halves, _mm512_set1_epi16(7));
         let seconds = _mm512_srli_epi32::<12>(halves);
         let pairs = _mm512_ternarylogic_epi32::<CHOOSE>(_mm512_set1_epi32(0x0f), halves, seconds);
         _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(pairs));
@@ -137,11 +146,16 @@ impl<const NATIVE_F16: bool> QuantSimd for Avx512<NATIVE_F16> {
     }
 
     #[inline(always)]
-    unsafe fn maxima_f16<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> Option<__m512> {
+    unsafe fn maxima_f16<const GROUP: usize, const WITH_SIGN: bool>(
+        values: *const f16,
+        count: usize,
+        unit: usize,
+    ) -> Option<__m512> {
         if GROUP < 8 {
             return None;
         }
-        Some(_mm512_cvtph_ps(f16_maxima::maxima::<GROUP>(values, count, unit)))
+        let maxima = _mm512_cvtph_ps(f16_maxima::maxima::<GROUP, WITH_SIGN>(values, count, unit));
+        Some(if WITH_SIGN { Self::rank(maxima) } else { maxima })
     }
 
     /// A group has no more than sixteen different values: they are made once and looked up.

@@ -8,18 +8,23 @@ use std::arch::x86_64::*;
 use half::f16;
 
 /// The maxima that [`maxima_in_registers`](super::super::generic::group::maxima_in_registers) gives, for groups of 8 or
-/// of 16 and more, as float16.
+/// of 16 and more, as float16; `WITH_SIGN` the largest values, of whose ranks it gives.
 ///
 /// # Safety
 /// AVX-512 F, BW and VL are enabled; `count` units of `unit` values can be read.
 #[inline(always)]
-pub(crate) unsafe fn maxima<const GROUP: usize>(values: *const f16, count: usize, unit: usize) -> __m256i {
+pub(crate) unsafe fn maxima<const GROUP: usize, const WITH_SIGN: bool>(
+    values: *const f16,
+    count: usize,
+    unit: usize,
+) -> __m256i {
     // SAFETY: see `# Safety`.
-    let halves = maxima_of_bits::<GROUP, false>(values, count, unit);
-    if _mm256_cmpgt_epu16_mask(halves, _mm256_set1_epi16(INFINITY)) == 0 {
+    let halves = maxima_of_bits::<GROUP, WITH_SIGN, false>(values, count, unit);
+    let magnitudes = _mm256_and_si256(halves, _mm256_set1_epi16(0x7fff));
+    if _mm256_cmpgt_epu16_mask(magnitudes, _mm256_set1_epi16(INFINITY)) == 0 {
         return halves;
     }
-    maxima_of_bits::<GROUP, true>(values, count, unit)
+    maxima_of_bits::<GROUP, WITH_SIGN, true>(values, count, unit)
 }
 
 /// The bit that tells a quiet NaN from a signalling one, which every conversion sets.
@@ -28,16 +33,24 @@ const QUIET: i16 = 0x0200;
 /// The bits of an infinite float16.
 const INFINITY: i16 = 0x7c00;
 
-/// The magnitudes of 32 halves; NaNs among them are made quiet if `NAN`, as every conversion does.
+/// The magnitudes of 32 halves, or the halves `WITH_SIGN`; NaNs among them are made quiet if `NAN`, as every conversion
+/// does.
 #[inline(always)]
-unsafe fn magnitudes<const NAN: bool>(x: __m512i) -> __m512i {
-    let x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+unsafe fn keys<const WITH_SIGN: bool, const NAN: bool>(x: __m512i) -> __m512i {
+    let magnitudes = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    let x = if WITH_SIGN { x } else { magnitudes };
     if NAN {
-        let nan = _mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(INFINITY));
+        let nan = _mm512_cmpgt_epu16_mask(magnitudes, _mm512_set1_epi16(INFINITY));
         _mm512_or_si512(x, _mm512_maskz_set1_epi16(nan, QUIET))
     } else {
         x
     }
+}
+
+/// The larger of both halves, as integers with a sign or without.
+#[inline(always)]
+unsafe fn larger<const SIGNED: bool>(a: __m512i, b: __m512i) -> __m512i {
+    if SIGNED { _mm512_max_epi16(a, b) } else { _mm512_max_epu16(a, b) }
 }
 
 /// Where each group's maximum is, if four registers of four groups of eight halves have become one register.
@@ -61,66 +74,86 @@ unsafe fn sixteen(halves: *const f16) -> __m256i {
 /// The larger of each pair of neighboring fours of 32 bits, half by half, in the order of
 /// [`QuantSimd::max_fours`](super::super::generic::quant_simd::QuantSimd::max_fours).
 #[inline(always)]
-unsafe fn larger_fours(a: __m512i, b: __m512i) -> __m512i {
+unsafe fn larger_fours<const SIGNED: bool>(a: __m512i, b: __m512i) -> __m512i {
     let (firsts, seconds) = (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b));
-    _mm512_max_epu16(firsts, seconds)
+    larger::<SIGNED>(firsts, seconds)
 }
 
 /// The [`maxima`] of the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is
 /// that of the values. Right for groups with NaN only if `NAN`.
+///
+/// The largest value of a group is among its largest as integers with a sign and without.
 #[inline(always)]
-unsafe fn maxima_of_bits<const GROUP: usize, const NAN: bool>(
+unsafe fn maxima_of_bits<const GROUP: usize, const WITH_SIGN: bool, const NAN: bool>(
     values: *const f16,
     count: usize,
     unit: usize,
 ) -> __m256i {
     // SAFETY: k < count, and every register lies inside its unit (i < unit), or in two of them.
-    let mut registers = [_mm512_setzero_si512(); 16];
-    let mut left = if GROUP < 16 { 4 } else { 16 };
-    for (k, register) in registers.iter_mut().enumerate().take(if GROUP < 16 { count.div_ceil(2) } else { count }) {
+    let [mut unsigned, mut signed] = [[_mm512_setzero_si512(); 16]; 2];
+    for k in 0..if GROUP < 16 { count.div_ceil(2) } else { count } {
         if GROUP < 16 {
             // Two units in each register.
             let values = values.add(2 * k * unit);
             let both = 2 * k + 1 < count;
             let x = if both { _mm512_loadu_si512(values.cast()) } else { _mm512_zextsi256_si512(sixteen(values)) };
-            *register = magnitudes::<NAN>(x);
+            unsigned[k] = keys::<WITH_SIGN, NAN>(x);
+            signed[k] = unsigned[k];
             continue;
         }
         let values = values.add(k * unit);
         if unit >= 32 {
-            let mut i = 0;
+            unsigned[k] = keys::<WITH_SIGN, NAN>(_mm512_loadu_si512(values.cast()));
+            signed[k] = unsigned[k];
+            let mut i = 32;
             while i < unit {
-                let x = _mm512_loadu_si512(values.add(i.min(unit - 32)).cast());
-                *register = _mm512_max_epu16(*register, magnitudes::<NAN>(x));
+                let x = keys::<WITH_SIGN, NAN>(_mm512_loadu_si512(values.add(i.min(unit - 32)).cast()));
+                (unsigned[k], signed[k]) = (larger::<false>(unsigned[k], x), larger::<true>(signed[k], x));
                 i += 32;
             }
         } else {
             let (low, high) = (sixteen(values), sixteen(values.add(unit - 16)));
-            *register = magnitudes::<NAN>(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
+            unsigned[k] = keys::<WITH_SIGN, NAN>(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
+            signed[k] = unsigned[k];
         }
     }
+    let unsigned = horizontal_maxima::<GROUP, false>(unsigned);
+    if !WITH_SIGN {
+        return unsigned;
+    }
+    let signed = horizontal_maxima::<GROUP, true>(signed);
+    let all_but_sign = _mm256_set1_epi16(0x7fff);
+    let is_positive =
+        _mm256_cmpgt_epi16_mask(_mm256_and_si256(signed, all_but_sign), _mm256_and_si256(unsigned, all_but_sign));
+    _mm256_mask_mov_epi16(unsigned, is_positive, signed)
+}
+
+/// The maxima of 4 registers of groups of 8, or of 16 others, in one.
+#[inline(always)]
+unsafe fn horizontal_maxima<const GROUP: usize, const SIGNED: bool>(mut registers: [__m512i; 16]) -> __m256i {
+    // SAFETY: the instructions are enabled, and EIGHTS is a register.
     // Neighbors become one: pairs of halves, then of fours, then of eights, of both registers.
-    left /= 2;
+    let mut left = if GROUP < 16 { 2 } else { 8 };
     for i in 0..left {
         let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-        registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
+        registers[i] = larger::<SIGNED>(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
     }
     left /= 2;
     for i in 0..left {
         let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-        registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        registers[i] = larger::<SIGNED>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
     }
     if GROUP < 16 {
         let x = registers[0];
-        let x = _mm512_max_epu16(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
+        let x = larger::<SIGNED>(x, _mm512_shuffle_epi32::<0b01_00_11_10>(x));
         let lanes = _mm512_loadu_si512(EIGHTS.as_ptr().cast());
         return _mm512_castsi512_si256(_mm512_permutexvar_epi16(lanes, x));
     }
     left /= 2;
     for i in 0..left {
         let [a, b] = [registers[2 * i], registers[2 * i + 1]];
-        registers[i] = _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        registers[i] = larger::<SIGNED>(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
     }
-    let x = larger_fours(registers[0], registers[1]);
-    _mm512_castsi512_si256(larger_fours(x, x))
+    let x = larger_fours::<SIGNED>(registers[0], registers[1]);
+    _mm512_castsi512_si256(larger_fours::<SIGNED>(x, x))
 }

@@ -20,7 +20,7 @@ struct BF16 {
     static constexpr u32 BITS = 16, INF = 0x7f80, QUIET = 0x0040, SCALE_FLOOR = 0x3728;
 };
 
-// Codes have the largest one's value.
+// Codes have the value that a group's largest magnitude is divided by: the largest code's, or, of int4, less the lowest's.
 struct I8 {
     using Bits = u8;
     static constexpr u32 BITS = 8;
@@ -38,7 +38,7 @@ struct F8 {
 struct I4 {
     using Bits = u8;
     static constexpr u32 BITS = 4;
-    static constexpr float QMAX = 7.0f;
+    static constexpr float QMAX = 8.0f;
 };
 
 // The type of `scale` without quantization.

@@ -57,13 +57,6 @@ __device__ __forceinline__ u32 add_halves(u32 a, u32 b) {
     return sums;
 }
 
-// 1 / x for a normal x, within one unit in the last place; 0 for infinity.
-__device__ __forceinline__ float approximate_reciprocal(float x) {
-    float reciprocal;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
-    return reciprocal;
-}
-
 // Reads through the read-only cache into a whole register.
 __device__ __forceinline__ u32 read_two_bytes(const u8* at) {
     u32 bytes;

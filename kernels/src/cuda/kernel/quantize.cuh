@@ -9,45 +9,46 @@ __device__ __forceinline__ u32 magnitude(typename T::Bits x) {
     return x & (T::BITS == 16 ? 0x7fffu : 0x7fffffffu);
 }
 
-// The key by which a group's largest value is found: its magnitude. A signaling float16 NaN counts as the quiet one
-// that it becomes in float32, where quantize.rs compares.
-template <class T>
+// The sign moved from the top to the bottom: the order of magnitudes, and of two that are equal the negative one is the
+// larger.
+__device__ __forceinline__ u32 with_sign_last(u32 bits) { return __funnelshift_l(bits, bits, 1); }
+
+// The key by which a group's largest value is found: its magnitude, or for int4 its bits at the top of a word, the sign
+// last. A signaling float16 NaN counts as the quiet one that it becomes in float32, where quantize.rs compares; for int4
+// any NaN may be the group's.
+template <class T, class Codes>
 __device__ __forceinline__ u32 rank(typename T::Bits x) {
+    if constexpr (SAME<Codes, I4>) {
+        return with_sign_last(static_cast<u32>(x) << (32 - T::BITS));
+    }
     const u32 size = magnitude<T>(x);
     return SAME<T, F16> && size > F16::INF ? size | F16::QUIET : size;
 }
 
-// The reciprocal of a scale, for `divide`.
-template <class T>
-__device__ __forceinline__ float reciprocal_of(float y) {
-    return SAME<T, F16> ? approximate_reciprocal(y) : __frcp_rn(y);
-}
-
-// A number that rounds to T as x / y does, given reciprocal_of(y), for x and y in T: the code of a division without the
-// instructions that a group's values share, and without those for very large and very small numbers. Only scales and
-// codes are made from it: where |x / y| < 2^-20 its last bits may differ from those of division, but there the code is
-// 0.
+// A number that rounds to T as x / y does, given -y and the rounded reciprocal of y, for x and y in T: the code of a
+// division without the instructions that a group's values share, and without those for very large and very small numbers.
+// Only scales and codes are made from it: where |x / y| < 2^-20 its last bits may differ from those of division, but there
+// the code is 0.
 //
 // Float32, and others whose numbers are some of its: the first correction makes the quotient faithful (within one unit
 // in the last place), and from a faithful quotient and a correctly rounded reciprocal the second makes the correctly
 // rounded one (Markstein's theorem, which needs y >= 1e-5, |x / y| >= 2^-20: no remainder underflows).
 //
-// Float16: a quotient is either a midpoint of two float16 or at least 2^-23 of itself away from any, and one correction
-// leaves a smaller error than that, whatever the last bit of the reciprocal. A test covers all x and y.
+// Float16: a quotient is more than 2^-23 of itself away from a midpoint of two float16, and the product is closer.
 template <class T>
-__device__ __forceinline__ float unrounded_quotient(float x, float y, float reciprocal) {
+__device__ __forceinline__ float unrounded_quotient(float x, float minus_y, float reciprocal) {
     float quotient = __fmul_rn(x, reciprocal);
-    quotient = __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
     if constexpr (!SAME<T, F16>) {
-        quotient = __fmaf_rn(__fmaf_rn(-quotient, y, x), reciprocal, quotient);
+        quotient = __fmaf_rn(__fmaf_rn(quotient, minus_y, x), reciprocal, quotient);
+        quotient = __fmaf_rn(__fmaf_rn(quotient, minus_y, x), reciprocal, quotient);
     }
     return quotient;
 }
 
-// x / y, rounded to nearest as IEEE 754 division is and then to T.
+// x / y, rounded to nearest as IEEE 754 division is and then to T, given -y.
 template <class T>
-__device__ __forceinline__ float divide(float x, float y, float reciprocal) {
-    const float quotient = unrounded_quotient<T>(x, y, reciprocal);
+__device__ __forceinline__ float divide(float x, float minus_y, float reciprocal) {
+    const float quotient = unrounded_quotient<T>(x, minus_y, reciprocal);
     return rounded<T>(quotient);
 }
 
@@ -55,30 +56,38 @@ __device__ __forceinline__ float divide(float x, float y, float reciprocal) {
 template <class T1>
 struct Scale {
     typename T1::Bits bits;
-    float value;
+    float negated;
     float reciprocal;
     // Whether it is infinite or NaN; then all codes are 0.
     bool non_finite;
 };
 
-// The scale of a group, given the rank of its largest value.
+// The scale of a group, given the rank of its largest value; for int4 the largest of these and of -0.
 template <class T1, class Codes>
-__device__ __forceinline__ Scale<T1> scale_of(u32 amax) {
+__device__ __forceinline__ Scale<T1> scale_of(u32 largest) {
     using Bits = typename T1::Bits;
+    constexpr bool WITH_SIGN = SAME<Codes, I4>;
+    const u32 amax = WITH_SIGN ? largest >> (33 - T1::BITS) : largest;
+    // The largest value's other sign.
+    const u32 sign = WITH_SIGN ? largest << (T1::BITS - 1) ^ 1u << (T1::BITS - 1) : 0;
     u32 bits;
     if (amax >= T1::INF) {
-        bits = amax > T1::INF ? amax | T1::QUIET : amax;
+        bits = amax > T1::INF ? amax | T1::QUIET : amax ^ sign;
+    } else if constexpr (WITH_SIGN) {
+        bits = bits_of<T1>(__fmul_rn(value_of<T1>(static_cast<Bits>(amax)), 1.0f / Codes::QMAX));
+        bits = (bits < T1::SCALE_FLOOR ? T1::SCALE_FLOOR : bits) ^ sign;
     } else {
         constexpr float RECIPROCAL = 1.0f / Codes::QMAX;
         // A quotient too small for `unrounded_quotient` is below the floor.
-        bits = bits_of<T1>(unrounded_quotient<T1>(value_of<T1>(static_cast<Bits>(amax)), Codes::QMAX, RECIPROCAL));
+        bits = bits_of<T1>(unrounded_quotient<T1>(value_of<T1>(static_cast<Bits>(amax)), -Codes::QMAX, RECIPROCAL));
         bits = bits < T1::SCALE_FLOOR ? T1::SCALE_FLOOR : bits;
     }
     Scale<T1> scale;
     scale.bits = static_cast<Bits>(bits);
     scale.non_finite = amax >= T1::INF;
-    scale.value = value_of<T1>(scale.bits);
-    scale.reciprocal = reciprocal_of<T1>(scale.value);
+    const float value = value_of<T1>(scale.bits);
+    scale.negated = -value;
+    scale.reciprocal = __frcp_rn(value);
     return scale;
 }
 
@@ -93,16 +102,21 @@ __device__ __forceinline__ u32 float8_of(float x) {
     return places + ((exponent - LEAST_NORMAL) >> 20);
 }
 
-// The code of x, in the low bits. The higher bits are arbitrary, and all are if the scale is not finite.
+// The code of x, in the low bits. The higher bits are arbitrary, and all are if the scale is not finite. A code of int4
+// has 8 added, in the low 22 bits.
 //
-// No clamp is needed: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since
+// Int8 needs no clamp: |x| <= amax, and the scale is amax / qmax up to its rounding (by less than 1 part in 336, since
 // the smallest float16 scale is 168 units), or larger. So |x / scale| < qmax + 1/2. But a scale of no more digits than
 // the largest codes have may be smaller by 1 part in 257, and x / 127 of it 127.5.
 template <class T1, class Codes>
 __device__ __forceinline__ u32 code_of(typename T1::Bits x, const Scale<T1>& scale) {
-    float quotient = divide<T1>(value_of<T1>(x), scale.value, scale.reciprocal);
+    float quotient = divide<T1>(value_of<T1>(x), scale.negated, scale.reciprocal);
     if constexpr (SAME<Codes, F8>) {
         return float8_of(quotient) | (x >> (T1::BITS - 8) & 0x80);
+    }
+    if constexpr (SAME<Codes, I4>) {
+        // The sum with 8 is exact.
+        return __float_as_uint(__fadd_rn(fminf(quotient, 7.0f), 12582920.0f));
     }
     // QUIET is the second bit of the significand.
     if constexpr (T1::QUIET < 1 << (I8::BITS - 1)) {
@@ -121,15 +135,24 @@ __device__ __forceinline__ u32 static_code_of(typename T1::Bits x, float scale) 
     return number | ((x >> (T1::BITS - 8) ^ bits >> 24) & 0x80);
 }
 
+// Quotients of float16, which are rounded to integers by a sum with these halves, of 1.5 * 2^10 or a little more: float16
+// of this magnitude are integers. Of int4 none is above 7.
+template <class Codes>
+__device__ __forceinline__ u32 pair_of_sums(u16 a, u16 b, const Scale<F16>& scale, u32 halves) {
+    float x = unrounded_quotient<F16>(value_of<F16>(a), scale.negated, scale.reciprocal);
+    float y = unrounded_quotient<F16>(value_of<F16>(b), scale.negated, scale.reciprocal);
+    if constexpr (SAME<Codes, I4>) {
+        x = fminf(x, 7.0f);
+        y = fminf(y, 7.0f);
+    }
+    return add_halves(floats_to_halves(x, y), halves);
+}
+
 // The codes of a and b, each as code_of gives it, in the low bits of the halves of a word.
 template <class T1, class Codes>
 __device__ __forceinline__ u32 pair_of_codes(typename T1::Bits a, typename T1::Bits b, const Scale<T1>& scale) {
-    if constexpr (SAME<T1, F16> && !SAME<Codes, F8>) {
-        const float x = unrounded_quotient<T1>(value_of<T1>(a), scale.value, scale.reciprocal);
-        const float y = unrounded_quotient<T1>(value_of<T1>(b), scale.value, scale.reciprocal);
-        // 1.5 * 2^10 in both halves: float16 of this magnitude are integers, so the sums round to integers, ties to
-        // even.
-        return add_halves(floats_to_halves(x, y), 0x66006600);
+    if constexpr (SAME<T1, F16> && SAME<Codes, I8>) {
+        return pair_of_sums<Codes>(a, b, scale, 0x66006600);
     } else {
         return __byte_perm(code_of<T1, Codes>(a, scale), code_of<T1, Codes>(b, scale), 0x5410);
     }
@@ -138,10 +161,30 @@ __device__ __forceinline__ u32 pair_of_codes(typename T1::Bits a, typename T1::B
 // The low bytes of the halves of two words.
 __device__ __forceinline__ u32 bytes_of(u32 a, u32 b) { return __byte_perm(a, b, 0x6420); }
 
-// The low nibbles of the bytes of two words.
-__device__ __forceinline__ u32 nibbles_of(u32 a, u32 b) {
-    const auto joined = [](u32 word) { return (word & 0x000f000f) | (word >> 4 & 0x00f000f0); };
-    return bytes_of(joined(a), joined(b));
+// N codes of int4, which `value` gives the values of by their numbers, in the low nibbles of a word.
+template <class T1, u32 N, class Value>
+__device__ __forceinline__ u32 nibbles_of(Value value, const Scale<T1>& scale) {
+    if constexpr (SAME<T1, F16> && N == 8) {
+        // Of each four the second and the fourth, 16 times, added to the first and the third. Halves have 8 more than
+        // their codes, and 0x6600, of which 6 passes into the upper half.
+        u32 words[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            const u32 firsts = pair_of_sums<I4>(value(4 * i), value(4 * i + 2), scale, 0x66026608);
+            const u32 seconds = pair_of_sums<I4>(value(4 * i + 1), value(4 * i + 3), scale, 0x66086608);
+            words[i] = seconds * 16 + firsts;
+        }
+        return bytes_of(words[0], words[1]) ^ 0x88888888;
+    } else {
+        u32 sum = 0, more = 0;
+#pragma unroll
+        for (u32 i = N; i-- > 0;) {
+            sum = sum * 16 + code_of<T1, I4>(value(i), scale);
+            // What is above the low 22 bits of the code.
+            more = more * 16 + 0x4b400000;
+        }
+        return (sum - more) ^ 0x88888888;
+    }
 }
 
 // Code i of a word, as a float.

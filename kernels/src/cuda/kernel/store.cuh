@@ -5,15 +5,26 @@
 #include "call.cuh"
 #include "quantize.cuh"
 
-// The rank of the largest value of a pack.
-template <class T1>
+// The rank of the largest value of a pack; for int4 of these and of -0.
+template <class T1, class Codes>
 __device__ __forceinline__ u32 largest(const Words<16>& values) {
-    u32 amax = 0;
+    u32 amax = SAME<Codes, I4> ? 1 : 0;
     if constexpr (SAME<T1, F32>) {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            amax = max(amax, rank<F32>(values.word[i]));
+            amax = max(amax, rank<F32, Codes>(values.word[i]));
         }
+    } else if constexpr (SAME<Codes, I4>) {
+        // It is the largest as an integer with a sign or without. Words order by their high halves first.
+        i32 highest = 0;
+        u32 lowest = 0x80000000;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 low = values.word[i] << 16;
+            highest = max(max(highest, static_cast<i32>(low)), static_cast<i32>(values.word[i]));
+            lowest = max(max(lowest, low), values.word[i]);
+        }
+        amax = max(with_sign_last(highest & 0xffff0000), with_sign_last(lowest & 0xffff0000));
     } else {
         // Words order by their high halves first, so their low halves need no mask.
         u32 high = 0;
@@ -26,7 +37,7 @@ __device__ __forceinline__ u32 largest(const Words<16>& values) {
         if (SAME<T1, F16> && amax > F16::INF) {
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) {
-                amax = max(amax, rank<T1>(element<T1>(values, i)));
+                amax = max(amax, rank<T1, Codes>(element<T1>(values, i)));
             }
         }
     }
@@ -36,26 +47,20 @@ __device__ __forceinline__ u32 largest(const Words<16>& values) {
 // The codes of a pack of values.
 template <class T1, class T2, u32 BYTES>
 __device__ __forceinline__ Words<BYTES> codes_of(const Words<16>& values, const Scale<T1>& scale) {
-    constexpr u32 FOURS = 32 / T1::BITS;
-    u32 bytes[2] = {};
-#pragma unroll
-    for (u32 i = 0; i < FOURS; ++i) {
-        u32 pairs[2];
-#pragma unroll
-        for (u32 j = 0; j < 2; ++j) {
-            const u32 at = 4 * i + 2 * j;
-            pairs[j] = pair_of_codes<T1, T2>(element<T1>(values, at), element<T1>(values, at + 1), scale);
-        }
-        bytes[i] = bytes_of(pairs[0], pairs[1]);
-    }
     Words<BYTES> codes = {};
     if constexpr (T2::BITS == 8) {
 #pragma unroll
-        for (u32 i = 0; i < FOURS; ++i) {
-            codes.word[i] = bytes[i];
+        for (u32 i = 0; i < 32 / T1::BITS; ++i) {
+            u32 pairs[2];
+#pragma unroll
+            for (u32 j = 0; j < 2; ++j) {
+                const u32 at = 4 * i + 2 * j;
+                pairs[j] = pair_of_codes<T1, T2>(element<T1>(values, at), element<T1>(values, at + 1), scale);
+            }
+            codes.word[i] = bytes_of(pairs[0], pairs[1]);
         }
     } else {
-        codes.word[0] = nibbles_of(bytes[0], bytes[1]);
+        codes.word[0] = nibbles_of<T1, 128 / T1::BITS>([&](u32 i) { return element<T1>(values, i); }, scale);
     }
 #pragma unroll
     for (u32& word : codes.word) {
@@ -135,7 +140,7 @@ __device__ __forceinline__ void store_wide(const Parameters& p) {
                             continue;
                         }
                     }
-                    u32 amax = largest<T1>(values[i][kv]);
+                    u32 amax = largest<T1, T2>(values[i][kv]);
 #pragma unroll 1
                     for (u32 distance = p.units_per_group.value / 2; distance > 0; distance /= 2) {
                         amax = max(amax, __shfl_xor_sync(ALL_LANES, amax, distance));
@@ -156,28 +161,30 @@ __device__ __forceinline__ void store_wide(const Parameters& p) {
     });
 }
 
+// Stores byte `i` of the codes of values, which `value` gives by their numbers.
+template <class T1, class T2, class Value>
+__device__ __forceinline__ void store_byte(u32 i, Value value, const Scale<T1>& scale, u8* cache) {
+    u32 byte;
+    if constexpr (T2::BITS == 8) {
+        byte = code_of<T1, T2>(value(i), scale);
+    } else {
+        byte = nibbles_of<T1, 2>([&](u32 j) { return value(2 * i + j); }, scale);
+    }
+    write(cache + i, static_cast<u8>(scale.non_finite ? 0 : byte));
+}
+
 // Stores a group of values, which `value` gives by their numbers, as codes and a scale.
 template <class T1, class T2, class T3, class Value>
 __device__ __forceinline__ void store_group(u32 group, Value value, u8* cache, u8* scale) {
-    u32 amax = 0;
+    u32 amax = SAME<T2, I4> ? 1 : 0;
 #pragma unroll 1
     for (u32 i = 0; i < group; ++i) {
-        amax = max(amax, rank<T1>(value(i)));
+        amax = max(amax, rank<T1, T2>(value(i)));
     }
     const Scale<T1> of_group = scale_of<T1, T2>(amax);
-    if constexpr (T2::BITS == 8) {
 #pragma unroll 1
-        for (u32 i = 0; i < group; ++i) {
-            const u32 code = code_of<T1, T2>(value(i), of_group);
-            write(cache + i, static_cast<u8>(of_group.non_finite ? 0 : code));
-        }
-    } else {
-#pragma unroll 1
-        for (u32 i = 0; i < group; i += 2) {
-            const u32 low = code_of<T1, T2>(value(i), of_group) & 0xf;
-            const u32 high = code_of<T1, T2>(value(i + 1), of_group) & 0xf;
-            write(cache + i / 2, static_cast<u8>(of_group.non_finite ? 0 : low | high << 4));
-        }
+    for (u32 i = 0; i < group * T2::BITS / 8; ++i) {
+        store_byte<T1, T2>(i, value, of_group, cache);
     }
     write(scale, convert<T3, T1>(of_group.bits));
 }

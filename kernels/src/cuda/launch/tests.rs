@@ -98,9 +98,8 @@ fn rotated_heads_are_units_of_their_own() {
     };
     let store = rotated(64).stores.store(FEW).unwrap().unwrap();
     assert_eq!((store.kernel, store.parameters.units_per_token.value), ("kvcache_store_rotated_f16_i4_f16", 3));
-    let load = rotated(512).load(FEW).unwrap().unwrap();
+    let load = rotated(1024).load(FEW).unwrap().unwrap();
     assert_eq!((load.kernel, load.parameters.num_repeat), ("kvcache_load_rotated_f16_i4_f16", 2));
-    assert_eq!(rotated(520).stores.store(FEW).unwrap_err().got, 520);
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl Cache {
 
     /// The cache with keys that were multiplied by a Hadamard matrix.
     pub fn with_quant_rotation(self) -> Self {
-        Self { rows: self.rows.with_quant_rotation(true), order: rotation_order(self.dims.inner), ..self }
+        Self { rows: self.rows.with_quant_rotation(true), order: rotation_order(self.dims.inner, self.group), ..self }
     }
 
     /// Fills it with numbers made of `next`: keys and scales of common sizes, now and then any bits.

@@ -154,6 +154,7 @@ pub(crate) fn compute(name: &str, freedom: Freedom) -> Option<Compute> {
         (["xor"], _, _) => two(move |a, b| (a ^ b) & mask),
         (["not"], _, _) => one(move |a| !a & mask),
         (["shl"], _, _) => two(move |a, n| if n >= bits { 0 } else { a << n & mask }),
+        (["shf", "l", "wrap"], _, 32) => lanes(|a, b, n, _| ((b << 32 | a & 0xffff_ffff) << (n & 31)) >> 32),
         (["shr"], 's', _) => two(move |a, n| (signed(a) >> n.min(bits - 1)).cast_unsigned() & mask),
         (["shr"], _, _) => two(move |a, n| if n >= bits { 0 } else { (a & mask) >> n }),
         (["bfe"], 'u', _) => lanes(move |a, from, len, _| (a & mask) >> from & ((1 << len) - 1)),
@@ -199,6 +200,10 @@ pub(crate) fn compute(name: &str, freedom: Freedom) -> Option<Compute> {
         // Of two zeros the positive one is the larger; a NaN is none.
         (["max"], 'f', 32) => {
             float(|a, b, _| if a == b { f32::from_bits(a.to_bits() & b.to_bits()) } else { a.max(b) })
+        }
+        // Of a NaN and a number the number.
+        (["min"], 'f', 32) => {
+            float(|a, b, _| if a == b { f32::from_bits(a.to_bits() | b.to_bits()) } else { a.min(b) })
         }
         (["fma", "rn"], 'f', 32) => float(|a, b, c| odd_sum(f64::from(a) * f64::from(b), c.into()) as f32),
         (["div", "rn"], 'f', 32) => float(|a, b, _| a / b),

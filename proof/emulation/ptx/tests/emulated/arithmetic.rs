@@ -39,7 +39,7 @@ fn float16(magnitudes: impl Iterator<Item = u16>) {
     let mut groups = Vec::new();
     for amax in magnitudes {
         for first in (0..=amax).step_by(GROUP - 1) {
-            groups.extend(amax.to_le_bytes());
+            groups.extend((amax | (first & 1) << 15).to_le_bytes());
             let signed = |x: u16| x.min(amax) | (x & 1) << 15;
             groups.extend((first..first + GROUP as u16 - 1).flat_map(|x| signed(x).to_le_bytes()));
         }
@@ -75,8 +75,9 @@ fn float32_samples() {
             2 => (entropy.below(255) << 23) as u32 + entropy.below(16) as u32,
             _ => (entropy.within(1, 255) << 23) as u32 - entropy.within(1, 15) as u32,
         };
-        let scale = (f32::from_bits(amax) / entropy.pick(&[127.0, 7.0])).max(1e-5);
+        let scale = (f32::from_bits(amax) / entropy.pick(&[127.0, 8.0])).max(1e-5);
         let mut group = [amax; GROUP];
+        group[0] |= u32::from(entropy.one_in(2)) << 31;
         for value in &mut group[1..] {
             let tie = (entropy.below(254) as f32 - 126.5) * scale;
             let near = tie.to_bits().wrapping_add_signed(entropy.below(8) as i32 - 4);

@@ -22,13 +22,19 @@ enum Modules {
 }
 
 /// The modules and their types, a kernel, and what is replaced in all its lines, by what.
-const EDITS: [(Modules, &str, &str, &str, &str); 33] = [
+const EDITS: [(Modules, &str, &str, &str, &str); 39] = [
     (Cache, "f16_i8_f16", "store_wide", "shfl.sync.bfly", "shfl.sync.up"),
     (Cache, "f16_i8_f16", "store_wide", "add.rn.f16x2", "sub.rn.f16x2"),
-    (Cache, "f16_i8_f16", "store_narrow", "rcp.approx.ftz.f32", "neg.f32"),
+    (Cache, "f16_i8_f16", "store_narrow", "rcp.rn.f32", "neg.f32"),
     (Cache, "f32_i8_f32", "store_wide", "max.u32", "min.u32"),
     (Cache, "f32_i8_f32", "store_wide", "fma.rn.f32", "mul.rn.f32"),
     (Cache, "f16_i4_f16", "store_wide", "prmt.b32", "and.b32"),
+    (Cache, "f16_i4_f16", "store_wide", "max.s32", "min.s32"),
+    (Cache, "f32_i4_f32", "store_wide", "min.f32", "max.f32"),
+    (Cache, "bf16_i4_f32", "store_narrow", "shf.l.wrap.b32", "xor.b32"),
+    (Cache, "f16_i4_f16", "store_rotated", "add.rn.f32", "sub.rn.f32"),
+    (Cache, "bf16_i8_f16", "store_rotated", "shfl.sync.bfly", "shfl.sync.up"),
+    (Cache, "f32_f8_f16", "load_rotated", "shr.u32", "shl.b32"),
     (Cache, "f16_f8_f16", "store_narrow", "setp.gt.f32", "setp.lt.f32"),
     (Cache, "f16_f16", "store_wide", "%ctaid.x", "0"),
     (Cache, "f16_f16", "store_wide", "div.u32", "rem.u32"),
