@@ -3,6 +3,11 @@
     quality.py SmolLM2-135M-Instruct.Q4_1.gguf     writes quality.md and quality.json in target/bench
     quality.py FILE FILE --windows 8 --prompts 4   of several models, in less time
 
+The divergence from the model with a float32 cache ranks formats more surely than perplexity, which can fall by chance:
+KL is the mean over tokens of sum(p log(p / q)), p being the exact model's distribution and q the format's, in 1/1000
+nat. For it a file of each engine keeps the exact model's logits, as float16 below the largest: 11 GB for Gemma 3 and
+all windows.
+
 Perplexity is of Jane Austen's words (examples/austen/NOTICE says whose they are): the last chapters of six novels and
 the ones before of two, chapters.txt, in windows of 512 tokens; formats are compared on the same tokens, and errors are
 one standard error over windows or prompts. A pass key of five digits stands somewhere in 400 tokens of the text, and is
@@ -26,6 +31,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from math import exp
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from kvcache_ops.models._perplexity import losses_of
@@ -84,10 +90,11 @@ PAIRS = [
 
 @dataclass(frozen=True)
 class Quality:
-    """What was measured of a format: a loss for each window, and for each prompt the part that was right."""
+    """What was measured of a format: for each window a loss and the KL, for each prompt the part that was right."""
 
     bytes_per_token: int
     losses: list[float]
+    divergences: list[float]  # in nat
     passkeys: list[float]
     repetitions: list[float]
 
@@ -98,7 +105,7 @@ class Quality:
         return [
             str(self.bytes_per_token),
             f"{perplexity:.2f} ± {perplexity * error(loss):.2f}",
-            "" if self is exact else percent(loss - exact.losses),
+            *(["", ""] if self is exact else [percent(loss - exact.losses), thousandths(np.array(self.divergences))]),
             *(
                 f"{np.mean(right):.0%} ± {error(np.array(right)):.0%}" if right else ""
                 for right in (self.passkeys, self.repetitions)
@@ -112,23 +119,50 @@ def percent(cost: np.ndarray) -> str:
     return f"{100 * ratio - 100:+.2f} ± {100 * ratio * error(cost):.2f} %"
 
 
+def thousandths(values: np.ndarray) -> str:
+    """The mean of values in nat, in 1/1000."""
+    return f"{1000 * values.mean():.1f} ± {1000 * error(values):.1f}"
+
+
 def error(values: np.ndarray) -> float:
     """The standard error of the mean."""
     return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
-def losses(model: Ours | LlamaCpp, windows: list[list[int]]) -> list[float]:
-    """Of each window: the mean of -log p over all of its tokens but the first."""
+def losses(
+    model: Ours | LlamaCpp, windows: list[list[int]], exact: BinaryIO, is_exact: bool
+) -> tuple[list[float], list[float]]:
+    """Of each window, over all of its tokens but the first: the mean of -log p, and the KL from the exact model, whose
+    logits are in the file, or are written to it."""
+    exact.seek(0)
     found = []
     for window in windows:
         model.clear(0)
-        total = 0.0
+        total = np.zeros(2)
         for first in range(0, len(window), CHUNK):
             following = window[first + 1 : first + CHUNK + 1]
             logits = model.step({0: window[first : first + CHUNK]}, every=True)[: len(following)]
-            total += float(losses_of(logits, following).sum())
+            total[0] += losses_of(logits, following).sum()
+            if is_exact:
+                (logits - logits.max(axis=1, keepdims=True)).astype(np.float16).tofile(exact)
+            else:
+                kept = np.fromfile(exact, np.float16, logits.size).reshape(logits.shape)
+                total[1] += divergences(kept.astype(np.float32), logits).sum()
         found.append(total / (len(window) - 1))
-    return found
+    mean_losses, kl = np.array(found).T.tolist()
+    return mean_losses, kl
+
+
+def divergences(exact: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """sum(p log(p / q)) of each row (R, vocabulary) of logits; p is of the exact ones."""
+    log_p, log_q = log_softmax(exact), log_softmax(logits)
+    return (np.exp(log_p) * (log_p - log_q)).sum(axis=1, dtype=np.float64)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """log p of each row (R, vocabulary)."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 class Text:
@@ -183,6 +217,8 @@ def repetition(model: Ours | LlamaCpp, text: Text, random: np.random.Generator) 
 def measured(source: Path, given: argparse.Namespace) -> dict[Format, Quality]:
     """The quality of all formats of a model. Raises `WrongAnswer` where the engines' exact caches differ."""
     found: dict[Format, Quality] = {}
+    given.out.mkdir(parents=True, exist_ok=True)
+    exact_logits = {engine: tempfile.TemporaryFile(dir=given.out) for engine in (OURS, LLAMA_CPP)}
     for form in formats():
         with tempfile.TemporaryDirectory() as folder:
             if form.engine == OURS:
@@ -193,8 +229,8 @@ def measured(source: Path, given: argparse.Namespace) -> dict[Format, Quality]:
                 model = LlamaCpp(str(source), form.cache, 1, 2 * WINDOW, given.threads, form.rotation)
                 size = found[Format(OURS, form.cache)].bytes_per_token  # of the same codes and scales
             random = np.random.default_rng(7)
-            values = losses(model, text.windows), passkeys(model, text, random), repetition(model, text, random)
-            found[form] = Quality(size, *values)
+            of_windows = losses(model, text.windows, exact_logits[form.engine], form.cache == "float32")
+            found[form] = Quality(size, *of_windows, passkeys(model, text, random), repetition(model, text, random))
             if form.engine == LLAMA_CPP:
                 model.close()
         exact = found[Format(form.engine, "float32")]
@@ -209,12 +245,15 @@ def measured(source: Path, given: argparse.Namespace) -> dict[Format, Quality]:
 
 def tables(found: dict[Format, Quality]) -> Iterator[str]:
     """The table of a model's formats, and the one of pairs."""
-    header = ["cache", "bytes for a token", "perplexity", "above float32's", "pass keys copied", "words repeated"]
+    header = ["cache", "bytes for a token", "perplexity", "above float32's", "KL, 1/1000 nat"]
+    header += ["pass keys copied", "words repeated"]
     exact = {form: found[Format(form.engine, "float32")] for form in found}
     yield markdown(header, [[str(form), *of.cells(exact[form])] for form, of in found.items()])
     costs = {form: np.array(of.losses) - exact[form].losses for form, of in found.items()}
-    rows = [[str(a), str(b), percent(costs[a] - costs[b])] for a, b in PAIRS if b in costs]
-    yield markdown(["cost of", "over", "difference"], rows)
+    kl = {form: np.array(of.divergences) for form, of in found.items()}
+    pairs = [(a, b) for a, b in PAIRS if b in costs]
+    rows = [[str(a), str(b), percent(costs[a] - costs[b]), thousandths(kl[a] - kl[b])] for a, b in pairs]
+    yield markdown(["cost of", "over", "difference", "in KL, 1/1000 nat"], rows)
 
 
 def main() -> int:
