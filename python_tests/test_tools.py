@@ -13,6 +13,7 @@ import openai
 import pytest
 from kvcache_ops import engine as engine_module
 from kvcache_ops import models
+from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate, Model
 from kvcache_ops.serve import _application as application_module
 from kvcache_ops.serve._tools import CallReader, ToolCall, family_of
@@ -451,3 +452,19 @@ def test_what_a_context_keeps(model: Model) -> None:
     assert kept == [MESSAGES[0], *question, answer] and model.tokenizer.decode(tokens).endswith("\nWarm.")
     system = template.beginning(messages, tools=TOOLS)
     assert model.tokenizer.decode(template.tokens(messages, tools=TOOLS)[:system]).count('"weather"') == 1
+
+
+def test_lark(model: Model) -> None:
+    """Answers follow it, and may have the text of special tokens."""
+    engine = Engine(model, max_tokens=256, threads=1)
+    calls = model.tokenizer.token_to_id("[TOOL_CALLS]")
+    grammar = engine.lark_grammar(f'start: <[{calls}]> "[" ("the" | "a") "]"')
+    for shown, begin in ((frozenset({calls}), "[TOOL_CALLS]"), (frozenset(), "")):
+        [found] = engine.generate(["a"], grammar=grammar, shown_tokens=shown)
+        assert found.text in (f"{begin}[the]", f"{begin}[a]") and found.finish == "stop"
+    for text in ("start: other", "start (", 5):
+        with refused("grammar_schema"):
+            engine.lark_grammar(text)
+    for shown in ([calls], "a", {"a"}, 5):
+        with refused("sampling_range", "shown_tokens"):
+            engine.submit("a", shown_tokens=shown)

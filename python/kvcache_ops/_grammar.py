@@ -129,6 +129,8 @@ class Grammars:
 
     def of_lark(self, text: str) -> Grammar:
         """Of llguidance's Lark. Raises KvCacheError as `of_json` does, also for schemas in it."""
+        if not isinstance(text, str):
+            raise KvCacheError(f"the grammar is {type(text).__name__}, expected a text", "grammar_schema")
         return self._made(self._package.LLMatcher.grammar_from_lark(text))
 
     def _made(self, grammar: str) -> Grammar:
