@@ -321,17 +321,21 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.build(write_gguf(folder / "model.gguf", tensors=tensors), folder / "model", page_size=8)
 
 
-def test_requests_that_pass_a_preempted_one(plain: Path) -> None:
-    """What has room for all of its answer does not wait for one that has none."""
-    shared = engine(plain, max_tokens=256, token_budget=64)
+def test_requests_that_pass_a_preempted_one(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has room for all of its answer does not wait for one that has none. A step asks once what is free."""
+    shared, asked = engine(plain, max_tokens=256, token_budget=64), list[list[int]]()
     long = [[(7 * i + j) % 200 + 3 for i in range(120)] for j in range(2)]
     old, young = (shared.submit(prompt, max_new_tokens=40) for prompt in long)
     while not young.preempted:
         assert shared.step() and young.finish is None
+    free = shared.caches.free
+    monkeypatch.setattr(shared.caches, "free", lambda: (asked.append(free()), asked[-1])[1])
+    large = [shared.submit(PROMPTS[2], max_new_tokens=200) for _ in range(20)]
     short = shared.submit(PROMPTS[2], max_new_tokens=2)
     for _ in range(8):
         shared.step()
-    assert short.finish == "length" and young.finish is None
+    assert short.finish == "length" and young.finish is None and 0 < len(asked) <= 8
+    del large
     while shared.step():
         pass
     assert (old.finish, young.finish) == ("length", "length")

@@ -14,7 +14,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import count, islice
 from numbers import Integral
 from operator import index
@@ -458,7 +458,7 @@ class Engine:
 
         Those have room for the whole of their answers, and are at most four times `max_batch`.
         """
-        blocked = False
+        blocked, free = False, cache(self.caches.free)  # which a sequence without rows does not change
         for number, reference in list(islice(self._waiting.items(), 4 * self._max_batch)):
             request = reference()
             if len(self._running) == self._max_batch:
@@ -468,10 +468,10 @@ class Engine:
                 continue
             if blocked:
                 whole = min(len(request.context) + request.sampling.max_new_tokens, self.context_length)
-                if self._passed == 4 * self._max_batch or not self._has_room(whole):
+                if self._passed == 4 * self._max_batch or not self._has_room(whole, free()):
                     continue
                 self._passed += 1
-            elif request.preempted and self._running and not self._has_room(len(request.context)):
+            elif request.preempted and self._running and not self._has_room(len(request.context), free()):
                 blocked = True
                 continue
             else:
@@ -481,8 +481,8 @@ class Engine:
             self._running[self._reference(request)] = request.sequence
             del self._waiting[number]
 
-    def _has_room(self, tokens: int) -> bool:
-        return self.caches.has_room(tokens, len(self._running))
+    def _has_room(self, tokens: int, free: list[int]) -> bool:
+        return self.caches.has_room(tokens, len(self._running), free)
 
     def _free(self, request: Request) -> None:
         if ref(request) in self._running:
@@ -583,7 +583,7 @@ class Engine:
             request.stored += 1
             request.guessed += 1
         if wrong := len(guess) - (request.guessed - before):
-            self.manager.seq_rm(request.sequence, int(self.manager.positions(request.sequence)[-wrong]))
+            self.manager.seq_rm(request.sequence, self.manager.pos_max(request.sequence) - wrong + 1)
 
     def _answer(self, request: Request, take: Callable[[], str | None]) -> None:
         """Has a request take its logits, unless it has ended meanwhile; what goes wrong with it ends it alone."""

@@ -15,7 +15,7 @@ from kvcache_ops.manager import Append, HostMemory, Manager, Step
 from kvcache_ops.models._layer_groups import LayerGroups
 
 # What all managers do, or the first refuses.
-_ON_EACH = ("create", "free", "seq_len", "positions", "context_shift", "defrag", "offload_prefix", "check")
+_ON_EACH = ("create", "free", "seq_len", "pos_max", "context_shift", "defrag", "offload_prefix", "check")
 _WINDOWS = 4  # windows that a group has room for at least, where the others' cache is short
 
 
@@ -195,16 +195,14 @@ class Caches:
         each = zip(self.caches, stats)
         return sum((slots["used"] + slots["cached"]) * cache.spec.bytes_per_token for cache, slots in each)
 
-    def has_room(self, tokens: int, sequences: int) -> bool:
-        """Whether slots that no sequence holds, cached ones included, suffice for this many tokens of one sequence.
+    def free(self) -> list[int]:
+        """Of each cache the slots that no sequence holds, cached ones included."""
+        return [stats["free"] + stats["cached"] for stats in (manager.stats() for manager in self.managers)]
 
-        sequences: how many grow meanwhile.
-        """
-        for cache, manager, most in zip(self.caches, self.managers, self._most):
-            stats = manager.stats()
-            if min(tokens, most) + sequences * cache.spec.page_size > stats["free"] + stats["cached"]:
-                return False
-        return True
+    def has_room(self, tokens: int, sequences: int, free: list[int]) -> bool:
+        """Whether so many slots are enough for this many tokens of one sequence, while that many sequences grow."""
+        each = zip(self.caches, self._most, free)
+        return all(min(tokens, most) + sequences * cache.spec.page_size <= slots for cache, most, slots in each)
 
     def bind(self, io_binding: Any) -> None:
         """Binds all memory to the graph's inputs: once, for every later run."""
