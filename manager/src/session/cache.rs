@@ -74,51 +74,40 @@ pub(crate) fn check<R>(spec: &CacheSpec, file: &Reader<R>) -> Result<(), Session
     for (name, expected) in dimensions(spec) {
         let got = number(name)?;
         if got != expected {
-            return Err(SessionError::Dimensions { name, expected, got });
+            return Err(SessionError::mismatch("dimensions", name, expected, got));
         }
     }
-    check_type("cache", spec.cache_type().name(), text("cache_type")?)?;
+    let equal = |kind, what: &str, expected: &str, got: &str| {
+        let mismatch = || SessionError::mismatch(kind, what, clip(expected), clip(got));
+        if got == expected { Ok(()) } else { Err(mismatch()) }
+    };
+    equal("types", "the type of cache", spec.cache_type().name(), text("cache_type")?)?;
     let quantization =
         quantization(spec).into_iter().map(|(attribute, expected)| (attribute, expected, number(attribute)));
     let rotation = if file.get(ROTATION).is_some() { number(ROTATION) } else { Ok(0) };
     for (attribute, expected, got) in quantization.chain([(ROTATION, spec.has_quant_rotation().into(), rotation)]) {
         let got = got?;
         if got != expected {
-            return Err(SessionError::Quantization { attribute, expected, got });
+            return Err(SessionError::mismatch("quantization", attribute, expected, got));
         }
     }
-    check_type("scale", scale_type(spec).unwrap_or("none"), file.get("scale_type").unwrap_or("none"))?;
-    let (expected, got) = (key_form(spec), text("key_form")?);
-    if got != expected {
-        return Err(SessionError::KeyForm { expected: expected.to_owned(), got: clip(got) });
-    }
+    let scale_types = (scale_type(spec).unwrap_or("none"), file.get("scale_type").unwrap_or("none"));
+    equal("types", "the type of scale", scale_types.0, scale_types.1)?;
+    equal("key_form", "the form of keys", key_form(spec), text("key_form")?)?;
     let style = file.get("rope_style").unwrap_or("none");
-    check_rope("the style", spec.rope().map_or("none", rope_style), style)?;
+    equal("rope", "the style of RoPE", spec.rope().map_or("none", rope_style), style)?;
     if let Some(rope) = spec.rope() {
-        check_rope("n_rot", &rope.n_rot().to_string(), text("rope_n_rot")?)?;
+        equal("rope", "n_rot of RoPE", &rope.n_rot().to_string(), text("rope_n_rot")?)?;
         let (expected, got) = (frequencies(rope), text("rope_frequencies")?);
         for (i, (expected, got)) in expected.split(',').zip(got.split(',')).enumerate() {
-            check_rope(&format!("frequency {i}"), expected, got)?;
+            equal("rope", &format!("frequency {i} of RoPE"), expected, got)?;
         }
-        check_rope("the list of frequencies", &expected, got)?;
+        equal("rope", "the list of frequencies of RoPE", &expected, got)?;
     }
     let (expected, got) = (spec.fingerprint(), text("fingerprint")?);
-    if got != expected {
-        return Err(SessionError::Fingerprint { expected: clip(expected), got: clip(got) });
-    }
-    Ok(())
-}
-
-fn check_type(tensor: &'static str, expected: &str, got: &str) -> Result<(), SessionError> {
     if got == expected {
         return Ok(());
     }
-    Err(SessionError::Types { tensor, expected: expected.to_owned(), got: clip(got) })
-}
-
-fn check_rope(name: &str, expected: &str, got: &str) -> Result<(), SessionError> {
-    if got == expected {
-        return Ok(());
-    }
-    Err(SessionError::Rope { name: name.to_owned(), expected: clip(expected), got: clip(got) })
+    let [expected, got] = [expected, got].map(|fingerprint| format!("\"{}\"", clip(fingerprint)));
+    Err(SessionError::mismatch("fingerprint", "the fingerprint", expected, got))
 }

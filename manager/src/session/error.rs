@@ -1,5 +1,7 @@
 //! Why a session is refused.
 
+use std::fmt::Display;
+
 use serde::Serialize;
 use strum::IntoStaticStr;
 use thiserror::Error;
@@ -23,13 +25,17 @@ pub enum SessionError {
         source: std::io::Error,
     },
 
-    /// A file that is no session.
-    #[error("format is {}, expected \"kvcache-session\"", quoted(.got.as_deref()))]
-    Format { got: Option<String> },
-
-    /// A session of another version.
-    #[error("version is {}, expected \"{expected}\"", quoted(.got.as_deref()))]
-    Version { expected: &'static str, got: Option<String> },
+    /// A file that is no session, or one of another version; a damaged file; rows of another cache or of another model.
+    /// `kind` is `format`, `version`, `digest`, `metadata`, `tensor`, `dimensions`, `types`, `quantization`, `key_form`,
+    /// `rope` or `fingerprint`.
+    #[error("{what} is {got}, expected {expected}")]
+    Mismatch {
+        #[serde(skip)]
+        kind: &'static str,
+        what: String,
+        expected: String,
+        got: String,
+    },
 
     /// A file that ends before its last tensor.
     #[error("the file has {got} bytes, expected {expected}: it is truncated")]
@@ -39,10 +45,6 @@ pub enum SessionError {
     #[error("the file has {got} bytes, expected {expected}: others follow its data")]
     Trailing { expected: u64, got: u64 },
 
-    /// A damaged file: its bytes are not those that were written.
-    #[error("the digest of the file is {got}, expected {expected}")]
-    Digest { expected: String, got: String },
-
     /// A header that would be, or is said to be, longer than those of safetensors are.
     #[error("the header has {got} bytes, expected at most {max}")]
     HeaderLength { got: u64, max: u64 },
@@ -51,10 +53,6 @@ pub enum SessionError {
     #[error("the header is malformed: {reason}")]
     Header { reason: String },
 
-    /// Metadata without a key of sessions, or with a value that it cannot have.
-    #[error("{key} is {}, expected {expected}", quoted(.got.as_deref()))]
-    Metadata { key: &'static str, expected: &'static str, got: Option<String> },
-
     /// A tensor that a session has, and this file has not.
     #[error("there is no tensor {name}")]
     MissingTensor { name: String },
@@ -62,34 +60,6 @@ pub enum SessionError {
     /// A tensor that no session has.
     #[error("there is a tensor {name}, which is not part of a session")]
     UnknownTensor { name: String },
-
-    /// A tensor of another type, shape or place than a session's.
-    #[error("the tensor {name} is {got}, expected {expected}")]
-    Tensor { name: String, expected: String, got: String },
-
-    /// Rows of another cache: of other dimensions.
-    #[error("{name} is {got}, expected {expected}")]
-    Dimensions { name: &'static str, expected: usize, got: usize },
-
-    /// Rows of another cache: of other types.
-    #[error("the type of {tensor} is {got}, expected {expected}")]
-    Types { tensor: &'static str, expected: String, got: String },
-
-    /// Rows of another cache: of another quantization.
-    #[error("{attribute} is {got}, expected {expected}")]
-    Quantization { attribute: &'static str, expected: usize, got: usize },
-
-    /// Keys of another form.
-    #[error("keys are {got}, expected {expected}")]
-    KeyForm { expected: String, got: String },
-
-    /// Keys of another rotary embedding.
-    #[error("{name} of RoPE is {got}, expected {expected}")]
-    Rope { name: String, expected: String, got: String },
-
-    /// Rows of another model.
-    #[error("the fingerprint is \"{got}\", expected \"{expected}\"")]
-    Fingerprint { expected: String, got: String },
 
     /// A sequence of which a window has freed pages: a session has all rows.
     #[error("a window has freed the pages of the first {rows} rows of a sequence, expected none")]
@@ -136,13 +106,18 @@ pub enum SessionError {
     NoRoom { need: usize, free: usize },
 }
 
-fn quoted(text: Option<&str>) -> String {
-    text.map_or_else(|| "missing".to_owned(), |text| format!("\"{text}\""))
-}
-
 impl SessionError {
-    /// The variant's name in snake case.
+    pub(crate) fn mismatch(
+        kind: &'static str,
+        what: impl Into<String>,
+        expected: impl Display,
+        got: impl Display,
+    ) -> Self {
+        Self::Mismatch { kind, what: what.into(), expected: expected.to_string(), got: got.to_string() }
+    }
+
+    /// The kind of a mismatch; of others the variant's name in snake case.
     pub fn kind(&self) -> &'static str {
-        self.into()
+        if let Self::Mismatch { kind, .. } = self { kind } else { self.into() }
     }
 }

@@ -204,12 +204,10 @@ impl<R: Read + Seek> Reader<R> {
         hash.update(&prefix);
         hash.update(&text);
         let mut reader = Self { header, file, hash: hash.clone(), digest: 0, block: Vec::new() };
-        let got = |key| reader.get(key).map(clip);
-        if reader.get("format") != Some(FORMAT) {
-            return Err(SessionError::Format { got: got("format") });
-        }
-        if reader.get("version") != Some(VERSION) {
-            return Err(SessionError::Version { expected: VERSION, got: got("version") });
+        for (key, expected) in [("format", FORMAT), ("version", VERSION)] {
+            if reader.get(key) != Some(expected) {
+                return Err(SessionError::mismatch(key, key, format!("\"{expected}\""), reader.quoted(key)));
+            }
         }
         let data_len = reader.header.data_len() as u64;
         let expected = start.saturating_add(data_len);
@@ -241,7 +239,11 @@ impl<R> Reader<R> {
 
     /// Refuses a value of the metadata.
     pub(crate) fn unexpected(&self, key: &'static str, expected: &'static str) -> SessionError {
-        SessionError::Metadata { key, expected, got: self.get(key).map(clip) }
+        SessionError::mismatch("metadata", key, expected, self.quoted(key))
+    }
+
+    fn quoted(&self, key: &str) -> String {
+        self.get(key).map_or_else(|| "missing".to_owned(), |text| format!("\"{}\"", clip(text)))
     }
 
     fn tensor(&self, name: &str) -> Result<&TensorInfo, SessionError> {
@@ -305,7 +307,7 @@ impl<R: Read> Reader<R> {
             return Ok(());
         }
         let [expected, got] = [self.digest, got].map(|digest| format!("{digest:032x}"));
-        Err(SessionError::Digest { expected, got })
+        Err(SessionError::mismatch("digest", "the digest of the file", expected, got))
     }
 }
 
@@ -317,7 +319,7 @@ fn check(name: &str, got: &TensorInfo, expected: &TensorInfo) -> Result<(), Sess
 }
 
 fn differs(name: &str, expected: String, got: &TensorInfo) -> SessionError {
-    SessionError::Tensor { name: name.to_owned(), expected, got: clip(&describe(got)) }
+    SessionError::mismatch("tensor", format!("the tensor {name}"), expected, clip(&describe(got)))
 }
 
 fn describe(TensorInfo { dtype, shape, data_offsets: (start, end) }: &TensorInfo) -> String {
