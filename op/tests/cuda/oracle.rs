@@ -1,7 +1,5 @@
-//! The oracle of calls of `KeyValueCache` on a device with any index inputs, legal or not. Works token by token: each is
-//! a call of the reference kernel with one slot.
-
-use std::ops::Range;
+//! The oracle of calls of `KeyValueCache` on a device with any index inputs, legal or not: the reference kernel on the
+//! tokens that have a slot.
 
 use kvcache_conformance::backends::cache_attributes;
 use kvcache_conformance::random::index_inputs;
@@ -101,50 +99,53 @@ impl Oracle<'_> {
                 findings.push(status(Finding::TooFewTokens, batch, 0));
             }
             let all = (0..batch).flat_map(|b| tokens(is_load, b).map(move |token| (b, token)));
+            let (mut rows, mut slots) = (Vec::new(), Vec::new());
             for (row, (b, token)) in all.enumerate() {
                 match slot(&self.attributes, self.call, b, token) {
                     Err(finding) => findings.push(status(finding, b, token)),
-                    Ok(slot) if is_load => self.load(row, slot),
-                    Ok(slot) => self.store(row, slot),
+                    Ok(slot) => {
+                        rows.push(row);
+                        slots.push(slot);
+                    }
                 }
             }
+            self.move_rows(is_load, &rows, &slots);
         }
         findings
     }
 
-    fn store(&mut self, row: usize, slot: i64) {
-        self.one_token(row..row + 1, 0, slot);
-    }
-
-    fn load(&mut self, row: usize, slot: i64) {
-        let loaded = self.one_token(0..0, 1, slot);
-        for name in ["key", "value"] {
-            let (to, from) = (self.after.get_mut(name).expect("an output"), loaded[name].bytes());
-            to.bytes_mut()[row * from.len()..][..from.len()].copy_from_slice(from);
+    /// Stores rows of the current tokens into these slots, or loads the slots into rows of the outputs: a call of one
+    /// sequence, of which each page is a slot.
+    fn move_rows(&mut self, is_load: bool, rows: &[usize], slots: &[i64]) {
+        let n = rows.len();
+        if n == 0 {
+            return;
         }
-    }
-
-    /// A call of one token at this slot: of a row of the current tokens, or a past one.
-    fn one_token(&mut self, rows: Range<usize>, past: usize, slot: i64) -> Tensors {
-        let mut inputs = index_inputs(&[(past, rows.len())]);
-        inputs.insert("cachestarts", Tensor::of_indices(&[slot], &[1]));
+        let mut inputs = index_inputs(&[if is_load { (n, 0) } else { (0, n) }]);
+        inputs.insert("cachestarts", Tensor::of_indices(slots, &[1, n]));
         for name in ["current_key", "current_value"] {
-            inputs.insert(name, rows_of(&self.call.inputs[name], rows.clone()));
+            inputs.insert(name, rows_of(&self.call.inputs[name], if is_load { &[] } else { rows }));
         }
         let mut attributes = self.call.attributes.clone();
-        attributes.insert("cache_mode", CacheMode::Offset.code());
+        attributes.extend([("cache_mode", CacheMode::Paged.code()), ("page_size", 1)]);
         let [cache, scale] = ["cache", "scale"].map(|name| self.after.remove(name));
         let call = Call { inputs, attributes, cache, scale, ..self.call.clone() };
-        let Expected::Success(after) = case(call).steps.remove(0).expected else { panic!("a legal token") };
-        let state = ["cache", "scale"].into_iter().filter_map(|name| Some((name, after.get(name)?.clone())));
-        self.after.extend(state);
-        after
+        let Expected::Success(mut after) = case(call).steps.remove(0).expected else { panic!("legal tokens") };
+        let outputs = ["key", "value"].map(|name| (name, after.remove(name).expect("an output")));
+        self.after.extend(after);
+        for (name, loaded) in outputs.into_iter().filter(|_| is_load) {
+            let (to, len) = (self.after.get_mut(name).expect("an output").bytes_mut(), loaded.bytes().len() / n);
+            for (&row, from) in rows.iter().zip(loaded.bytes().chunks(len)) {
+                to[row * len..][..len].copy_from_slice(from);
+            }
+        }
     }
 }
 
-fn rows_of(tensor: &Tensor, rows: Range<usize>) -> Tensor {
+fn rows_of(tensor: &Tensor, rows: &[usize]) -> Tensor {
     let mut shape = tensor.shape().to_vec();
     let len = tensor.bytes().len().checked_div(shape[0]).unwrap_or(0);
     shape[0] = rows.len();
-    Tensor::new(tensor.element(), shape, &tensor.bytes()[rows.start * len..rows.end * len]).expect("the rows' bytes")
+    let bytes: Vec<u8> = rows.iter().flat_map(|row| &tensor.bytes()[row * len..][..len]).copied().collect();
+    Tensor::new(tensor.element(), shape, &bytes).expect("the rows' bytes")
 }
