@@ -15,7 +15,7 @@ ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/
 FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-manager/cuda,kvcache-python/cuda
 # Fuzz targets are built under sanitizers, what measures is built for release.
 WORKSPACE := --workspace --exclude kvcache-fuzz --exclude kvcache-bench --locked --features $(FEATURES)
-LIBRARIES := schema simd kernels attention op manager tiers ort capi
+LIBRARIES := schema simd kernels attention matmul op manager tiers ort capi
 
 # Environments, each of its own requirements: .venv for all that is ordinary.
 REQUIREMENTS_OF_.venv := requirements/tests.txt

@@ -26,7 +26,7 @@ impl Default for Backend {
 impl Backend {
     /// Every backend that this machine can run: the reference, then the fast kernel with each instruction set.
     pub fn all() -> impl Iterator<Item = Self> {
-        let cpus = InstructionSet::ALL.into_iter().filter_map(Cpu::with_instructions);
+        let cpus = InstructionSet::all_of_floats().filter_map(Cpu::with_instructions);
         std::iter::once(Self::Reference).chain(cpus.map(Self::Cpu))
     }
 
@@ -63,7 +63,7 @@ impl Default for AttentionBackend {
 impl AttentionBackend {
     /// Every backend that this machine can run: the reference, then the fast kernel with each instruction set.
     pub fn all() -> impl Iterator<Item = Self> {
-        let cpus = InstructionSet::ALL.into_iter().filter_map(AttentionCpu::with_instructions);
+        let cpus = InstructionSet::all_of_floats().filter_map(AttentionCpu::with_instructions);
         std::iter::once(Self::Reference).chain(cpus.map(Self::Cpu))
     }
 

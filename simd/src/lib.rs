@@ -25,5 +25,5 @@ pub use instruction_set::{InstructionSet, amd_family, is_amd};
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;
 pub use portable::Portable;
-pub use prefetch::{LINE, prefetch_l1, prefetch_l2};
+pub use prefetch::{LINE, prefetch_l1, prefetch_l2, prefetch_write};
 pub use simd::{Function, MOST_LANES, Outlined, Simd};

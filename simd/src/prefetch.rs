@@ -29,3 +29,15 @@ pub fn prefetch_l2(line: *const u8) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;
 }
+
+/// Prefetches the line at any address, writable or not, to be written.
+#[inline(always)]
+pub fn prefetch_write(line: *const u8) {
+    // SAFETY: processors that do not know the instruction ignore it, and no address makes it fault.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}

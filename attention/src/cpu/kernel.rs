@@ -31,7 +31,9 @@ impl AttentionCpu {
 
     /// The kernel with the vectors of an instruction set; none if this machine lacks it.
     pub fn with_instructions(instructions: InstructionSet) -> Option<Self> {
-        instructions.is_supported().then_some(Self { instructions, parallel_cost: Self::PARALLEL_COST })
+        instructions
+            .is_supported()
+            .then_some(Self { instructions: instructions.of_floats(), parallel_cost: Self::PARALLEL_COST })
     }
 
     /// The kernel with another threshold for the use of several threads, in place of
@@ -44,7 +46,7 @@ impl AttentionCpu {
 impl Default for AttentionCpu {
     /// The kernel with the widest instructions that this machine has.
     fn default() -> Self {
-        Self { instructions: InstructionSet::best(), parallel_cost: Self::PARALLEL_COST }
+        Self { instructions: InstructionSet::best().of_floats(), parallel_cost: Self::PARALLEL_COST }
     }
 }
 

@@ -9,7 +9,7 @@ use kvcache_kernels::InstructionSet;
 
 /// The fast kernel on each instruction set of this machine.
 fn fast() -> impl Iterator<Item = AttentionCpu> {
-    InstructionSet::ALL.into_iter().filter_map(AttentionCpu::with_instructions)
+    InstructionSet::all_of_floats().filter_map(AttentionCpu::with_instructions)
 }
 
 /// The reference, and the fast kernels.

@@ -35,7 +35,7 @@ impl MultiplyAdds {
     /// Makes so many multiply-adds of float32 on each thread, whole registers of all sums; gives how many all sums say
     /// they were, exactly up to 2^28 on a thread.
     fn run(&self, operations: u64) -> PyResult<u64> {
-        let (lanes, sum) = match InstructionSet::best() {
+        let (lanes, sum) = match InstructionSet::best().of_floats() {
             InstructionSet::Portable => function::<Portable>(),
             #[cfg(target_arch = "aarch64")]
             InstructionSet::Neon => function::<Neon>(),

@@ -32,7 +32,7 @@ impl Cpu {
 
     /// The kernel with the rows of an instruction set; none if this machine lacks it.
     pub fn with_instructions(instructions: InstructionSet) -> Option<Self> {
-        instructions.is_supported().then_some(Self::of(instructions))
+        instructions.is_supported().then_some(Self::of(instructions.of_floats()))
     }
 
     fn of(instructions: InstructionSet) -> Self {
@@ -53,7 +53,7 @@ impl Cpu {
 impl Default for Cpu {
     /// The kernel with the widest instructions that this machine has.
     fn default() -> Self {
-        Self::of(InstructionSet::best())
+        Self::of(InstructionSet::best().of_floats())
     }
 }
 

@@ -129,7 +129,7 @@ impl Cache {
 
 /// The kernels of this machine, and each of them sharing work from the first byte on.
 pub fn kernels() -> impl Iterator<Item = Cpu> {
-    let cpus = InstructionSet::ALL.into_iter().filter_map(Cpu::with_instructions);
+    let cpus = InstructionSet::all_of_floats().filter_map(Cpu::with_instructions);
     cpus.flat_map(|cpu| [cpu, cpu.with_parallel_bytes(0)])
 }
 

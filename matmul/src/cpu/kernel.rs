@@ -1,0 +1,155 @@
+//! The kernel as callers see it.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvcache_kernels::Workers;
+use kvcache_simd::InstructionSet;
+
+use super::activations::{ENDS, Rows};
+use super::dispatch::{self, Functions};
+use super::scratch;
+use super::tile::{Operands, Task, tiles};
+use crate::matrix::Matrix;
+use crate::product::{MatmulKernel, Product};
+use crate::reference::MatmulReference;
+
+/// The fast CPU kernel, whose bits are those of the reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MatmulCpu {
+    instructions: InstructionSet,
+    parallel_work: usize,
+}
+
+/// Bytes of quantized rows that are multiplied before the next ones are quantized, unless a tile has more.
+const MOST_BYTES: usize = 1 << 19;
+
+/// Tasks for each thread, so that they end at about the same time.
+const TASKS_PER_THREAD: usize = 4;
+
+impl MatmulCpu {
+    /// Multiplications from which on a product is split among threads, unless a caller says otherwise.
+    pub const PARALLEL_WORK: usize = 1 << 19;
+
+    /// The kernel with an instruction set; none if this machine lacks it.
+    pub fn with_instructions(instructions: InstructionSet) -> Option<Self> {
+        instructions.is_supported().then_some(Self { instructions, parallel_work: Self::PARALLEL_WORK })
+    }
+
+    /// The kernel with another threshold for the use of several threads, in place of
+    /// [`PARALLEL_WORK`](Self::PARALLEL_WORK).
+    pub fn with_parallel_work(self, parallel_work: usize) -> Self {
+        Self { parallel_work, ..self }
+    }
+}
+
+impl Default for MatmulCpu {
+    /// The kernel with the best instructions that this machine has.
+    fn default() -> Self {
+        Self { instructions: InstructionSet::best(), parallel_work: Self::PARALLEL_WORK }
+    }
+}
+
+impl MatmulKernel for MatmulCpu {
+    fn name(&self) -> &'static str {
+        self.instructions.kernel_name()
+    }
+
+    fn multiply(&self, product: &Product<'_>, y: &mut [MaybeUninit<f32>], workers: &dyn Workers) {
+        let (matrix, shape) = (product.matrix(), *product.matrix().shape());
+        assert_eq!(Some(y.len()), product.rows().checked_mul(shape.n), "the elements of y");
+        let functions = dispatch::functions(self.instructions, shape.bits, product.activations());
+        let words = shape.block_size / if functions.pairs { 2 } else { 4 };
+        let row_words = shape.blocks() * (words + ENDS);
+        let most = (MOST_BYTES / 4 / row_words / functions.rows).max(1) * functions.rows;
+        let most = most.min(product.rows());
+        let x = product.x().chunks(most.max(1) * shape.k);
+        scratch::rows(most * row_words * 4, |tile_words| {
+            for (x, y) in x.zip(y.chunks_mut(most.max(1) * shape.n)) {
+                let operands = Operands {
+                    panels: matrix.panels().as_ptr(),
+                    scales: matrix.scales().as_ptr(),
+                    minima: matrix.minima().map_or(std::ptr::null(), <[f32]>::as_ptr),
+                    bias: product.bias().map_or(std::ptr::null(), <[f32]>::as_ptr),
+                    n: shape.n,
+                    blocks: shape.blocks(),
+                    block_size: shape.block_size,
+                    x: tile_words.cast(),
+                    rows: x.len() / shape.k,
+                    y: y.as_mut_ptr().cast(),
+                };
+                self.multiply_some(product, x, &operands, &functions, workers);
+            }
+        });
+    }
+
+    fn gather(&self, matrix: &Matrix<'_>, indices: &[i64], y: &mut [MaybeUninit<f32>], workers: &dyn Workers) {
+        MatmulReference.gather(matrix, indices, y, workers);
+    }
+}
+
+impl MatmulCpu {
+    /// Quantizes rows x into the operands' tiles, and multiplies these.
+    fn multiply_some(
+        &self,
+        product: &Product<'_>,
+        x: &[f32],
+        operands: &Operands,
+        functions: &Functions,
+        workers: &dyn Workers,
+    ) {
+        let (shape, rows) = (product.matrix().shape(), operands.rows);
+        let row_words = operands.blocks * (shape.block_size / if functions.pairs { 2 } else { 4 } + ENDS);
+        let threads = if x.len().saturating_mul(shape.n) < self.parallel_work { 1 } else { workers.threads() };
+        let tiles = tiles(rows, functions.rows);
+        let quantize_at_once = if x.len() < QUANTIZE_ALONE { 1 } else { threads };
+        run_each(tiles.len(), quantize_at_once, workers, |tile| {
+            let Some(tile) = tiles.clone().nth(tile) else { return };
+            let x = &x[tile.start * shape.k..tile.end * shape.k];
+            // SAFETY: the instruction set is supported, checked when the kernel was made; the tile has as many rows of
+            // x, and its words in the memory of the operands' tiles, which no other task writes.
+            unsafe {
+                (functions.quantize)(&Rows {
+                    x: x.as_ptr(),
+                    k: shape.k,
+                    block_size: shape.block_size,
+                    count: tile.len(),
+                    top: product.activations().top(),
+                    offset: functions.offset - product.matrix().zero_point(),
+                    to: operands.x.cast_mut().add(tile.start * row_words),
+                });
+            }
+        });
+        let panels = shape.panels();
+        let pieces = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
+        let each = panels.div_ceil(pieces);
+        run_each(panels.div_ceil(each), threads, workers, |task| {
+            let panels = task * each..panels.min((task + 1) * each);
+            // SAFETY: the instruction set is supported; the operands are the product's, whose lengths `Matrix`, `Product`
+            // and `multiply` have checked; each task has panels, and thus elements of y, of its own.
+            unsafe { (functions.multiply)(&Task { operands, tiles: 0..tiles.len(), panels }) }
+        });
+    }
+}
+
+/// Elements of x below which they are quantized on one thread.
+const QUANTIZE_ALONE: usize = 1 << 14;
+
+/// Runs each of so many tasks once, on the threads of the workers if there are several of both.
+fn run_each(tasks: usize, threads: usize, workers: &dyn Workers, run: impl Fn(usize) + Sync) {
+    let next = AtomicUsize::new(0);
+    // Claimed by counting, not by the number of the run: no task is run twice even if the workers err.
+    let take = |_: usize| {
+        loop {
+            let task = next.fetch_add(1, Ordering::Relaxed);
+            if task >= tasks {
+                return;
+            }
+            run(task);
+        }
+    };
+    if threads.min(tasks) > 1 {
+        workers.run(threads.min(tasks), &take);
+    }
+    take(0);
+}

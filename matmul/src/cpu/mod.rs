@@ -1,0 +1,32 @@
+//! The fast kernel.
+//!
+//! ```text
+//! for some rows at a time, as many as fit into a part of the second-level cache
+//!     tile: up to ROWS of them, as many as an instruction set has registers for
+//!     for each tile: quantize its rows; a block's words of codes lie by k and row, its scales behind them
+//!     for some panels at a time
+//!         for each tile, for each panel
+//!             for each block b ascending
+//!                 sums of row and 16 columns = dot products of the block's words with the panel's lines
+//!                 c = fma(float(sums), scale * sa, c), ...
+//!             y = c
+//! ```
+//!
+//! Codes are unsigned in a panel, and so are they multiplied: a sum begins at `-zero point * z`, with z the sum of the
+//! row's codes. Sums are exact integers, so how they are made decides nothing; all else is done by column and block, in
+//! the order of the definition, by every instruction set.
+//!
+//! # The files
+//! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads), `dispatch` (an
+//! instruction set's functions), `tile` and `activations` (the functions, over any instruction set), `x86_64`, `neon` and
+//! `portable`, `dot` (what an instruction set can do), `scratch`.
+
+mod activations;
+mod dispatch;
+mod dot;
+mod kernel;
+mod portable;
+mod scratch;
+mod tile;
+
+pub use kernel::MatmulCpu;

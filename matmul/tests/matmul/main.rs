@@ -1,0 +1,3 @@
+//! Every instruction set gives the reference's bits.
+
+mod products;
