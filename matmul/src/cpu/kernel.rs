@@ -10,7 +10,7 @@ use super::activations::{ENDS, Rows};
 use super::dispatch::{self, Functions};
 use super::scratch;
 use super::tile::{Operands, Task, tiles};
-use crate::matrix::Matrix;
+use crate::matrix::{LINE, Matrix};
 use crate::product::{MatmulKernel, Product};
 use crate::reference::MatmulReference;
 
@@ -123,11 +123,14 @@ impl MatmulCpu {
         let panels = shape.panels();
         let pieces = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let each = panels.div_ceil(pieces);
+        let unpacked_bytes = if rows < functions.unpack_from { 0 } else { (row_words - operands.blocks * ENDS) * LINE };
         run_each(panels.div_ceil(each), threads, workers, |task| {
             let panels = task * each..panels.min((task + 1) * each);
             // SAFETY: the instruction set is supported; the operands are the product's, whose lengths `Matrix`, `Product`
             // and `multiply` have checked; each task has panels, and thus elements of y, of its own.
-            unsafe { (functions.multiply)(&Task { operands, tiles: 0..tiles.len(), panels }) }
+            scratch::panel(unpacked_bytes, |unpacked| unsafe {
+                (functions.multiply)(&Task { operands, tiles: 0..tiles.len(), panels, unpacked });
+            });
         });
     }
 }

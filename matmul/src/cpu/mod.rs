@@ -28,5 +28,7 @@ mod kernel;
 mod portable;
 mod scratch;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
 
 pub use kernel::MatmulCpu;

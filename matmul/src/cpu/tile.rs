@@ -7,7 +7,6 @@ use kvcache_simd::{Function, prefetch_l1, prefetch_write};
 
 use super::activations::ENDS;
 use super::dot::{Columns, Dot, parts, word};
-use super::scratch;
 use crate::matrix::{COLUMNS, LINE};
 
 /// How far ahead of what is read by few rows codes are prefetched, in bytes: hardware does not look past a page.
@@ -47,6 +46,8 @@ pub(super) struct Task<'a> {
     pub(super) operands: &'a Operands,
     pub(super) tiles: Range<usize>,
     pub(super) panels: Range<usize>,
+    /// Room for the lines of a panel that are unpacked, if there are so many rows.
+    pub(super) unpacked: *mut u8,
 }
 
 /// Runs a task; panels have codes of `BITS` bits.
@@ -71,12 +72,10 @@ impl<S: Dot, const BITS: usize> Function<S> for Multiply<S, BITS> {
                 if operands.rows < S::UNPACK_FROM {
                     for_tiles::<S, BITS>(task, p, codes);
                 } else {
-                    scratch::panel(operands.blocks * words * LINE, |unpacked| {
-                        for b in 0..operands.blocks {
-                            unpack::<S, BITS>(codes.add(b * block_bytes), words, unpacked.add(b * words * LINE));
-                        }
-                        for_tiles::<S, UNPACKED>(task, p, unpacked);
-                    });
+                    for b in 0..operands.blocks {
+                        unpack::<S, BITS>(codes.add(b * block_bytes), words, task.unpacked.add(b * words * LINE));
+                    }
+                    for_tiles::<S, UNPACKED>(task, p, task.unpacked);
                 }
             }
         }
