@@ -8,6 +8,8 @@
 //!     shift (R) float32: sa * z
 //! ```
 
+use std::array::from_fn;
+use std::hint::black_box;
 use std::marker::PhantomData;
 
 use kvcache_simd::Function;
@@ -17,9 +19,6 @@ use crate::reference::LEAST_SIZE;
 
 /// What one row's block has in a tile besides words, in words.
 pub(super) const ENDS: usize = 3;
-
-/// Codes of the longest block.
-const MOST: usize = 32;
 
 /// Rows of a tile that are to be quantized.
 pub(super) struct Rows {
@@ -46,51 +45,74 @@ impl<S: Dot> Function<S> for Quantize<S> {
 
     #[inline(always)]
     unsafe fn run(rows: &Rows) {
-        let &Rows { k, block_size, count, top, offset, .. } = rows;
-        let words = block_size / if S::PAIRS { 2 } else { 4 };
-        for r in 0..count {
-            for (b, first) in (0..k).step_by(block_size).enumerate() {
-                let len = block_size.min(k - first);
-                let mut x = [0.0; MOST];
-                // SAFETY: row r < count has K elements, first + len <= K; a block has MOST or fewer.
-                unsafe { x.as_mut_ptr().copy_from_nonoverlapping(rows.x.add(r * k + first), len) };
-                let (sa, codes) = quantize(&x, top);
-                let z: i32 = codes.iter().sum();
-                // SAFETY: a tile has for each block `words + ENDS` times `count` words, of which number r of each
-                // `count` is the row's.
-                unsafe {
-                    let to = rows.to.add(b * (words + ENDS) * count + r);
-                    for (i, four) in codes.as_chunks::<4>().0.iter().enumerate().take(block_size / 4) {
-                        if S::PAIRS {
-                            let pair = |a: i32, b: i32| a as u16 as u32 | (b as u16 as u32) << 16;
-                            to.add(2 * i * count).write(pair(four[0], four[2]));
-                            to.add((2 * i + 1) * count).write(pair(four[1], four[3]));
-                        } else {
-                            to.add(i * count).write(u32::from_le_bytes(four.map(|code| code as u8)));
-                        }
-                    }
-                    let ends = to.add(words * count);
-                    ends.write(sa.to_bits());
-                    ends.add(count).write((offset * z) as u32);
-                    ends.add(2 * count).write((sa * z as f32).to_bits());
-                }
+        // SAFETY: the conditions are those of this function.
+        unsafe {
+            match rows.block_size {
+                16 => quantize_rows::<S, 16>(rows),
+                _ => quantize_rows::<S, 32>(rows),
             }
         }
     }
 }
 
-/// The scale and the codes of a block.
+/// Quantizes rows in blocks of `SIZE`.
 #[inline(always)]
-fn quantize(x: &[f32; MOST], top: f32) -> (f32, [i32; MOST]) {
+unsafe fn quantize_rows<S: Dot, const SIZE: usize>(rows: &Rows) {
+    let &Rows { k, count, top, offset, .. } = rows;
+    let words = SIZE / if S::PAIRS { 2 } else { 4 };
+    for r in 0..count {
+        for b in 0..k.div_ceil(SIZE) {
+            let len = SIZE.min(k - b * SIZE);
+            // SAFETY: row r < count has K elements, of which the block has `len`, at most SIZE. A tile has for each block
+            // `words + ENDS` times `count` words, of which number r of each `count` is the row's.
+            unsafe {
+                let x = rows.x.add(r * k + b * SIZE);
+                let (sa, z, block) = if len == SIZE {
+                    quantize::<S, SIZE>(&*x.cast(), top)
+                } else {
+                    let mut whole = [0.0; SIZE];
+                    whole.as_mut_ptr().copy_from_nonoverlapping(x, len);
+                    quantize::<S, SIZE>(&whole, top)
+                };
+                let to = rows.to.add(b * (words + ENDS) * count + r);
+                for (i, &word) in block.iter().enumerate().take(words) {
+                    to.add(i * count).write(word);
+                }
+                let ends = to.add(words * count);
+                ends.write(sa.to_bits());
+                ends.add(count).write((offset * z) as u32);
+                ends.add(2 * count).write((sa * z as f32).to_bits());
+            }
+        }
+    }
+}
+
+/// The scale of a block, the sum of its codes, and its words.
+#[inline(always)]
+fn quantize<S: Dot, const SIZE: usize>(x: &[f32; SIZE], top: f32) -> (f32, i32, [u32; 16]) {
     // Magnitudes are ordered as their bits are, infinity and then NaN above all.
     const INFINITY: u32 = f32::INFINITY.to_bits();
-    let largest = x.iter().fold(0, |largest, x| largest.max(x.to_bits() & i32::MAX as u32));
+    let largest = x.iter().fold(LEAST_SIZE.to_bits(), |largest, x| largest.max(x.to_bits() & i32::MAX as u32));
     if largest >= INFINITY {
-        return (f32::NAN, [0; MOST]);
+        return (f32::NAN, 0, [0; 16]);
     }
-    let size = f32::from_bits(largest.max(LEAST_SIZE.to_bits()));
+    let size = f32::from_bits(largest);
     let inverse = top / size;
     // Of a number below 2^22 in magnitude, this rounds to nearest, ties to even: units become those of the last bit.
     const ROUNDER: f32 = 1.5 * (1 << 23) as f32;
-    (size / top, x.map(|x| (x * inverse + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32))
+    let codes = x.map(|x| (x * inverse + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32);
+    // Memory that the compiler does not know, so that it makes vectors of codes before it makes words of them.
+    let mut words = [0_u32; 16];
+    let staged = black_box(words.as_mut_ptr());
+    // SAFETY: SIZE codes are as many bytes as the words that they become, 16 or fewer.
+    unsafe {
+        if S::PAIRS {
+            // First and third, second and fourth.
+            let of_pair = |i: usize| i / 4 * 4 + [0, 2, 1, 3][i % 4];
+            staged.cast::<[i16; SIZE]>().write(from_fn(|i| codes[of_pair(i)] as i16));
+        } else {
+            staged.cast::<[i8; SIZE]>().write(codes.map(|code| code as i8));
+        }
+        (size / top, codes.iter().sum(), *black_box(staged).cast::<[u32; 16]>())
+    }
 }

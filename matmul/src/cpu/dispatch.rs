@@ -3,11 +3,12 @@
 use kvcache_simd::InstructionSet;
 
 use super::activations::{Quantize, Rows};
-use super::dot::Dot;
+use super::dot::{Dot, words};
 use super::portable::Portable;
-use super::tile::{Multiply, Task};
+use super::tile::{Multiply, Packed, Task, UNPACKED, Unpack};
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{avx2::Avx2, avx512::Avx512};
+use crate::matrix::MatrixShape;
 use crate::product::Activations;
 
 /// The functions of a product. They may be called where the instruction set is supported.
@@ -17,48 +18,70 @@ pub(super) struct Functions {
     pub(super) multiply: for<'a> unsafe fn(&Task<'a>),
     /// Rows of a tile, at most.
     pub(super) rows: usize,
-    /// Whether words are of int16.
-    pub(super) pairs: bool,
-    /// Rows from which on a panel is unpacked.
-    pub(super) unpack_from: usize,
+    /// None where many rows are multiplied as few are.
+    pub(super) unpacked: Option<UnpackedFunctions>,
+    /// Words of a row's block.
+    pub(super) words: usize,
     /// What codes of the panel are more than those that are multiplied.
     pub(super) offset: i32,
 }
 
-/// The functions of an instruction set for codes of so many bits.
-pub(super) fn functions(instructions: InstructionSet, bits: usize, activations: Activations) -> Functions {
+/// The functions of many rows, for which panels are unpacked.
+#[derive(Clone, Copy)]
+pub(super) struct UnpackedFunctions {
+    pub(super) unpack: unsafe fn(&Packed),
+    pub(super) multiply: for<'a> unsafe fn(&Task<'a>),
+    /// Rows of a tile, at most.
+    pub(super) rows: usize,
+}
+
+/// The functions of an instruction set for a matrix.
+pub(super) fn functions(instructions: InstructionSet, shape: &MatrixShape, activations: Activations) -> Functions {
     // Without dot products of int8, those with codes of 8 bits do not fit into int16: they are made as those of int16.
     #[cfg(target_arch = "x86_64")]
-    let as_pairs = activations == Activations::Int16 || bits == 8;
+    let as_pairs = activations == Activations::Int16 || shape.bits == 8;
     match (instructions, activations) {
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx2, _) if as_pairs => of::<Avx2<false, true>>(bits),
+        (InstructionSet::Avx2, _) if as_pairs => unpacking::<Avx2<false, true>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx2, _) => of::<Avx2<false, false>>(bits),
+        (InstructionSet::Avx2, _) => unpacking::<Avx2<false, false>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::AvxVnni, Activations::Int8) => of::<Avx2<true, false>>(bits),
+        (InstructionSet::AvxVnni, Activations::Int8) => unpacking::<Avx2<true, false>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::AvxVnni, Activations::Int16) => of::<Avx2<true, true>>(bits),
+        (InstructionSet::AvxVnni, Activations::Int16) => unpacking::<Avx2<true, true>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx512, _) if as_pairs => of::<Avx512<false, true>>(bits),
+        (InstructionSet::Avx512, _) if as_pairs => of::<Avx512<false, true>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx512, _) => of::<Avx512<false, false>>(bits),
+        (InstructionSet::Avx512, _) => of::<Avx512<false, false>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx512Vnni | InstructionSet::Avx512Fp16, Activations::Int8) => of::<Avx512<true, false>>(bits),
+        (InstructionSet::Avx512Vnni | InstructionSet::Avx512Fp16, Activations::Int8) => {
+            of::<Avx512<true, false>>(shape)
+        }
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx512Vnni | InstructionSet::Avx512Fp16, Activations::Int16) => of::<Avx512<true, true>>(bits),
-        (_, Activations::Int8) => of::<Portable<false>>(bits),
-        (_, Activations::Int16) => of::<Portable<true>>(bits),
+        (InstructionSet::Avx512Vnni | InstructionSet::Avx512Fp16, Activations::Int16) => {
+            of::<Avx512<true, true>>(shape)
+        }
+        (_, Activations::Int8) => of::<Portable<false>>(shape),
+        (_, Activations::Int16) => of::<Portable<true>>(shape),
     }
 }
 
-fn of<S: Dot>(bits: usize) -> Functions {
+fn of<S: Dot>(shape: &MatrixShape) -> Functions {
     Functions {
         quantize: S::outlined::<Quantize<S>>(),
-        multiply: if bits == 4 { S::outlined::<Multiply<S, 4>>() } else { S::outlined::<Multiply<S, 8>>() },
+        multiply: if shape.bits == 4 { S::outlined::<Multiply<S, 4>>() } else { S::outlined::<Multiply<S, 8>>() },
         rows: S::ROWS,
-        pairs: S::PAIRS,
-        unpack_from: S::UNPACK_FROM,
-        offset: if bits == 4 { 0 } else { S::OFFSET },
+        unpacked: None,
+        words: words::<S>(shape.block_size),
+        offset: if shape.bits == 4 { 0 } else { S::OFFSET },
     }
+}
+
+fn unpacking<S: Dot>(shape: &MatrixShape) -> Functions {
+    let unpacked = UnpackedFunctions {
+        unpack: if shape.bits == 4 { S::outlined::<Unpack<S, 4>>() } else { S::outlined::<Unpack<S, 8>>() },
+        multiply: S::outlined::<Multiply<S, UNPACKED>>(),
+        rows: S::UNPACKED_ROWS,
+    };
+    Functions { unpacked: Some(unpacked), ..of::<S>(shape) }
 }

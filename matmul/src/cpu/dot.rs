@@ -35,9 +35,9 @@ pub(crate) trait Dot: Sized {
     const ROWS: usize;
     /// Whether words are of int16. A line's four k are then the pairs of first and third, and of second and fourth.
     const PAIRS: bool;
-    /// Rows from which on a panel's codes are unpacked into memory before they are multiplied; above
-    /// [`ROWS`](Self::ROWS).
-    const UNPACK_FROM: usize = usize::MAX;
+    /// Rows of a tile, at most, where the codes of a panel are unpacked into memory before they are multiplied, which
+    /// takes fewer registers.
+    const UNPACKED_ROWS: usize = Self::ROWS;
     /// What [`codes`](Self::codes) of 8 bits are less than those of the panel.
     const OFFSET: i32 = 0;
 
@@ -63,6 +63,11 @@ pub(crate) trait Dot: Sized {
     unsafe fn dot(sums: Self::Sums, codes: Self::Codes, word: *const u32) -> Self::Sums;
     /// The sums as float32, rounded to nearest.
     unsafe fn finish(sums: Self::Sums, start: i32) -> Self::Floats;
+}
+
+/// Words of a row's block.
+pub(crate) const fn words<S: Dot>(block_size: usize) -> usize {
+    block_size / if S::PAIRS { 2 } else { 4 }
 }
 
 /// Words that a line has codes for.

@@ -9,7 +9,7 @@ use kvcache_simd::InstructionSet;
 use super::activations::{ENDS, Rows};
 use super::dispatch::{self, Functions};
 use super::scratch;
-use super::tile::{Operands, Task, tiles};
+use super::tile::{Operands, Packed, Task, tiles};
 use crate::matrix::{LINE, Matrix};
 use crate::product::{MatmulKernel, Product};
 use crate::reference::MatmulReference;
@@ -23,6 +23,9 @@ pub struct MatmulCpu {
 
 /// Bytes of quantized rows that are multiplied before the next ones are quantized, unless a tile has more.
 const MOST_BYTES: usize = 1 << 19;
+
+/// A multiple of the rows of every instruction set's tile.
+const MOST_ROWS: usize = 12;
 
 /// Tasks for each thread, so that they end at about the same time.
 const TASKS_PER_THREAD: usize = 4;
@@ -58,16 +61,14 @@ impl MatmulKernel for MatmulCpu {
     fn multiply(&self, product: &Product<'_>, y: &mut [MaybeUninit<f32>], workers: &dyn Workers) {
         let (matrix, shape) = (product.matrix(), *product.matrix().shape());
         assert_eq!(Some(y.len()), product.rows().checked_mul(shape.n), "the elements of y");
-        let functions = dispatch::functions(self.instructions, shape.bits, product.activations());
-        let words = shape.block_size / if functions.pairs { 2 } else { 4 };
-        let row_words = shape.blocks() * (words + ENDS);
-        let most = (MOST_BYTES / 4 / row_words / functions.rows).max(1) * functions.rows;
+        let functions = dispatch::functions(self.instructions, &shape, product.activations());
+        let row_words = shape.blocks() * (functions.words + ENDS);
+        let most = (MOST_BYTES / 4 / row_words / MOST_ROWS).max(1) * MOST_ROWS;
         let most = most.min(product.rows());
         let x = product.x().chunks(most.max(1) * shape.k);
         scratch::rows(most * row_words * 4, |tile_words| {
             for (x, y) in x.zip(y.chunks_mut(most.max(1) * shape.n)) {
                 let operands = Operands {
-                    panels: matrix.panels().as_ptr(),
                     scales: matrix.scales().as_ptr(),
                     minima: matrix.minima().map_or(std::ptr::null(), <[f32]>::as_ptr),
                     bias: product.bias().map_or(std::ptr::null(), <[f32]>::as_ptr),
@@ -98,12 +99,11 @@ impl MatmulCpu {
         functions: &Functions,
         workers: &dyn Workers,
     ) {
-        let (shape, rows) = (product.matrix().shape(), operands.rows);
-        let row_words = operands.blocks * (shape.block_size / if functions.pairs { 2 } else { 4 } + ENDS);
+        let (matrix, shape, rows) = (product.matrix(), product.matrix().shape(), operands.rows);
         let threads = if x.len().saturating_mul(shape.n) < self.parallel_work { 1 } else { workers.threads() };
-        let tiles = tiles(rows, functions.rows);
-        let quantize_at_once = if x.len() < QUANTIZE_ALONE { 1 } else { threads };
-        run_each(tiles.len(), quantize_at_once, workers, |tile| {
+        let unpacked = functions.unpacked.filter(|_| rows >= UNPACK_FROM);
+        let tiles = tiles(rows, unpacked.map_or(functions.rows, |unpacked| unpacked.rows));
+        run_each(tiles.len(), if x.len() < QUANTIZE_ALONE { 1 } else { threads }, workers, |tile| {
             let Some(tile) = tiles.clone().nth(tile) else { return };
             let x = &x[tile.start * shape.k..tile.end * shape.k];
             // SAFETY: the instruction set is supported, checked when the kernel was made; the tile has as many rows of
@@ -115,25 +115,38 @@ impl MatmulCpu {
                     block_size: shape.block_size,
                     count: tile.len(),
                     top: product.activations().top(),
-                    offset: functions.offset - product.matrix().zero_point(),
-                    to: operands.x.cast_mut().add(tile.start * row_words),
+                    offset: functions.offset - matrix.zero_point(),
+                    to: operands.x.cast_mut().add(tile.start * operands.blocks * (functions.words + ENDS)),
                 });
             }
         });
-        let panels = shape.panels();
-        let pieces = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
-        let each = panels.div_ceil(pieces);
-        let unpacked_bytes = if rows < functions.unpack_from { 0 } else { (row_words - operands.blocks * ENDS) * LINE };
+        let (panels, panel_bytes) = (shape.panels(), shape.blocks() * shape.block_bytes());
+        let each = if threads == 1 { panels } else { panels.div_ceil(threads * TASKS_PER_THREAD) };
         run_each(panels.div_ceil(each), threads, workers, |task| {
             let panels = task * each..panels.min((task + 1) * each);
+            let codes = matrix.panels()[panels.start * panel_bytes..panels.end * panel_bytes].as_ptr();
             // SAFETY: the instruction set is supported; the operands are the product's, whose lengths `Matrix`, `Product`
             // and `multiply` have checked; each task has panels, and thus elements of y, of its own.
-            scratch::panel(unpacked_bytes, |unpacked| unsafe {
-                (functions.multiply)(&Task { operands, tiles: 0..tiles.len(), panels, unpacked });
+            let Some(unpacked) = unpacked else {
+                return unsafe { (functions.multiply)(&Task { operands, codes, panels }) };
+            };
+            scratch::panel(operands.blocks * functions.words * LINE, |to| {
+                for (i, p) in panels.enumerate() {
+                    // SAFETY: as above; the panel has `panel_bytes`, and there is room for a line a word.
+                    unsafe {
+                        let codes = codes.add(i * panel_bytes);
+                        let (blocks, block_size) = (operands.blocks, operands.block_size);
+                        (unpacked.unpack)(&Packed { codes, blocks, block_size, to });
+                        (unpacked.multiply)(&Task { operands, codes: to, panels: p..p + 1 });
+                    }
+                }
             });
         });
     }
 }
+
+/// Rows from which on panels are unpacked.
+const UNPACK_FROM: usize = 13;
 
 /// Elements of x below which they are quantized on one thread.
 const QUANTIZE_ALONE: usize = 1 << 14;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use kvcache_simd::{Function, prefetch_l1, prefetch_write};
 
 use super::activations::ENDS;
-use super::dot::{Columns, Dot, parts, word};
+use super::dot::{Columns, Dot, parts, word, words};
 use crate::matrix::{COLUMNS, LINE};
 
 /// How far ahead of what is read by few rows codes are prefetched, in bytes: hardware does not look past a page.
@@ -17,7 +17,6 @@ const FEW: usize = 4;
 
 /// A product's operands.
 pub(super) struct Operands {
-    pub(super) panels: *const u8,
     pub(super) scales: *const f32,
     /// Null if there are none.
     pub(super) minima: *const f32,
@@ -41,20 +40,19 @@ pub(super) fn tiles(rows: usize, most: usize) -> impl ExactSizeIterator<Item = R
     (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
 }
 
-/// Products of some tiles with some panels.
+/// Products of all tiles with some panels.
 pub(super) struct Task<'a> {
     pub(super) operands: &'a Operands,
-    pub(super) tiles: Range<usize>,
+    /// The codes of the first panel.
+    pub(super) codes: *const u8,
     pub(super) panels: Range<usize>,
-    /// Room for the lines of a panel that are unpacked, if there are so many rows.
-    pub(super) unpacked: *mut u8,
 }
 
-/// Runs a task; panels have codes of `BITS` bits.
+/// Runs a task whose codes have `BITS` bits, or are [unpacked](UNPACKED).
 pub(super) struct Multiply<S, const BITS: usize>(PhantomData<S>);
 
-/// Codes that are unpacked already, a line a word.
-const UNPACKED: usize = 0;
+/// Codes that are unpacked: a line a word.
+pub(super) const UNPACKED: usize = 0;
 
 impl<S: Dot, const BITS: usize> Function<S> for Multiply<S, BITS> {
     type Arguments<'a> = Task<'a>;
@@ -62,24 +60,33 @@ impl<S: Dot, const BITS: usize> Function<S> for Multiply<S, BITS> {
 
     #[inline(always)]
     unsafe fn run(task: &Task<'_>) {
-        let &Task { operands, .. } = task;
-        let block_bytes = operands.block_size * COLUMNS * BITS / 8;
-        let words = operands.block_size / if S::PAIRS { 2 } else { 4 };
-        for p in task.panels.clone() {
-            // SAFETY: p is less than the panels; the instruction set is enabled; the tiles are the task's.
-            unsafe {
-                let codes = operands.panels.add(p * operands.blocks * block_bytes);
-                if operands.rows < S::UNPACK_FROM {
-                    for_tiles::<S, BITS>(task, p, codes);
-                } else {
-                    for b in 0..operands.blocks {
-                        unpack::<S, BITS>(codes.add(b * block_bytes), words, task.unpacked.add(b * words * LINE));
-                    }
-                    for_tiles::<S, UNPACKED>(task, p, task.unpacked);
+        let &Task { operands, codes, .. } = task;
+        let panel_bytes = operands.blocks * block_lines::<S, BITS>(operands.block_size) * LINE;
+        for (i, p) in task.panels.clone().enumerate() {
+            // SAFETY: the task has so many panels.
+            let codes = unsafe { codes.add(i * panel_bytes) };
+            let most = if BITS == UNPACKED { S::UNPACKED_ROWS } else { S::ROWS };
+            for tile in tiles(operands.rows, most) {
+                macro_rules! by_rows {
+                    ($($rows:literal)*) => {
+                        match tile.len() {
+                            // SAFETY: p is one of the panels, and the tile has so many of the rows.
+                            $($rows if $rows <= most => unsafe {
+                                multiply::<S, BITS, $rows>(operands, p, codes, tile.start);
+                            })*
+                            rows => unreachable!("{rows} rows of a tile"),
+                        }
+                    };
                 }
+                by_rows!(1 2 3 4 5 6 7 8 9 10 11 12);
             }
         }
     }
+}
+
+/// Lines of a block.
+const fn block_lines<S: Dot, const BITS: usize>(block_size: usize) -> usize {
+    if BITS == UNPACKED { words::<S>(block_size) } else { block_size * BITS / 32 }
 }
 
 /// Calls a function of `[S, BITS]` for each part of a line.
@@ -102,50 +109,50 @@ macro_rules! each_part {
     }};
 }
 
-/// Unpacks a block, of `BITS` 4 or 8.
-#[inline(always)]
-unsafe fn unpack<S: Dot, const BITS: usize>(codes: *const u8, words: usize, to: *mut u8) {
-    let lines = words / parts::<S>(BITS);
-    for line in 0..lines {
-        // SAFETY: a block has so many lines; `to` has room for a line a word.
-        unsafe {
-            let codes = codes.add(line * LINE);
-            each_part!(S, BITS, |PART| {
-                S::write(S::codes::<BITS, PART>(codes), to.add(word::<S>(line, PART, lines) * LINE));
-            });
-        }
-    }
+/// A panel to be unpacked.
+pub(super) struct Packed {
+    pub(super) codes: *const u8,
+    pub(super) blocks: usize,
+    pub(super) block_size: usize,
+    /// Room for a line a word.
+    pub(super) to: *mut u8,
 }
 
-/// Multiplies the task's tiles with a panel.
-#[inline(always)]
-unsafe fn for_tiles<S: Dot, const BITS: usize>(task: &Task<'_>, p: usize, codes: *const u8) {
-    macro_rules! by_rows {
-        ($tile:expr, $($rows:literal)*) => {
-            match $tile.len() {
-                // SAFETY: the conditions are those of this function.
-                $($rows if $rows <= S::ROWS => unsafe { tile::<S, BITS, $rows>(task.operands, p, codes, $tile.start) },)*
-                rows => unreachable!("{rows} rows of a tile"),
+/// Unpacks a panel of codes of `BITS` bits.
+pub(super) struct Unpack<S, const BITS: usize>(PhantomData<S>);
+
+impl<S: Dot, const BITS: usize> Function<S> for Unpack<S, BITS> {
+    type Arguments<'a> = Packed;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run(&Packed { codes, blocks, block_size, to }: &Packed) {
+        let (lines, words) = (block_lines::<S, BITS>(block_size), words::<S>(block_size));
+        for b in 0..blocks {
+            for line in 0..lines {
+                // SAFETY: the panel has so many blocks of as many lines; `to` has room for a line a word.
+                unsafe {
+                    let codes = codes.add((b * lines + line) * LINE);
+                    each_part!(S, BITS, |PART| {
+                        let word = b * words + word::<S>(line, PART, lines);
+                        S::write(S::codes::<BITS, PART>(codes), to.add(word * LINE));
+                    });
+                }
             }
-        };
-    }
-    for tile in tiles(task.operands.rows, S::ROWS).skip(task.tiles.start).take(task.tiles.len()) {
-        by_rows!(tile, 1 2 3 4 5 6 7 8 9 10 11 12);
+        }
     }
 }
 
 /// Multiplies a tile with a panel.
 #[inline(always)]
-unsafe fn tile<S: Dot, const BITS: usize, const R: usize>(
+unsafe fn multiply<S: Dot, const BITS: usize, const R: usize>(
     operands: &Operands,
     p: usize,
     codes: *const u8,
     first: usize,
 ) {
     let &Operands { n, blocks, block_size, .. } = operands;
-    let words = block_size / if S::PAIRS { 2 } else { 4 };
-    let block_bytes = if BITS == UNPACKED { words * LINE } else { block_size * COLUMNS * BITS / 8 };
-    let lines = block_bytes / LINE;
+    let (lines, words) = (block_lines::<S, BITS>(block_size), words::<S>(block_size));
     let tile_block = (words + ENDS) * R;
     // SAFETY: the tile's rows, the panel and their blocks are the operands', and y has the elements.
     unsafe {
@@ -157,7 +164,7 @@ unsafe fn tile<S: Dot, const BITS: usize, const R: usize>(
         }
         let mut c = [S::Floats::splat(0.0); R];
         for b in 0..blocks {
-            let (codes, x) = (codes.add(b * block_bytes), x.add(b * tile_block));
+            let (codes, x) = (codes.add(b * lines * LINE), x.add(b * tile_block));
             let sa = x.add(words * R).cast::<f32>();
             let start = sa.add(R).cast::<i32>();
             let shift = sa.add(2 * R);
@@ -170,7 +177,7 @@ unsafe fn tile<S: Dot, const BITS: usize, const R: usize>(
                 if R <= FEW && BITS != UNPACKED {
                     prefetch_l1(codes.wrapping_add(AHEAD));
                 }
-                macro_rules! multiply {
+                macro_rules! add {
                     ($codes:expr, $word:expr) => {{
                         let (codes, word) = ($codes, x.add($word * R));
                         for (r, sum) in sums.iter_mut().enumerate() {
@@ -179,10 +186,10 @@ unsafe fn tile<S: Dot, const BITS: usize, const R: usize>(
                     }};
                 }
                 if BITS == UNPACKED {
-                    multiply!(S::read(codes), line);
+                    add!(S::read(codes), line);
                 } else {
                     each_part!(S, BITS, |PART| {
-                        multiply!(S::codes::<BITS, PART>(codes), word::<S>(line, PART, lines));
+                        add!(S::codes::<BITS, PART>(codes), word::<S>(line, PART, lines));
                     });
                 }
             }

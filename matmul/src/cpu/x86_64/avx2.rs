@@ -70,9 +70,9 @@ unsafe fn outlined_vnni<const PAIRS: bool, F: Function<Avx2<true, PAIRS>>>(argum
 macro_rules! dot_of {
     ($VNNI:literal, $outlined:ident) => {
         impl<const PAIRS: bool> Dot for Avx2<$VNNI, PAIRS> {
-            const ROWS: usize = 6;
+            const ROWS: usize = 4;
             const PAIRS: bool = PAIRS;
-            const UNPACK_FROM: usize = 13;
+            const UNPACKED_ROWS: usize = 6;
             type Codes = [__m256i; 2];
             type Sums = [__m256i; 2];
             type Floats = Floats;
