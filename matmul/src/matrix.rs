@@ -99,15 +99,18 @@ impl<'a> Matrix<'a> {
         &self.shape
     }
 
-    pub(crate) fn panels(&self) -> &'a [u8] {
+    /// Its codes, (P, B, `block_bytes`).
+    pub fn panels(&self) -> &'a [u8] {
         self.panels
     }
 
-    pub(crate) fn scales(&self) -> &'a [f32] {
+    /// Its scales, (P, B, 16).
+    pub fn scales(&self) -> &'a [f32] {
         self.scales
     }
 
-    pub(crate) fn minima(&self) -> Option<&'a [f32]> {
+    /// Its minima, (P, B, 16).
+    pub fn minima(&self) -> Option<&'a [f32]> {
         self.minima
     }
 

@@ -53,10 +53,10 @@ impl MatmulKernel for MatmulReference {
             for (k, y) in y.iter_mut().enumerate() {
                 let at = shape.scale_position(k / shape.block_size, column);
                 let (code, scale) = (f32::from(matrix.code(k, column)), matrix.scales()[at]);
-                y.write(match matrix.minima() {
+                y.write(one_nan(match matrix.minima() {
                     Some(minima) => scale.mul_add(code, minima[at]),
                     None => (code - matrix.zero_point() as f32) * scale,
-                });
+                }));
             }
         }
     }
@@ -87,6 +87,10 @@ fn element(product: &Product<'_>, blocks: &[(f32, Vec<i32>)], n: usize) -> f32 {
             c = minima[at].mul_add(sa * z as f32, c);
         }
     }
-    let y = product.bias().map_or(c, |bias| c + bias[n]);
+    one_nan(product.bias().map_or(c, |bias| c + bias[n]))
+}
+
+/// The one NaN in place of every other, whose sign and payload are the processor's.
+pub(crate) fn one_nan(y: f32) -> f32 {
     if y.is_nan() { NAN } else { y }
 }

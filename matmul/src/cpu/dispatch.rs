@@ -4,10 +4,17 @@ use kvcache_simd::InstructionSet;
 
 use super::activations::{Quantize, Rows};
 use super::dot::{Dot, words};
+use super::gather::{Column, Gather};
+#[cfg(target_arch = "aarch64")]
+use super::neon::{Dotprod, Pairs};
 use super::portable::Portable;
 use super::tile::{Multiply, Packed, Task, UNPACKED, Unpack};
+#[cfg(all(test, target_arch = "x86_64"))]
+use super::x86_64::avx2::TWIN;
 #[cfg(target_arch = "x86_64")]
-use super::x86_64::{avx2::Avx2, avx512::Avx512};
+use super::x86_64::avx2::{AVX2, Avx2, VNNI};
+#[cfg(target_arch = "x86_64")]
+use super::x86_64::avx512::Avx512;
 use crate::matrix::MatrixShape;
 use crate::product::Activations;
 
@@ -37,18 +44,27 @@ pub(super) struct UnpackedFunctions {
 
 /// The functions of an instruction set for a matrix.
 pub(super) fn functions(instructions: InstructionSet, shape: &MatrixShape, activations: Activations) -> Functions {
-    // Without dot products of int8, those with codes of 8 bits do not fit into int16: they are made as those of int16.
+    // Without dot products of int8, sums of codes of 8 bits do not fit into int16: they are made as those of int16.
     #[cfg(target_arch = "x86_64")]
     let as_pairs = activations == Activations::Int16 || shape.bits == 8;
     match (instructions, activations) {
+        // AVX-VNNI's instructions have twins in AVX512-VNNI: tests run all else of it where only these are.
+        #[cfg(all(test, target_arch = "x86_64"))]
+        (InstructionSet::AvxVnni, Activations::Int8) if !instructions.is_supported() => {
+            unpacking::<Avx2<TWIN, false>>(shape)
+        }
+        #[cfg(all(test, target_arch = "x86_64"))]
+        (InstructionSet::AvxVnni, Activations::Int16) if !instructions.is_supported() => {
+            unpacking::<Avx2<TWIN, true>>(shape)
+        }
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx2, _) if as_pairs => unpacking::<Avx2<false, true>>(shape),
+        (InstructionSet::Avx2, _) if as_pairs => unpacking::<Avx2<AVX2, true>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx2, _) => unpacking::<Avx2<false, false>>(shape),
+        (InstructionSet::Avx2, _) => unpacking::<Avx2<AVX2, false>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::AvxVnni, Activations::Int8) => unpacking::<Avx2<true, false>>(shape),
+        (InstructionSet::AvxVnni, Activations::Int8) => unpacking::<Avx2<VNNI, false>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::AvxVnni, Activations::Int16) => unpacking::<Avx2<true, true>>(shape),
+        (InstructionSet::AvxVnni, Activations::Int16) => unpacking::<Avx2<VNNI, true>>(shape),
         #[cfg(target_arch = "x86_64")]
         (InstructionSet::Avx512, _) if as_pairs => of::<Avx512<false, true>>(shape),
         #[cfg(target_arch = "x86_64")]
@@ -61,8 +77,26 @@ pub(super) fn functions(instructions: InstructionSet, shape: &MatrixShape, activ
         (InstructionSet::Avx512Vnni | InstructionSet::Avx512Fp16, Activations::Int16) => {
             of::<Avx512<true, true>>(shape)
         }
-        (_, Activations::Int8) => of::<Portable<false>>(shape),
-        (_, Activations::Int16) => of::<Portable<true>>(shape),
+        #[cfg(target_arch = "aarch64")]
+        (InstructionSet::NeonDotprod, Activations::Int8) => unpacking::<Dotprod>(shape),
+        // Without dot products of int8, they are made as those of int16.
+        #[cfg(target_arch = "aarch64")]
+        (InstructionSet::Neon | InstructionSet::NeonDotprod, _) => unpacking::<Pairs>(shape),
+        (_, Activations::Int8) => unpacking::<Portable<false>>(shape),
+        (_, Activations::Int16) => unpacking::<Portable<true>>(shape),
+    }
+}
+
+/// What dequantizes a column. It may be called where the instruction set is supported.
+pub(super) fn gather(instructions: InstructionSet) -> for<'a> unsafe fn(&Column<'a>) {
+    match instructions.of_floats() {
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => {
+            Avx2::<AVX2, true>::outlined::<Gather<Avx2<AVX2, true>>>()
+        }
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon => Pairs::outlined::<Gather<Pairs>>(),
+        _ => Portable::<true>::outlined::<Gather<Portable<true>>>(),
     }
 }
 

@@ -6,7 +6,6 @@ use kvcache_simd::{Function, Outlined};
 ///
 /// # Safety
 /// Functions may be called where the instruction set is enabled. Pointers need no alignment.
-#[expect(clippy::missing_safety_doc, reason = "one condition for all, above")]
 pub(crate) trait Columns: Copy {
     /// `x` of every column.
     unsafe fn splat(x: f32) -> Self;
@@ -29,7 +28,6 @@ pub(crate) trait Columns: Copy {
 ///
 /// # Safety
 /// Functions may be called where the instruction set is enabled. Pointers need no alignment.
-#[expect(clippy::missing_safety_doc, reason = "one condition for all, above")]
 pub(crate) trait Dot: Sized {
     /// Rows of a tile, at most: as many as there are registers for.
     const ROWS: usize;

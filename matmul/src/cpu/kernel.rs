@@ -8,11 +8,11 @@ use kvcache_simd::InstructionSet;
 
 use super::activations::{ENDS, Rows};
 use super::dispatch::{self, Functions};
+use super::gather::Column;
 use super::scratch;
 use super::tile::{Operands, Packed, Task, tiles};
 use crate::matrix::{LINE, Matrix};
-use crate::product::{MatmulKernel, Product};
-use crate::reference::MatmulReference;
+use crate::product::{MatmulKernel, Product, column};
 
 /// The fast CPU kernel, whose bits are those of the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,7 +85,22 @@ impl MatmulKernel for MatmulCpu {
     }
 
     fn gather(&self, matrix: &Matrix<'_>, indices: &[i64], y: &mut [MaybeUninit<f32>], workers: &dyn Workers) {
-        MatmulReference.gather(matrix, indices, y, workers);
+        let k = matrix.shape().k;
+        assert_eq!(Some(y.len()), indices.len().checked_mul(k), "the elements of y");
+        // Before anything is written.
+        for &index in indices {
+            column(matrix, index);
+        }
+        let gather = dispatch::gather(self.instructions);
+        let threads = if y.len() < GATHER_ALONE { 1 } else { workers.threads() };
+        let y = Elements(y.as_mut_ptr().cast::<f32>());
+        run_each(indices.len().div_ceil(GATHERED), threads, workers, |task| {
+            let first = task * GATHERED;
+            for (i, &index) in (first..).zip(&indices[first..indices.len().min(first + GATHERED)]) {
+                // SAFETY: the instruction set is supported; y has K elements for each index, which are this task's.
+                unsafe { gather(&Column { matrix, column: column(matrix, index), y: y.at(i * k) }) };
+            }
+        });
     }
 }
 
@@ -125,9 +140,9 @@ impl MatmulCpu {
         run_each(panels.div_ceil(each), threads, workers, |task| {
             let panels = task * each..panels.min((task + 1) * each);
             let codes = matrix.panels()[panels.start * panel_bytes..panels.end * panel_bytes].as_ptr();
-            // SAFETY: the instruction set is supported; the operands are the product's, whose lengths `Matrix`, `Product`
-            // and `multiply` have checked; each task has panels, and thus elements of y, of its own.
             let Some(unpacked) = unpacked else {
+                // SAFETY: the instruction set is supported; the operands are the product's, whose lengths `Matrix`,
+                // `Product` and `multiply` have checked; each task has panels, and thus elements of y, of its own.
                 return unsafe { (functions.multiply)(&Task { operands, codes, panels }) };
             };
             scratch::panel(operands.blocks * functions.words * LINE, |to| {
@@ -147,6 +162,24 @@ impl MatmulCpu {
 
 /// Rows from which on panels are unpacked.
 const UNPACK_FROM: usize = 13;
+
+/// Indices of a task, and elements of y below which one thread gathers them.
+const GATHERED: usize = 16;
+const GATHER_ALONE: usize = 1 << 15;
+
+/// The elements of y, of which each task has its own.
+struct Elements(*mut f32);
+
+// SAFETY: each element is written by one task.
+unsafe impl Sync for Elements {}
+
+impl Elements {
+    /// The elements from the i-th on, which is one of them.
+    unsafe fn at(&self, i: usize) -> *mut f32 {
+        // SAFETY: the condition is that of this function.
+        unsafe { self.0.add(i) }
+    }
+}
 
 /// Elements of x below which they are quantized on one thread.
 const QUANTIZE_ALONE: usize = 1 << 14;
@@ -168,4 +201,49 @@ fn run_each(tasks: usize, threads: usize, workers: &dyn Workers, run: impl Fn(us
         workers.run(threads.min(tasks), &take);
     }
     take(0);
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use kvcache_kernels::Serial;
+
+    use super::*;
+    use crate::matrix::{MatrixShape, pack, pack_columns};
+    use crate::product::Activations;
+    use crate::reference::MatmulReference;
+
+    /// AVX-VNNI, whose own tests run only where it is, by the instructions of AVX512-VNNI: few rows, and unpacked panels.
+    #[test]
+    fn avx_vnni_by_its_twin() {
+        if !InstructionSet::Avx512Vnni.is_supported() {
+            return;
+        }
+        let kernel = MatmulCpu { instructions: InstructionSet::AvxVnni, parallel_work: 0 };
+        let mut seed = 1_u32;
+        let mut random = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            seed >> 16
+        };
+        for rows in [1, 2, 3, 4, 7, 13, 30] {
+            for (bits, block_size) in [(4, 16), (4, 32), (8, 16), (8, 32)] {
+                let shape = MatrixShape { n: 37, k: 100, bits, block_size };
+                let codes: Vec<_> = (0..shape.n * shape.k).map(|_| (random() % (1 << bits)) as u8).collect();
+                let mut floats = |len| (0..len).map(|_| random() as f32 / 32768.0 - 1.0).collect::<Vec<_>>();
+                let (panels, x) = (pack(&shape, &codes), floats(rows * shape.k));
+                let scales = pack_columns(&shape, &floats(shape.n * shape.blocks()));
+                for (activations, minima) in
+                    Activations::ALL.map(|each| [(each, None), (each, Some(&scales[..]))]).concat()
+                {
+                    let matrix = Matrix::new(shape, &panels, &scales, minima);
+                    let bits = |kernel: &dyn MatmulKernel| -> Vec<u32> {
+                        let mut y = vec![MaybeUninit::new(7.0); rows * shape.n];
+                        kernel.multiply(&Product::new(matrix, activations, &x, None), &mut y, &Serial);
+                        // SAFETY: initialized above.
+                        y.into_iter().map(|y: MaybeUninit<f32>| unsafe { y.assume_init() }.to_bits()).collect()
+                    };
+                    assert!(bits(&kernel) == bits(&MatmulReference), "{rows} rows, {shape:?} {activations:?}");
+                }
+            }
+        }
+    }
 }

@@ -18,13 +18,16 @@
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads), `dispatch` (an
-//! instruction set's functions), `tile` and `activations` (the functions, over any instruction set), `x86_64`, `neon` and
+//! instruction set's functions), `tile`, `activations` and `gather` (the functions, over any instruction set), `x86_64`, `neon` and
 //! `portable`, `dot` (what an instruction set can do), `scratch`.
 
 mod activations;
 mod dispatch;
 mod dot;
+mod gather;
 mod kernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod scratch;
 mod tile;

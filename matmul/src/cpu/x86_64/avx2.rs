@@ -54,22 +54,26 @@ impl Columns for Floats {
     }
 }
 
-/// What multiplies words of int16 if `PAIRS`, else of int8; of AVX2 alone, those only with codes of 4 bits.
-pub(in super::super) struct Avx2<const VNNI: bool, const PAIRS: bool>;
+/// What multiplies words of int16 if `PAIRS`, else of int8; of [`AVX2`] alone, those only with codes of 4 bits.
+pub(in super::super) struct Avx2<const SET: u8, const PAIRS: bool>;
 
-#[target_feature(enable = "avx2,fma")]
-unsafe fn outlined<const PAIRS: bool, F: Function<Avx2<false, PAIRS>>>(arguments: &F::Arguments<'_>) -> F::Output {
-    F::run(arguments)
-}
-
-#[target_feature(enable = "avx2,fma,avxvnni")]
-unsafe fn outlined_vnni<const PAIRS: bool, F: Function<Avx2<true, PAIRS>>>(arguments: &F::Arguments<'_>) -> F::Output {
-    F::run(arguments)
-}
+pub(in super::super) const AVX2: u8 = 0;
+/// AVX-VNNI.
+pub(in super::super) const VNNI: u8 = 1;
+/// AVX-VNNI's instructions as AVX512-VNNI has them.
+#[cfg(test)]
+pub(in super::super) const TWIN: u8 = 2;
 
 macro_rules! dot_of {
-    ($VNNI:literal, $outlined:ident) => {
-        impl<const PAIRS: bool> Dot for Avx2<$VNNI, PAIRS> {
+    ($SET:ident, $outlined:ident, $features:literal, $dpbusd:ident, $dpwssd:ident) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $outlined<const PAIRS: bool, F: Function<Avx2<$SET, PAIRS>>>(
+            arguments: &F::Arguments<'_>,
+        ) -> F::Output {
+            F::run(arguments)
+        }
+
+        impl<const PAIRS: bool> Dot for Avx2<$SET, PAIRS> {
             const ROWS: usize = 4;
             const PAIRS: bool = PAIRS;
             const UNPACKED_ROWS: usize = 6;
@@ -112,14 +116,14 @@ macro_rules! dot_of {
             #[inline(always)]
             unsafe fn begin(start: i32) -> Self::Sums {
                 // Sums of int16 are widened before it is added.
-                [if $VNNI || PAIRS { _mm256_set1_epi32(start) } else { _mm256_setzero_si256() }; 2]
+                [if $SET != AVX2 || PAIRS { _mm256_set1_epi32(start) } else { _mm256_setzero_si256() }; 2]
             }
 
             #[inline(always)]
             unsafe fn dot(sums: Self::Sums, codes: Self::Codes, word: *const u32) -> Self::Sums {
                 let word = _mm256_set1_epi32(word.read() as i32);
                 let [low, high] = codes;
-                match ($VNNI, PAIRS) {
+                match ($SET != AVX2, PAIRS) {
                     (false, false) => [
                         _mm256_add_epi16(sums[0], _mm256_maddubs_epi16(low, word)),
                         _mm256_add_epi16(sums[1], _mm256_maddubs_epi16(high, word)),
@@ -128,18 +132,14 @@ macro_rules! dot_of {
                         _mm256_add_epi32(sums[0], _mm256_madd_epi16(low, word)),
                         _mm256_add_epi32(sums[1], _mm256_madd_epi16(high, word)),
                     ],
-                    (true, false) => {
-                        [_mm256_dpbusd_avx_epi32(sums[0], low, word), _mm256_dpbusd_avx_epi32(sums[1], high, word)]
-                    }
-                    (true, true) => {
-                        [_mm256_dpwssd_avx_epi32(sums[0], low, word), _mm256_dpwssd_avx_epi32(sums[1], high, word)]
-                    }
+                    (true, false) => [$dpbusd(sums[0], low, word), $dpbusd(sums[1], high, word)],
+                    (true, true) => [$dpwssd(sums[0], low, word), $dpwssd(sums[1], high, word)],
                 }
             }
 
             #[inline(always)]
             unsafe fn finish(sums: Self::Sums, start: i32) -> Floats {
-                let widened = |sum| match $VNNI || PAIRS {
+                let widened = |sum| match $SET != AVX2 || PAIRS {
                     true => sum,
                     // 32 codes of 15, times 127, in two parts: within int16.
                     false => _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), _mm256_set1_epi32(start)),
@@ -149,5 +149,25 @@ macro_rules! dot_of {
         }
     };
 }
-dot_of!(false, outlined);
-dot_of!(true, outlined_vnni);
+
+/// `_mm256_dpwssd_avx_epi32`, which the compiler takes apart where it thinks that two instructions are as fast.
+#[inline]
+#[target_feature(enable = "avx2,fma,avxvnni")]
+unsafe fn dpwssd(mut sums: __m256i, codes: __m256i, words: __m256i) -> __m256i {
+    std::arch::asm!(
+        "{{vex}} vpdpwssd {}, {}, {}", inout(ymm_reg) sums, in(ymm_reg) codes, in(ymm_reg) words,
+        options(pure, nomem, nostack, preserves_flags)
+    );
+    sums
+}
+
+/// What AVX2 alone does not have, and nobody calls.
+#[inline(always)]
+unsafe fn no_vnni(sums: __m256i, _: __m256i, _: __m256i) -> __m256i {
+    sums
+}
+
+dot_of!(AVX2, outlined, "avx2,fma", no_vnni, no_vnni);
+dot_of!(VNNI, outlined_vnni, "avx2,fma,avxvnni", _mm256_dpbusd_avx_epi32, dpwssd);
+#[cfg(test)]
+dot_of!(TWIN, outlined_twin, "avx2,fma,avx512vnni,avx512vl", _mm256_dpbusd_epi32, _mm256_dpwssd_epi32);
