@@ -9,7 +9,7 @@
 # make package     the package as `make test` has it, in target/package, for PYTHONPATH
 #
 # make test-rust test-cuda test-golden test-docs test-python    the parts of `make test`
-# make test-kernels     edit a kernel, see its tests: those of kernels, attention and op alone
+# make test-kernels     edit a kernel, see its tests: those of kernels, attention, matmul and op alone
 # make test-sanitize    CPU kernels under AddressSanitizer
 # make test-mutants     CUDA kernels with one bug each, an edit of their PTX: a test finds every one
 # make test-fuzz        the kept inputs of all fuzz targets and others near them, under AddressSanitizer
@@ -33,7 +33,8 @@
 # make deny             licenses and advisories of all dependencies; semver BASE=v0.1.0: interfaces broken since a release
 # make fuzz             all fuzz targets with libFuzzer, for MINUTES (1) each; FUZZ_TARGETS=dlpack for one of them
 #
-# make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-manager; BENCH="--quick"
+# make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-matmul,
+#                       bench-manager; BENCH="--quick"
 # make bench-model      a real model against llama.cpp, which npm brings; BENCH="--quick"
 # make bench-openvino   the engine against OpenVINO GenAI's continuous batching, on that model; BENCH="--quick"
 # make bench-cuda       instructions, sectors and bank conflicts of CUDA kernels, counted by the interpreter of their PTX

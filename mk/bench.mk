@@ -1,7 +1,7 @@
 # Everything that measures, as ratios of one run whose answers were checked.
 
 .PHONY: bench
-bench: bench-operator bench-attention bench-manager
+bench: bench-operator bench-attention bench-matmul bench-manager
 
 # The benchmark's native side, for a benchmark on it and on the released package.
 .PHONY: bench-native
@@ -17,6 +17,10 @@ bench-operator: bench-native
 .PHONY: bench-attention
 bench-attention: bench-native llama-cpp
 	$(ON_RELEASE) bench/bench_attention.py $(filter --quick,$(BENCH)) $(BENCH_ATTENTION)
+
+.PHONY: bench-matmul
+bench-matmul: bench-native
+	$(ON_RELEASE) bench/bench_matmul.py $(filter --quick,$(BENCH)) $(BENCH_MATMUL)
 
 .PHONY: bench-manager
 bench-manager: bench-native

@@ -31,8 +31,8 @@ WITH_TSAN := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=thread cargo 
 test-threads:
 	@command -v rustup > /dev/null || { echo "test-threads: there is no rustup, which installs rust-src" >&2; exit 1; }
 	rustup component add rust-src || { echo "test-threads: rustup does not have rust-src" >&2; exit 1; }
-	$(WITH_TSAN) -p kvcache-kernels -p kvcache-attention -p kvcache-op -p kvcache-python \
-		--test kernels --test attention --test op --test threads
+	$(WITH_TSAN) -p kvcache-kernels -p kvcache-attention -p kvcache-matmul -p kvcache-op -p kvcache-python \
+		--test kernels --test attention --test matmul --test op --test threads
 
 # The libraries for other systems: what cargo check does, and no warning. The targets' standard libraries come from
 # rustup over the network; a machine may have neither, so `make test` does without this.
@@ -79,7 +79,7 @@ semver-base:
 	@git rev-parse --quiet --verify "$(BASE)^{commit}" > /dev/null || \
 		{ echo "semver: there is no $(BASE) here: BASE is the tag or commit of a release to compare with" >&2; exit 1; }
 
-# The CPU kernels, those of attention, and the operators on aarch64, by an emulator of its instructions: row functions
+# The CPU kernels, those of attention and of matrix products, and the operators on aarch64, by an emulator of its instructions: row functions
 # for NEON, and those in plain Rust, must match the reference and the golden cases bit for bit. Nothing is learned about
 # speed. Compiled as for release, but for the long link-time optimization of each test, and with the assertions with
 # which the tests of all float16 take samples. Debian: qemu-user-static, gcc-aarch64-linux-gnu. The emulator does not
@@ -97,7 +97,7 @@ test-aarch64:
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$(QEMU_AARCH64) -L $(AARCH64_ROOT)" \
 	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
 	PROPTEST_FORK=false cargo test --release --locked --target aarch64-unknown-linux-gnu \
-		-p kvcache-kernels -p kvcache-attention -p kvcache-op --tests
+		-p kvcache-kernels -p kvcache-attention -p kvcache-matmul -p kvcache-op --tests
 
 # First the kept inputs, then for MINUTES new ones, which stay in the target directory; what fails is left in
 # proof/fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much.

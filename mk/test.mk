@@ -29,7 +29,7 @@ test-rust: .venv/ready
 # What a kernel's author runs: some seconds, without a Python.
 .PHONY: test-kernels
 test-kernels:
-	cargo test $(WORKSPACE) --test kernels --test attention --test op
+	cargo test $(WORKSPACE) --test kernels --test attention --test matmul --test op
 
 # The CUDA code on the CPU: everything that needs a GPU over a driver that interprets the PTX, under the name that
 # libcuda has in the system; last the CUDA provider's operator, in the place of the CPU's.

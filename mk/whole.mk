@@ -15,16 +15,16 @@ lint: package
 	cargo clippy --workspace --locked --features $(FEATURES) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --lib $(LIBRARIES:%=-p kvcache-%) --no-deps --quiet
 
-# The CPU kernels, those of attention too, under AddressSanitizer: golden cases and random calls. Rust's own sanitizer
-# comes with the stable toolchain, but not its flag. The packages are always the same, so that test-sanitize and
-# test-fuzz share what they build. Memory that no machine has is refused, as it is without a sanitizer.
+# The CPU kernels, those of attention and of matrix products too, under AddressSanitizer: golden cases and random calls.
+# Rust's own sanitizer comes with the stable toolchain, but not its flag. The packages are always the same, so that
+# test-sanitize and test-fuzz share what they build. Memory that no machine has is refused, as it is without a sanitizer.
 SYSTEM := x86_64-unknown-linux-gnu
 ASAN_FLAGS := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=allocator_may_return_null=1
 WITH_ASAN := $(ASAN_FLAGS) cargo test --profile sanitize --locked --target $(SYSTEM) \
-	-p kvcache-op -p kvcache-attention -p kvcache-fuzz
+	-p kvcache-op -p kvcache-attention -p kvcache-matmul -p kvcache-fuzz
 .PHONY: test-sanitize
 test-sanitize:
-	$(WITH_ASAN) --test op --test attention
+	$(WITH_ASAN) --test op --test attention --test matmul
 
 # The CUDA kernels with one bug each, an edit of their PTX. A test that passes on one is no test of it.
 .PHONY: test-mutants

@@ -5,6 +5,7 @@
 mod blocks;
 mod calls;
 mod multiply_adds;
+mod products;
 mod roofline;
 mod steps;
 
@@ -22,6 +23,8 @@ mod kvcache_bench {
     use super::calls::Call;
     #[pymodule_export]
     use super::multiply_adds::MultiplyAdds;
+    #[pymodule_export]
+    use super::products::{Multiply, Peak, instruction_sets, pack};
     #[pymodule_export]
     use super::roofline::Roofline;
     #[pymodule_export]

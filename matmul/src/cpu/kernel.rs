@@ -30,16 +30,27 @@ const MOST_ROWS: usize = 12;
 /// Tasks for each thread, so that they end at about the same time.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Rows from which on panels are unpacked.
+const UNPACK_FROM: usize = 13;
+
+/// Indices of a task, and elements of y below which one thread gathers them.
+const GATHERED: usize = 16;
+const GATHER_ALONE: usize = 1 << 15;
+
+/// Elements of x below which they are quantized on one thread.
+const QUANTIZE_ALONE: usize = 1 << 14;
+
 impl MatmulCpu {
-    /// Multiplications from which on a product is split among threads, unless a caller says otherwise.
-    pub const PARALLEL_WORK: usize = 1 << 19;
+    /// Multiplications for each thread that a product is split among, at least, unless a caller says otherwise. Fewer
+    /// take no longer than to wake a thread.
+    pub const PARALLEL_WORK: usize = 1 << 18;
 
     /// The kernel with an instruction set; none if this machine lacks it.
     pub fn with_instructions(instructions: InstructionSet) -> Option<Self> {
         instructions.is_supported().then_some(Self { instructions, parallel_work: Self::PARALLEL_WORK })
     }
 
-    /// The kernel with another threshold for the use of several threads, in place of
+    /// The kernel with another least work of a thread, in place of
     /// [`PARALLEL_WORK`](Self::PARALLEL_WORK).
     pub fn with_parallel_work(self, parallel_work: usize) -> Self {
         Self { parallel_work, ..self }
@@ -115,7 +126,8 @@ impl MatmulCpu {
         workers: &dyn Workers,
     ) {
         let (matrix, shape, rows) = (product.matrix(), product.matrix().shape(), operands.rows);
-        let threads = if x.len().saturating_mul(shape.n) < self.parallel_work { 1 } else { workers.threads() };
+        let worth = x.len().saturating_mul(shape.n).checked_div(self.parallel_work).unwrap_or(usize::MAX);
+        let threads = workers.threads().min(worth).max(1);
         let unpacked = functions.unpacked.filter(|_| rows >= UNPACK_FROM);
         let tiles = tiles(rows, unpacked.map_or(functions.rows, |unpacked| unpacked.rows));
         run_each(tiles.len(), if x.len() < QUANTIZE_ALONE { 1 } else { threads }, workers, |tile| {
@@ -160,13 +172,6 @@ impl MatmulCpu {
     }
 }
 
-/// Rows from which on panels are unpacked.
-const UNPACK_FROM: usize = 13;
-
-/// Indices of a task, and elements of y below which one thread gathers them.
-const GATHERED: usize = 16;
-const GATHER_ALONE: usize = 1 << 15;
-
 /// The elements of y, of which each task has its own.
 struct Elements(*mut f32);
 
@@ -180,9 +185,6 @@ impl Elements {
         unsafe { self.0.add(i) }
     }
 }
-
-/// Elements of x below which they are quantized on one thread.
-const QUANTIZE_ALONE: usize = 1 << 14;
 
 /// Runs each of so many tasks once, on the threads of the workers if there are several of both.
 fn run_each(tasks: usize, threads: usize, workers: &dyn Workers, run: impl Fn(usize) + Sync) {
