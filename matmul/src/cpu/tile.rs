@@ -10,10 +10,7 @@ use super::dot::{Columns, Dot, parts, word, words};
 use crate::matrix::{COLUMNS, LINE};
 
 /// How far ahead of what is read by few rows codes are prefetched, in bytes: hardware does not look past a page.
-const AHEAD: usize = 4096;
-
-/// How far ahead scales are prefetched, in numbers.
-const SCALES_AHEAD: usize = 16 * COLUMNS;
+const AHEAD: usize = 2048;
 
 /// Rows of a tile up to which codes are read as fast as memory gives them.
 const FEW: usize = 4;
@@ -197,9 +194,6 @@ unsafe fn multiply<S: Dot, const BITS: usize, const R: usize>(
                 }
             }
             let at = at_scales + b * COLUMNS;
-            if R <= FEW && BITS != UNPACKED {
-                prefetch_l1(operands.scales.wrapping_add(at + SCALES_AHEAD).cast());
-            }
             let scales = S::Floats::read(operands.scales.add(at));
             for r in 0..R {
                 c[r] = S::finish(sums[r], *start.add(r)).mul_add(scales.scale(*sa.add(r)), c[r]);
