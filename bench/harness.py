@@ -32,6 +32,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # A round counts if its threads held a processor for such a part of the time, provided that there are that many rounds.
 ENOUGH_SHARE, ENOUGH_ROUNDS = 0.9, 3
 
+# Of the processor's flags, those that decide which functions are used.
+FLAGS = "avx2 f16c avx_vnni avx512f avx512bw avx512vbmi avx512_vnni avx512_fp16 amx_int8".split()
+
 # In shorter runs the clocks themselves take a part of the time.
 TELLING_NS = 0.2e6
 
@@ -264,8 +267,9 @@ def provenance(seconds: float) -> dict[str, str]:
 
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in cpuinfo.splitlines())}
-    flags = set(fields.get("flags", "").split()) & {"avx2", "f16c", "avx512f", "avx512bw", "avx512vbmi", "avx512_fp16"}
-    model = f"{fields.get('model name', platform.machine())}, family {fields.get('cpu family', '?')}"
+    flags = set(fields.get("flags", "").split()) & set(FLAGS)
+    family = ", ".join(f"{name.split()[-1]} {fields.get(name, '?')}" for name in ("cpu family", "model"))
+    model = f"{fields.get('model name', platform.machine())}, {family}"
     versions = {"Python": platform.python_version(), "numpy": np.__version__, "onnxruntime": onnxruntime.__version__}
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

@@ -8,7 +8,6 @@
 //!     shift (R) float32: sa * z
 //! ```
 
-use std::array::from_fn;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
@@ -101,18 +100,22 @@ fn quantize<S: Dot, const SIZE: usize>(x: &[f32; SIZE], top: f32) -> (f32, i32, 
     // Of a number below 2^22 in magnitude, this rounds to nearest, ties to even: units become those of the last bit.
     const ROUNDER: f32 = 1.5 * (1 << 23) as f32;
     let codes = x.map(|x| (x * inverse + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32);
-    // Memory that the compiler does not know, so that it makes vectors of codes before it makes words of them.
     let mut words = [0_u32; 16];
+    // Memory that the compiler does not know, so that it makes vectors of codes before it makes words of them.
     let staged = black_box(words.as_mut_ptr());
     // SAFETY: SIZE codes are as many bytes as the words that they become, 16 or fewer.
-    unsafe {
-        if S::PAIRS {
-            // First and third, second and fourth.
-            let of_pair = |i: usize| i / 4 * 4 + [0, 2, 1, 3][i % 4];
-            staged.cast::<[i16; SIZE]>().write(from_fn(|i| codes[of_pair(i)] as i16));
-        } else {
-            staged.cast::<[i8; SIZE]>().write(codes.map(|code| code as i8));
+    words = unsafe {
+        match S::PAIRS {
+            true => staged.cast::<[i16; SIZE]>().write(codes.map(|code| code as i16)),
+            false => staged.cast::<[i8; SIZE]>().write(codes.map(|code| code as i8)),
         }
-        (size / top, codes.iter().sum(), *black_box(staged).cast::<[u32; 16]>())
+        *black_box(staged).cast()
+    };
+    if S::PAIRS {
+        for [low, high] in words.as_chunks_mut::<2>().0 {
+            // Of first and second, third and fourth: first and third, second and fourth.
+            (*low, *high) = (*low & 0xffff | *high << 16, *low >> 16 | *high & 0xffff_0000);
+        }
     }
+    (size / top, codes.iter().sum(), words)
 }
