@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the golden cases: inputs from the catalogue, outputs from the oracle.
 
-generate.py            writes golden/cases, golden/static_cases and golden/attention_cases
+generate.py            writes golden/cases, golden/static_cases, golden/attention_cases and golden/quantized_cases
 generate.py --check    writes nothing; names every file that differs from what would be written
 """
 
@@ -12,10 +12,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from catalogue import SUITES, all_cases
+from catalogue import SUITES, all_cases, quantized_matmul
 from catalogue.folder import files
 
 GOLDEN = Path(__file__).resolve().parent
+FOLDERS = (*SUITES, quantized_matmul.FOLDER)
 
 
 def main() -> int:
@@ -29,7 +30,7 @@ def main() -> int:
         for folder, cases in all_cases().items()
         for case in cases
         for name, content in files(case).items()
-    }
+    } | quantized_matmul.files()
     if not arguments.check:
         write(expected)
         print(f"wrote {len(expected)} files, {sum(map(len, expected.values())) / 1e6:.2f} MB")
@@ -41,7 +42,7 @@ def main() -> int:
 
 def drift(expected: dict[str, bytes]) -> list[str]:
     """One line for each file in the folders of the cases that is not what the oracle makes."""
-    paths = [path for folder in SUITES for path in (GOLDEN / folder).rglob("*")]
+    paths = [path for folder in FOLDERS for path in (GOLDEN / folder).rglob("*")]
     found = {path.relative_to(GOLDEN).as_posix(): path for path in paths if not path.is_dir()}
     lines = []
     for name in sorted(found.keys() | expected.keys()):
@@ -56,7 +57,7 @@ def drift(expected: dict[str, bytes]) -> list[str]:
 
 def write(expected: dict[str, bytes]) -> None:
     """Replaces the folders of the cases by the expected files."""
-    for folder in SUITES:
+    for folder in FOLDERS:
         shutil.rmtree(GOLDEN / folder, ignore_errors=True)
     for name, content in expected.items():
         path = GOLDEN / name

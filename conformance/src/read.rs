@@ -271,7 +271,7 @@ pub(crate) fn dtype(element: ElementType) -> Option<Dtype> {
         ElementType::Float8E4M3Fn => Some(Dtype::F8_E4M3),
         ElementType::Int8 => Some(Dtype::I8),
         ElementType::Int64 => Some(Dtype::I64),
-        ElementType::Int4 => None,
+        ElementType::Int4 | ElementType::UInt8 => None,
     }
 }
 

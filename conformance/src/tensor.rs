@@ -156,12 +156,15 @@ impl Value {
             ElementType::Float16 => Some(f16::from_bits(self.bits as u16).to_f64()),
             ElementType::BFloat16 => Some(bf16::from_bits(self.bits as u16).to_f64()),
             ElementType::Float8E4M3Fn => Some(float8(self.bits)),
-            ElementType::Int8 | ElementType::Int4 | ElementType::Int64 => None,
+            ElementType::Int8 | ElementType::Int4 | ElementType::Int64 | ElementType::UInt8 => None,
         }
     }
 
     /// The number that it stands for, if it is of an integer type.
     pub fn integer(self) -> Option<i64> {
+        if self.element == ElementType::UInt8 {
+            return Some(self.bits as i64);
+        }
         let unused = u64::BITS - self.element.bits() as u32;
         self.float().is_none().then_some((self.bits << unused) as i64 >> unused)
     }

@@ -4,6 +4,7 @@ use kvcache_attention::{AttentionCpu, AttentionKernel, AttentionReference};
 #[cfg(feature = "rayon")]
 use kvcache_kernels::Workers;
 use kvcache_kernels::{Cpu, InstructionSet, Kernel, Reference};
+use kvcache_matmul::{MatmulCpu, MatmulKernel, MatmulReference};
 #[cfg(feature = "rayon")]
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
@@ -75,6 +76,43 @@ impl AttentionBackend {
     pub(crate) fn kernel(&self) -> &dyn AttentionKernel {
         match self {
             Self::Reference => &AttentionReference,
+            Self::Cpu(cpu) => cpu,
+        }
+    }
+}
+
+/// A kernel of products with quantized matrices. All give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MatMulBackend {
+    /// The scalar reference, which follows the definition step by step; slow. The others must match it bit for bit.
+    Reference,
+    /// The fast CPU kernel.
+    Cpu(MatmulCpu),
+}
+
+impl Default for MatMulBackend {
+    /// The fast kernel with the widest instruction set of this machine.
+    fn default() -> Self {
+        Self::Cpu(MatmulCpu::default())
+    }
+}
+
+impl MatMulBackend {
+    /// Every backend that this machine can run: the reference, then the fast kernel with each instruction set.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let cpus = InstructionSet::ALL.into_iter().filter_map(MatmulCpu::with_instructions);
+        std::iter::once(Self::Reference).chain(cpus.map(Self::Cpu))
+    }
+
+    /// The backend's name, as a user writes it.
+    pub fn name(&self) -> &'static str {
+        self.kernel().name()
+    }
+
+    pub(crate) fn kernel(&self) -> &dyn MatmulKernel {
+        match self {
+            Self::Reference => &MatmulReference,
             Self::Cpu(cpu) => cpu,
         }
     }

@@ -147,6 +147,10 @@ pub enum Error {
     #[error("decoding_batches is {got}, expected at least 0")]
     DecodingBatchesNegative { got: i64 },
 
+    /// An index of a row that a quantized matrix does not have.
+    #[error("indices is {got} at element {place}, expected 0 to N - 1 = {}", n - 1)]
+    IndexRange { place: usize, got: i64, n: usize },
+
     /// A size that does not fit in 64 bits.
     #[error("the size of {input} (shape {shape}) does not fit in 64 bits")]
     SizeOverflow { input: &'static str, shape: Shape },

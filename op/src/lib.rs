@@ -15,6 +15,7 @@ pub mod dlpack;
 mod error;
 mod key_value_cache;
 mod operands;
+mod quantized_matmul;
 mod shape_inference;
 mod static_batching;
 mod tensor;
@@ -25,7 +26,7 @@ pub use attention::{
 };
 #[cfg(feature = "rayon")]
 pub use backend::Rayon;
-pub use backend::{AttentionBackend, Backend};
+pub use backend::{AttentionBackend, Backend, MatMulBackend};
 pub use checked_call::{Call, Layers};
 pub use contain_panics::{contain_panics, panic_message};
 #[cfg(feature = "cuda")]
@@ -35,12 +36,16 @@ pub use key_value_cache::KeyValueCache;
 pub use kvcache_attention as attention_kernels;
 pub use kvcache_kernels as kernels;
 pub use kvcache_kernels::{Serial, Workers};
+pub use kvcache_matmul as matmul_kernels;
 pub use kvcache_schema as schema;
 pub use kvcache_schema::{
-    AttentionAttributes, Attributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType, StaticAttributes,
-    StaticCacheLayout,
+    AttentionAttributes, Attributes, CacheAttentionAttributes, CacheLayout, CacheMode, ElementType, GatherAttributes,
+    MatMulAttributes, StaticAttributes, StaticCacheLayout,
 };
 pub use operands::{IndexInputs, Inputs, Outputs};
+pub use quantized_matmul::{
+    GatherCall, GatherInputs, MatMulCall, MatMulInputs, MatrixInputs, QuantizedGather, QuantizedMatMul,
+};
 pub use shape_inference::{Dim, InputDims};
 pub use static_batching::{StaticCall, StaticInputDims, StaticInputs, StaticKeyValueCache};
 pub use tensor::{Element, Shape, TensorMut, TensorRef};

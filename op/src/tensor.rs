@@ -68,7 +68,7 @@ macro_rules! element {
     };
 }
 
-element!(Float32 f32, Float16 half::f16, BFloat16 half::bf16, Int8 i8, Int64 i64);
+element!(Float32 f32, Float16 half::f16, BFloat16 half::bf16, Int8 i8, Int64 i64, UInt8 u8);
 
 /// What is wrong with a tensor as it was made; reported by the checks, which know its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -36,6 +36,7 @@ from kvcache_ops._operators import (
     multi_head_cache_attention,
     run,
 )
+from kvcache_ops._quantized import pack_panels, pack_scales, quantized_gather, quantized_matmul
 from kvcache_ops._registration import library_path, register
 
 __version__: str = _native.__version__
@@ -57,6 +58,10 @@ __all__ = [
     "multi_head_attention",
     "multi_head_cache_attention",
     "pack_int4",
+    "pack_panels",
+    "pack_scales",
+    "quantized_gather",
+    "quantized_matmul",
     "register",
     "run",
     "step_indices",

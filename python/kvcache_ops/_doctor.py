@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -24,8 +25,10 @@ def doctor(models: Sequence[str]) -> int:
     system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
     _say("python", f"{platform.python_version()}, numpy {np.__version__}, {system}")
     kernel, missing = _native.cuda()
-    sets = ", ".join(f"{name}{'' if found else ' (not here)'}" for name, found in _native.instruction_sets())
-    _say("instruction sets", f"{sets}; calls use {kernel}")
+    sets = dict(_native.instruction_sets())
+    every = ", ".join(f"{name}{'' if found else ' (not here)'}" for name, found in sets.items())
+    _say("instruction sets", f"{every}; calls use {kernel}, products up to {_native.instruction_set()[0]}")
+    _say("their limit", _limit(sets))
     _say("CUDA", "found" if missing is None else f"not found: {missing}")
     _say("cache types", ", ".join(dict.fromkeys(t2 for _, _, t2, _ in _native.legal_types())))
     for package in ("onnx", "torch"):
@@ -41,6 +44,15 @@ def doctor(models: Sequence[str]) -> int:
         works &= _check_model(model)
     _say("result", "everything that is here works" if works else "something does not work, see above")
     return 0 if works else 1
+
+
+def _limit(sets: Collection[str]) -> str:
+    """What the environment says of the best instruction set that may be used."""
+    variable = _native.instruction_set()[1]
+    given = os.environ.get(variable)
+    if not given:
+        return f"none; {variable} can name one"
+    return f"{variable} is {given!r}" + ("" if given in sets else ", which is no instruction set and limits nothing")
 
 
 def _say(name: str, text: str) -> None:

@@ -254,6 +254,40 @@ attributes! {
     }
 }
 
+attributes! {
+    /// The attributes of one `QuantizedMatMul` node, as integers, not yet checked. A graph must give them all.
+    #[derive(Eq, Hash)]
+    #[expect(non_snake_case, reason = "the names in a graph")]
+    MatMulAttributes: 5 {
+        /// Columns of the output.
+        N: (0, 1, None, None, None),
+        /// Columns of the input.
+        K: (0, 1, None, None, None),
+        /// Width of a code of the matrix in bits.
+        bits: (0, 4, Some(8), Some(&[4, 8]), None),
+        /// Neighbors along K that share a scale.
+        block_size: (0, 16, Some(32), Some(&[16, 32]), None),
+        /// Width of a code of the input in bits.
+        activation_bits: (0, 8, Some(16), Some(&[8, 16]), None),
+    }, 0 {}
+}
+
+attributes! {
+    /// The attributes of one `QuantizedGather` node, as integers, not yet checked. A graph must give them all.
+    #[derive(Eq, Hash)]
+    #[expect(non_snake_case, reason = "the names in a graph")]
+    GatherAttributes: 4 {
+        /// Rows of the matrix.
+        N: (0, 1, None, None, None),
+        /// Columns of the matrix.
+        K: (0, 1, None, None, None),
+        /// Width of a code in bits.
+        bits: (0, 4, Some(8), Some(&[4, 8]), None),
+        /// Neighbors along K that share a scale.
+        block_size: (0, 16, Some(32), Some(&[16, 32]), None),
+    }, 0 {}
+}
+
 /// The attributes of one `MultiHeadCacheAttention` node, as numbers, not yet checked: those of the attention, and
 /// those of `KeyValueCache` but `num_repeat`, which is 1.
 #[derive(Debug, Clone, PartialEq, Default)]

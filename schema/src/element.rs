@@ -20,6 +20,8 @@ pub enum ElementType {
     Int4,
     /// 64 bits, two's complement: the indices.
     Int64,
+    /// Bytes: panels of codes of a quantized matrix.
+    UInt8,
 }
 
 struct Row {
@@ -31,14 +33,23 @@ struct Row {
 }
 
 const DLPACK_INT: u8 = 0;
+const DLPACK_UINT: u8 = 1;
 const DLPACK_FLOAT: u8 = 2;
 const DLPACK_BFLOAT: u8 = 4;
 const DLPACK_FLOAT8_E4M3FN: u8 = 10;
 
 impl ElementType {
     /// Every type.
-    pub const ALL: [Self; 7] =
-        [Self::Float32, Self::Float16, Self::BFloat16, Self::Float8E4M3Fn, Self::Int8, Self::Int4, Self::Int64];
+    pub const ALL: [Self; 8] = [
+        Self::Float32,
+        Self::Float16,
+        Self::BFloat16,
+        Self::Float8E4M3Fn,
+        Self::Int8,
+        Self::Int4,
+        Self::Int64,
+        Self::UInt8,
+    ];
 
     /// The types that [`is_float`](Self::is_float) holds for.
     pub const FLOATS: [Self; 3] = [Self::Float32, Self::Float16, Self::BFloat16];
@@ -65,6 +76,7 @@ impl ElementType {
             Self::Int8 => row("int8", "i8", 8, 3, DLPACK_INT),
             Self::Int4 => row("int4", "i4", 4, 22, DLPACK_INT),
             Self::Int64 => row("int64", "i64", 64, 7, DLPACK_INT),
+            Self::UInt8 => row("uint8", "u8", 8, 2, DLPACK_UINT),
         }
     }
 

@@ -11,8 +11,8 @@ pub mod shape;
 mod static_cache_layout;
 
 pub use attributes::{
-    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, FloatSpec, OperatorAttributes,
-    StaticAttributes,
+    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, FloatSpec, GatherAttributes,
+    MatMulAttributes, OperatorAttributes, StaticAttributes,
 };
 pub use cache_layout::{Axis, CacheDims, CacheLayout, CacheStrides};
 pub use cache_mode::CacheMode;
@@ -20,7 +20,7 @@ pub use combinations::TypeCombination;
 pub use element::ElementType;
 pub use operators::{
     DOMAINS, INPUTS, NAME, OUTPUTS, SCHEMA, VERSION, multi_head_attention, multi_head_cache_attention,
-    static_key_value_cache,
+    quantized_gather, quantized_matmul, static_key_value_cache,
 };
 pub use quant::{MAX_ROTATION_ORDER, QuantBit, SCALE_FLOOR, STATIC_SCALES, rotation_order};
 pub use static_cache_layout::{StaticAxis, StaticCacheDims, StaticCacheLayout, StaticCacheStrides};

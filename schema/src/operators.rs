@@ -118,3 +118,35 @@ pub mod multi_head_cache_attention {
         TypeCombination::all().filter(|row| T1.contains(&row.t1))
     }
 }
+
+/// `QuantizedMatMul`: float rows times the transpose of a quantized matrix.
+pub mod quantized_matmul {
+    /// The operator's name in a graph.
+    pub const NAME: &str = "QuantizedMatMul";
+
+    /// The domain of the operators that are this project's own.
+    pub const DOMAINS: [&str; 1] = ["kvcache_ops"];
+
+    /// The names of the operator's inputs, by position.
+    pub const INPUTS: [&str; 5] = ["x", "panels", "scales", "minima", "bias"];
+
+    /// The names of the operator's outputs, by position.
+    pub const OUTPUTS: [&str; 1] = ["y"];
+
+    /// The operator as data: the text of `quantized_matmul.yaml`.
+    pub const SCHEMA: &str = include_str!("../quantized_matmul.yaml");
+}
+
+/// `QuantizedGather`: rows of a quantized matrix.
+pub mod quantized_gather {
+    pub use super::quantized_matmul::{DOMAINS, OUTPUTS};
+
+    /// The operator's name in a graph.
+    pub const NAME: &str = "QuantizedGather";
+
+    /// The names of the operator's inputs, by position.
+    pub const INPUTS: [&str; 4] = ["indices", "panels", "scales", "minima"];
+
+    /// The operator as data: the text of `quantized_gather.yaml`.
+    pub const SCHEMA: &str = include_str!("../quantized_gather.yaml");
+}

@@ -282,6 +282,44 @@ fn static_batching() {
     assert_eq!(yaml.types, schema().types);
 }
 
+/// Their schemas are not the kit's, whose cases have caches.
+#[test]
+fn quantized_matrices() {
+    use kvcache_schema::{GatherAttributes, MatMulAttributes, quantized_gather, quantized_matmul};
+
+    #[derive(Deserialize)]
+    struct Named {
+        name: String,
+    }
+
+    fn check<A>(text: &str, name: &str, inputs: &[&str], rust: &[AttributeSpec<A>], gather: bool) {
+        let yaml: serde_yaml::Value = serde_yaml::from_str(text).unwrap();
+        let names = |key: &str| -> Vec<String> {
+            let named: Vec<Named> = serde_yaml::from_value(yaml[key].clone()).unwrap();
+            named.into_iter().map(|entry| entry.name).collect()
+        };
+        assert_eq!((yaml["name"].as_str(), yaml["version"].as_u64()), (Some(name), Some(VERSION.into())));
+        let domains: Vec<String> = serde_yaml::from_value(yaml["domains"].clone()).unwrap();
+        assert_eq!(
+            (domains, names("outputs")),
+            (quantized_matmul::DOMAINS.map(str::to_owned).to_vec(), vec!["y".into()])
+        );
+        assert_eq!(names("inputs"), inputs);
+        assert_eq!(names("attributes"), rust.iter().map(|spec| spec.name).collect::<Vec<_>>());
+        if !gather {
+            let attributes: Vec<Attribute> = serde_yaml::from_value(yaml["attributes"].clone()).unwrap();
+            attributes_agree(attributes.iter(), rust, &[]);
+        }
+    }
+    let [matmul, gather] = [quantized_matmul::INPUTS.as_slice(), &quantized_gather::INPUTS];
+    check(quantized_matmul::SCHEMA, quantized_matmul::NAME, matmul, &MatMulAttributes::SPEC, false);
+    check(quantized_gather::SCHEMA, quantized_gather::NAME, gather, &GatherAttributes::SPEC, true);
+    for (gather, matmul) in GatherAttributes::SPEC.iter().zip(&MatMulAttributes::SPEC) {
+        let range = (matmul.default, matmul.min, matmul.max, matmul.one_of);
+        assert_eq!((gather.default, gather.min, gather.max, gather.one_of), range, "{}", gather.name);
+    }
+}
+
 fn operator_agrees(yaml: &Operator, inputs: &[&str], outputs: &[&str]) {
     assert_eq!(yaml.domains, DOMAINS, "{}", yaml.name);
     assert_eq!(yaml.version, VERSION, "{}", yaml.name);

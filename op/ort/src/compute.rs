@@ -30,14 +30,19 @@ pub(crate) trait Compute: Sized + Send + Sync + 'static {
 
     /// Loads what the device will run for `node`, so that the first call takes no longer than others.
     #[cfg(feature = "cuda")]
-    fn prepare(&self, node: &Node<'_>, stream: &CudaStream) -> Result<(), Error>;
+    fn prepare(&self, _node: &Node<'_>, _stream: &CudaStream) -> Result<(), Error> {
+        unreachable!("not registered for CUDA")
+    }
 
-    /// Puts one call of the node into `stream`. What the device finds goes to the status word at `status`.
+    /// Puts one call of the node into `stream`. What the device finds goes to the status word at `status`. (As `prepare`,
+    /// it is not called where the signature is not `on_cuda`.)
     ///
     /// # Safety
     /// `stream` is the runtime's for this call, or null, and the status word lives until the device is done with it.
     #[cfg(feature = "cuda")]
-    unsafe fn launch(&self, tensors: &DeviceTensors<'_>, status: u64, stream: CUstream) -> Result<(), Error>;
+    unsafe fn launch(&self, _tensors: &DeviceTensors<'_>, _status: u64, _stream: CUstream) -> Result<(), Error> {
+        unreachable!("not registered for CUDA")
+    }
 }
 
 /// The position of an input of the operator `$operator`, known when it is compiled.

@@ -89,8 +89,9 @@ impl<C: Compute> Operator for TypedOperator<C> {
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        let Signature { outputs, optional_output, .. } = self.signature();
-        let outputs = outputs.iter().map(|_| OperatorOutput::required(runtime_type(self.types.t1())));
+        let Signature { outputs, optional_output, output_type, .. } = self.signature();
+        let element = runtime_type(output_type.unwrap_or(self.types.t1()));
+        let outputs = outputs.iter().map(move |_| OperatorOutput::required(element));
         outputs.chain(optional_output.map(|_| OperatorOutput::optional(TensorElementType::Float32)))
     }
 

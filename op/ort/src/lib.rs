@@ -12,6 +12,8 @@
 //!   the rule that it breaks, as in `kvlen_mismatch: kvstarts gives batch 1 ...`.
 //! - No panic reaches the runtime: it becomes an error of the call.
 //! - Large calls are split among the session's own threads.
+//! - `QuantizedMatMul` and `QuantizedGather`, of the domain `kvcache_ops`, are the CPU provider's alone. They hold no
+//!   state; panels, scales and minima may be initializers, which the runtime maps from a file.
 //! - An `attn_mask` without elements, of whatever type, counts as not given, and so does an unused `scale`: exports
 //!   write both.
 //!

@@ -28,15 +28,15 @@ impl NodeTypes {
                     .iter()
                     .enumerate()
                     .map(|(index, name)| match Role::of(name) {
-                        Role::Rows if index == 0 => Some(t1),
+                        _ if index == 0 => Some(t1),
                         Role::Cache => Some(t2),
-                        Role::Index => Some(ElementType::Int64),
+                        role @ (Role::Index | Role::Floats { .. } | Role::Panels) => Some(role.types()[0]),
                         Role::Rows | Role::Scale | Role::Mask => None,
                     })
                     .collect(),
             )
         };
-        Role::Rows
+        Role::of(inputs[0])
             .types()
             .iter()
             .flat_map(|&t1| caches.iter().map(move |&t2| (t1, t2)))
@@ -57,7 +57,7 @@ impl NodeTypes {
         self.0[index]
     }
 
-    /// T1: the type of the first input, and of every output.
+    /// T1: the type of the first input, and of every output for which the signature says no other.
     pub(crate) fn t1(&self) -> ElementType {
         self.0[0].expect("the first input of every operator is of T1")
     }
@@ -73,6 +73,7 @@ pub fn runtime_type(element: ElementType) -> TensorElementType {
         ElementType::Int8 => TensorElementType::Int8,
         ElementType::Int4 => TensorElementType::Int4,
         ElementType::Int64 => TensorElementType::Int64,
+        ElementType::UInt8 => TensorElementType::Uint8,
     }
 }
 

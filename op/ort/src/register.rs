@@ -14,7 +14,8 @@ use crate::cuda::is_emulated;
 use crate::error::{Error, catch, without_nul};
 use crate::kernel::{Provider, TypedOperator};
 use crate::operators::{
-    KeyValueCacheNode, MultiHeadAttentionNode, MultiHeadCacheAttentionNode, StaticKeyValueCacheNode,
+    KeyValueCacheNode, MultiHeadAttentionNode, MultiHeadCacheAttentionNode, QuantizedGatherNode, QuantizedMatMulNode,
+    StaticKeyValueCacheNode,
 };
 use crate::runtime::use_runtime;
 
@@ -88,7 +89,11 @@ unsafe impl Sync for Domain {}
 fn domains() -> Result<&'static [Domain], Error> {
     static MADE: OnceLock<Result<Vec<Domain>, String>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
-        let names = [kvcache_schema::DOMAINS, kvcache_schema::static_key_value_cache::DOMAINS];
+        let names: [&[_]; 3] = [
+            &kvcache_schema::DOMAINS,
+            &kvcache_schema::static_key_value_cache::DOMAINS,
+            &kvcache_schema::quantized_matmul::DOMAINS,
+        ];
         names.concat().into_iter().map(domain).collect::<ort::Result<_>>().map_err(|error| error.to_string())
     });
     made.as_deref().map_err(|reason| Error::Definition(reason.clone()))
@@ -100,19 +105,20 @@ fn domain(name: &str) -> ort::Result<Domain> {
     let domain = add::<KeyValueCacheNode>(domain, name)?;
     let domain = add::<MultiHeadAttentionNode>(domain, name)?;
     let domain = add::<MultiHeadCacheAttentionNode>(domain, name)?;
-    Ok(Domain(add::<StaticKeyValueCacheNode>(domain, name)?))
+    let domain = add::<StaticKeyValueCacheNode>(domain, name)?;
+    let domain = add::<QuantizedMatMulNode>(domain, name)?;
+    Ok(Domain(add::<QuantizedGatherNode>(domain, name)?))
 }
 
-/// The domain called `name` with the operator `C`, if it is one of this domain, on every provider.
+/// The domain called `name` with the operator `C`, if it is one of this domain, on every provider that has it.
 fn add<C: Compute>(domain: OperatorDomain, name: &str) -> ort::Result<OperatorDomain> {
     if !C::SIGNATURE.domains.contains(&name) {
         return Ok(domain);
     }
     #[cfg(feature = "cuda")]
-    let domain = TypedOperator::<C>::add_all(domain, Provider::Cuda)?;
-    #[cfg(feature = "cuda")]
-    if is_emulated() {
-        return Ok(domain);
+    if C::SIGNATURE.on_cuda {
+        let domain = TypedOperator::<C>::add_all(domain, Provider::Cuda)?;
+        return if is_emulated() { Ok(domain) } else { TypedOperator::<C>::add_all(domain, Provider::Cpu) };
     }
     TypedOperator::<C>::add_all(domain, Provider::Cpu)
 }

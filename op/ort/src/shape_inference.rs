@@ -9,6 +9,7 @@ use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
 
 use crate::error::Error;
 use crate::node_attributes;
+use crate::node_types::runtime_type;
 use crate::signature::Signature;
 
 /// A node whose outputs' shape is asked for.
@@ -29,7 +30,7 @@ impl Inference<'_> {
     }
 }
 
-/// Sets the type of the outputs of a node, that of its first input, and their shape.
+/// Sets the type of the outputs of a node, that of its first input or of the signature, and their shape.
 ///
 /// ONNX Runtime calls the inference function of one operator for all of the same name, so the types of that one say
 /// nothing.
@@ -46,15 +47,14 @@ pub(crate) fn infer_shape(
     let shape = infer(&Inference { context, shapes })?;
     let shape: Vec<_> = shape.into_iter().map(|dim| named(dim, signature.name)).collect();
     let missing = Error::Missing { name: signature.inputs[0] };
-    let t1 = inputs.first().and_then(ValueType::tensor_type).ok_or(missing)?;
-    let output = tensor_type(t1, &shape);
+    let t1 = || inputs.first().and_then(ValueType::tensor_type).ok_or(missing);
+    let output = tensor_type(signature.output_type.map(runtime_type).map_or_else(t1, Ok)?, &shape);
     // Of an optional output the shape stays open: whether the node has it is not known here, and ONNX Runtime 1.20 aborts
     // where it has not.
     (0..signature.outputs.len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
 }
 
-/// The shape of an input; `None` if its rank is unknown, which ONNX Runtime shows as rank 0. None of the inputs that
-/// decide a shape is a scalar.
+/// The shape of an input; `None` if its rank is unknown, which ONNX Runtime shows as rank 0, that of a scalar.
 fn dims(input: &ValueType) -> Option<Vec<Dim>> {
     match input {
         ValueType::Tensor { shape, dimension_symbols, .. } if !shape.is_empty() => {

@@ -6,13 +6,17 @@ use kvcache_schema::multi_head_attention;
 #[derive(Debug)]
 pub(crate) struct Signature {
     pub(crate) name: &'static str,
-    pub(crate) domains: [&'static str; 2],
+    pub(crate) domains: &'static [&'static str],
     /// The names of the inputs, by position. The first is of T1.
     pub(crate) inputs: &'static [&'static str],
-    /// The names of the outputs, by position. All are of T1 and of one shape.
+    /// The names of the outputs, by position. All are of T1, or of `output_type`, and of one shape.
     pub(crate) outputs: &'static [&'static str],
     /// The name of an output after these, if there is one: of float32, and a node may leave it out.
     pub(crate) optional_output: Option<&'static str>,
+    /// The type of the outputs, if it is not T1.
+    pub(crate) output_type: Option<ElementType>,
+    /// Whether the CUDA provider has it, too.
+    pub(crate) on_cuda: bool,
 }
 
 impl Signature {
@@ -35,6 +39,10 @@ pub(crate) enum Role {
     Mask,
     /// Indices, bounds and counts.
     Index,
+    /// What is of float32 in every node of `QuantizedMatMul` and `QuantizedGather`, and may be left out.
+    Floats { optional: bool },
+    /// Codes of a quantized matrix.
+    Panels,
 }
 
 impl Role {
@@ -44,6 +52,9 @@ impl Role {
             "cache" => Self::Cache,
             "scale" => Self::Scale,
             "attn_mask" | "head_sink" => Self::Mask,
+            "x" | "scales" => Self::Floats { optional: false },
+            "minima" | "bias" => Self::Floats { optional: true },
+            "panels" => Self::Panels,
             _ => Self::Index,
         }
     }
@@ -56,12 +67,14 @@ impl Role {
             Self::Cache => &ElementType::T2,
             Self::Scale => &ElementType::T3,
             Self::Index => &[ElementType::Int64],
+            Self::Floats { .. } => &[ElementType::Float32],
+            Self::Panels => &[ElementType::UInt8],
         }
     }
 
     /// Whether a node may leave the input out.
     pub(crate) fn is_optional(self) -> bool {
-        matches!(self, Self::Scale | Self::Mask)
+        matches!(self, Self::Scale | Self::Mask | Self::Floats { optional: true })
     }
 
     /// Whether the operator writes the input.

@@ -137,7 +137,8 @@ impl<'a, M: Memory> Tensors<'a, M> {
         let name = self.signature.output(index);
         let value = NonNull::new(value).ok_or(Error::Missing { name })?;
         M::check(name, value, false)?;
-        let element = if index < self.signature.outputs.len() { self.types.t1() } else { ElementType::Float32 };
+        let first = self.signature.output_type.unwrap_or(self.types.t1());
+        let element = if index < self.signature.outputs.len() { first } else { ElementType::Float32 };
         // SAFETY: the runtime has made this output of its type and this shape, for the operator to write.
         Ok(unsafe { M::mutable(element, shape.into(), address(value)?) })
     }

@@ -98,6 +98,11 @@ impl AliasCheck {
         self.add(name, memory, false)
     }
 
+    /// Checks a tensor that is read, as [`read`](Self::read) does; returns its bytes.
+    pub(crate) fn read_bytes(&mut self, name: &'static str, memory: Memory<'_>) -> Result<usize, Error> {
+        self.add_bytes(name, memory, false)
+    }
+
     /// Checks a tensor that is written: it may overlap no other.
     pub(crate) fn write(&mut self, name: &'static str, memory: Memory<'_>) -> Result<(), Error> {
         self.add(name, memory, true)

@@ -7,6 +7,7 @@ mod extremes;
 mod golden;
 mod layers;
 mod memory;
+mod quantized;
 mod refusals;
 mod schemas;
 mod static_batching;

@@ -50,7 +50,7 @@ def _parameter(tensor: Tensor) -> defs.OpSchema.FormalParameter:
     shape = tensor.shape if isinstance(tensor.shape, str) else f"({', '.join(map(str, tensor.shape))})"
     return defs.OpSchema.FormalParameter(
         tensor.name,
-        _type(tensor.type) if tensor.type in ("int64", "float32") else tensor.type,
+        _type(tensor.type) if tensor.type in ("int64", "float32", "uint8") else tensor.type,
         f"{tensor.meaning}{' Written in place.' if tensor.in_out else ''} Shape: {shape}.",
         param_option=options.Optional if tensor.optional else options.Single,
     )

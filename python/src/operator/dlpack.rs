@@ -27,7 +27,9 @@ pub struct Given<'py> {
 /// The type of a producer's elements, or its name. int4 is no type of an operator here: producers do not agree on its
 /// bytes.
 fn element(dtype: DLDataType) -> Result<ElementType, String> {
-    if let Some(element) = element_of("", dtype).ok().filter(|&element| element != ElementType::Int4) {
+    if let Some(element) =
+        element_of("", dtype).ok().filter(|element| !matches!(element, ElementType::Int4 | ElementType::UInt8))
+    {
         return Ok(element);
     }
     let kind = match dtype.code {

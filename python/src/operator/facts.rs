@@ -74,9 +74,14 @@ pub fn element_types() -> Vec<(&'static str, i32)> {
 
 /// The CPU kernels by their instruction sets, the best last, and whether this machine has the instructions.
 #[pyfunction]
-pub fn instruction_sets() -> Vec<(String, bool)> {
-    let name = |set: InstructionSet| format!("{set:?}").to_lowercase();
-    InstructionSet::ALL.into_iter().map(|set| (name(set), set.is_supported())).collect()
+pub fn instruction_sets() -> Vec<(&'static str, bool)> {
+    InstructionSet::ALL.into_iter().map(|set| (set.name(), set.is_supported())).collect()
+}
+
+/// The best instruction set that kernels may use here, and the environment variable that limits it.
+#[pyfunction]
+pub fn instruction_set() -> (&'static str, &'static str) {
+    (InstructionSet::best().name(), InstructionSet::VARIABLE)
 }
 
 /// The name of the CPU kernel that calls use, and what CUDA says: None where it is found, else why it is not.

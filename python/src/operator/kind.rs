@@ -72,26 +72,40 @@ impl Kind {
         })
     }
 
-    /// The attributes of a node, given by name.
     fn read<A: OperatorAttributes>(&self, given: &Given) -> Result<A, Refusal> {
-        let (mut attributes, known) = (A::default(), A::names());
-        // Unknown names first: what is absent may be there misspelled.
-        let mut set = |name: &str, value: &Number| match *value {
-            Number::Integer(value) => attributes.set(name, value),
-            Number::Float(value) => attributes.set_float(name, value),
-        };
-        if let Some((name, _)) = given.iter().find(|(name, value)| !set(name, value)) {
-            let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-            let message = format!("{} has no attribute {name:?}, expected one of {names}", self.name);
-            return Err(Refusal::new("attribute_unknown", message));
-        }
-        let is_given = |name| given.iter().any(|(got, _)| got == name);
-        if let Some((name, _)) = known.iter().find(|(name, required)| *required && !is_given(name)) {
-            let message = format!("attribute {name} is absent, and {} has no default for it", self.name);
-            return Err(Refusal::new("attribute_missing", message));
-        }
-        Ok(attributes)
+        read(self.name, given)
     }
+}
+
+/// The attributes of a node of the operator `name`, from Python.
+///
+/// # Errors
+/// `KvCacheError` of kind `attribute_unknown`, `attribute_missing`, `attribute_type` or `attribute_out_of_range`.
+pub fn attributes_of<A: OperatorAttributes>(name: &str, given: &Bound<'_, PyDict>) -> PyResult<A> {
+    let floats = A::floats();
+    let given = given.iter().map(|(name, value)| attribute(&floats, &name, &value)).collect::<PyResult<Vec<_>>>()?;
+    Ok(read(name, &given)?)
+}
+
+/// The attributes of a node, given by name.
+fn read<A: OperatorAttributes>(operator: &str, given: &Given) -> Result<A, Refusal> {
+    let (mut attributes, known) = (A::default(), A::names());
+    // Unknown names first: what is absent may be there misspelled.
+    let mut set = |name: &str, value: &Number| match *value {
+        Number::Integer(value) => attributes.set(name, value),
+        Number::Float(value) => attributes.set_float(name, value),
+    };
+    if let Some((name, _)) = given.iter().find(|(name, value)| !set(name, value)) {
+        let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        let message = format!("{} has no attribute {name:?}, expected one of {names}", operator);
+        return Err(Refusal::new("attribute_unknown", message));
+    }
+    let is_given = |name| given.iter().any(|(got, _)| got == name);
+    if let Some((name, _)) = known.iter().find(|(name, required)| *required && !is_given(name)) {
+        let message = format!("attribute {name} is absent, and {} has no default for it", operator);
+        return Err(Refusal::new("attribute_missing", message));
+    }
+    Ok(attributes)
 }
 
 /// An operator with checked attributes.

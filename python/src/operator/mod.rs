@@ -6,12 +6,14 @@ mod facts;
 mod geometry;
 mod int4;
 mod kind;
+mod quantized;
 mod tensor;
 
 pub use borrowed_call::{check, run};
 pub use facts::{
-    attribute_names, check_node, cuda, domains, element_types, input_names, instruction_sets, legal_types,
-    oldest_onnxruntime, output_names,
+    attribute_names, check_node, cuda, domains, element_types, input_names, instruction_set, instruction_sets,
+    legal_types, oldest_onnxruntime, output_names,
 };
 pub use geometry::{address_of, cache_geometry, cache_layouts};
 pub use int4::{pack_int4, unpack_int4};
+pub use quantized::{quantized_gather, quantized_matmul};

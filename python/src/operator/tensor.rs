@@ -13,6 +13,8 @@ use crate::refusal::Refusal;
 pub enum Access {
     /// The call reads it.
     Read,
+    /// The call reads bytes: panels.
+    ReadBytes,
     /// The call reads numbers that decide addresses: int64.
     Index,
     /// The call writes it in place.
@@ -61,9 +63,11 @@ impl<'py> Tensor<'py> {
         let element = match given.element {
             Ok(element) => element,
             Err(name) if access == Access::WriteInt4 && name == "uint8" => ElementType::Int4,
+            Err(name) if access == Access::ReadBytes && name == "uint8" => ElementType::UInt8,
             Err(got) => {
                 let expected = match access {
                     Access::Index => "int64",
+                    Access::ReadBytes => "uint8",
                     Access::Read | Access::Write => "float32, float16, int8",
                     Access::WriteInt4 => "float32, float16, int8, uint8 with two elements of int4 in a byte",
                 };
@@ -79,7 +83,9 @@ impl<'py> Tensor<'py> {
         }
         if !given.contiguous {
             let remedy = match access {
-                Access::Read | Access::Index => "np.ascontiguousarray(x) or x.contiguous() makes such a copy",
+                Access::Read | Access::ReadBytes | Access::Index => {
+                    "np.ascontiguousarray(x) or x.contiguous() makes such a copy"
+                }
                 Access::Write | Access::WriteInt4 => {
                     "it is written in place: allocate it so, as CacheSpec.allocate() and np.empty() do; a copy, by \
                      np.ascontiguousarray(x) or x.contiguous(), serves if it is kept instead"
@@ -192,7 +198,7 @@ impl<'py> Given<'py> {
             let tensor = "a numpy array or a tensor that exports DLPack";
             let expected = match access {
                 Access::Index => format!("an int, a list of ints, {tensor}"),
-                Access::Read | Access::Write | Access::WriteInt4 => tensor.to_owned(),
+                Access::Read | Access::ReadBytes | Access::Write | Access::WriteInt4 => tensor.to_owned(),
             };
             let message = format!("{name} is a {class}, expected {expected}");
             Err(Refusal::new("not_a_tensor", message).into())

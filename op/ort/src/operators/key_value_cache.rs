@@ -73,7 +73,15 @@ macro_rules! stores_and_loads {
 stores_and_loads!(
     KeyValueCacheNode,
     KeyValueCache,
-    Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: None },
+    Signature {
+        name: NAME,
+        domains: &DOMAINS,
+        inputs: &INPUTS,
+        outputs: &OUTPUTS,
+        optional_output: None,
+        output_type: None,
+        on_cuda: true
+    },
     dynamic_inputs,
     InputDims,
     total_kvlen
@@ -84,10 +92,12 @@ stores_and_loads!(
     StaticKeyValueCache,
     Signature {
         name: NAME,
-        domains: static_key_value_cache::DOMAINS,
+        domains: &static_key_value_cache::DOMAINS,
         inputs: &static_key_value_cache::INPUTS,
         outputs: &OUTPUTS,
         optional_output: None,
+        output_type: None,
+        on_cuda: true
     },
     static_inputs,
     StaticInputDims,

@@ -25,8 +25,15 @@ pub(crate) struct MultiHeadAttentionNode {
 }
 
 impl Compute for MultiHeadAttentionNode {
-    const SIGNATURE: Signature =
-        Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: Some(MASS) };
+    const SIGNATURE: Signature = Signature {
+        name: NAME,
+        domains: &DOMAINS,
+        inputs: &INPUTS,
+        outputs: &OUTPUTS,
+        optional_output: Some(MASS),
+        output_type: None,
+        on_cuda: true,
+    };
 
     fn new(node: &Node<'_>) -> Result<Self, Error> {
         let operator = MultiHeadAttention::new(node.attributes()?)?;

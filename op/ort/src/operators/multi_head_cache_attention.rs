@@ -43,8 +43,15 @@ impl MultiHeadCacheAttentionNode {
 }
 
 impl Compute for MultiHeadCacheAttentionNode {
-    const SIGNATURE: Signature =
-        Signature { name: NAME, domains: DOMAINS, inputs: &INPUTS, outputs: &OUTPUTS, optional_output: Some(MASS) };
+    const SIGNATURE: Signature = Signature {
+        name: NAME,
+        domains: &DOMAINS,
+        inputs: &INPUTS,
+        outputs: &OUTPUTS,
+        optional_output: Some(MASS),
+        output_type: None,
+        on_cuda: true,
+    };
 
     fn new(node: &Node<'_>) -> Result<Self, Error> {
         let operator = MultiHeadCacheAttention::new(node.attributes()?)?;
