@@ -52,7 +52,7 @@ BENCH_SOURCE ?= $(SMOLLM2)
 bench-model: .venv/wheel llama-cpp smollm2
 	$(ON_RELEASE) bench/model/bench_model.py "$(BENCH_SOURCE)" $(filter --quick,$(BENCH)) $(BENCH_MODEL)
 
-# The engine against OpenVINO GenAI's, on that model as Q8_0, or as BENCH_OPENVINO="--weights Q4_0 --int8" says.
+# The engine against OpenVINO GenAI's, on that model as Q8_0, or as BENCH_OPENVINO="--weights Q4_0" says.
 .PHONY: bench-openvino
 bench-openvino: .venv/wheel .venv-peers/ready smollm2
 	PEERS="$$(echo .venv-peers/lib/python*/site-packages)" \

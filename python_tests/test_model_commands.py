@@ -185,7 +185,7 @@ def test_perplexity(
 ) -> None:
     """Of the second halves of windows, as numpy has it; of a worse cache it is another."""
     path = write_gguf(tmp_path / "model.gguf", fields=options)
-    built = models.build(path, tmp_path / "model", activations="float32", cache="float32")
+    built = models.build(path, tmp_path / "model", cache="float32")
     (tmp_path / "text").write_text(text := "It is the theme of all the others. " * 6)
     tokens, losses = models.load(built).tokenizer.encode(text).ids, []
     for at in range(0, len(tokens) - 39, 40):

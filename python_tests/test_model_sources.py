@@ -9,12 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from kvcache_ops import models
+from kvcache_ops import KvCacheError, models
 from kvcache_ops.models._config import rotary
 from ml_dtypes import bfloat16
-from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from compare import refused
@@ -150,49 +148,6 @@ def test_floats_as_asked(tmp_path: Path, weights: str, kind: str, embedding: str
     run = built(write_gguf(tmp_path / "model.gguf"), weights=weights, **EXACT)
     expected = built(write_gguf(tmp_path / "other.gguf", kind, embedding=embedding), "other", **EXACT)
     assert np.array_equal(run.logits(TEXT, len(PROMPT)), expected.logits(TEXT, len(PROMPT)))
-
-
-@pytest.mark.parametrize(
-    ("kind", "rounded"), [("Q4_0", 0), ("Q3_K", 0), ("Q6_K", 0), ("Q4_1", 1 / 32), ("Q5_1", 1 / 16)]
-)
-def test_quantized_in_8_bits(tmp_path: Path, kind: str, rounded: float) -> None:
-    """The same weights but for minima, which are rounded to parts of a step."""
-    path = write_gguf(tmp_path / "model.gguf", kind)
-    exact, run = built(path, **EXACT), built(path, "int8", weights="int8", **EXACT)
-    expect_near(run.logits(TEXT, len(PROMPT)), exact.logits(TEXT, len(PROMPT)), 0.1 if rounded else 1e-5)
-    for product in ("layers.0.attention.qkv", "layers.1.down"):
-        given, steps, _ = dequantized(exact.model.path, product)
-        got, _, inputs = dequantized(run.model.path, product)
-        assert (np.abs(got - given) <= rounded * steps * 1.001).all()
-        assert inputs == {"codes", "scales", "bits 8"} | ({"zeros"} if rounded else set())
-
-
-def test_blocks_on_one_side_of_zero(tmp_path: Path) -> None:
-    """Their matrix keeps its minima, beside others that do not; blocks of zeros are no such blocks."""
-    tensors = random_tensors()
-    tensors["blk.0.attn_k.weight"][3] += 0.5
-    tensors["blk.0.attn_v.weight"][5] = 0
-    path = write_gguf(tmp_path / "model.gguf", "Q4_1", tensors=tensors)
-    exact, run = built(path, **EXACT), built(path, "int8", weights="int8", **EXACT)
-    expect_near(run.logits(TEXT, len(PROMPT)), exact.logits(TEXT, len(PROMPT)), 0.1)
-    weights = [tensor.name for tensor in onnx.load(run.model.path, load_external_data=False).graph.initializer]
-    kept = [name for name in weights if name.startswith("layers") and name.endswith("offsets")]
-    assert kept == ["layers.0.attention.qkv.1.offsets"]
-
-
-def dequantized(path: Path, product: str) -> tuple[np.ndarray, np.ndarray, set[str]]:
-    """The weights of a MatMulNBits and its offsets, (N, K / block, block), the steps between its codes, and what it
-    has."""
-    graph = onnx.load(path).graph
-    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    node = next(node for node in graph.node if f"{product}.codes" in node.input)
-    codes, scales = arrays[f"{product}.codes"], arrays[f"{product}.scales"][..., None]
-    if (bits := next(each.i for each in node.attribute if each.name == "bits")) == 4:
-        codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:2], -1)
-    zeros = arrays.get(f"{product}.zeros", np.float32(2 ** (bits - 1)))
-    offsets = arrays.get(f"{product}.offsets", np.float32(0))
-    has = {name for name in ("codes", "scales", "zeros", "offsets") if f"{product}.{name}" in arrays} | {f"bits {bits}"}
-    return scales * (codes - zeros.astype(np.float32)[..., None]) + offsets[..., None], scales, has
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [(np.float16, "F16"), (bfloat16, "BF16")])
@@ -428,10 +383,13 @@ def test_a_folder_that_is_refused(tmp_path: Path, name: str) -> None:
 def test_arguments_that_are_refused(tmp_path: Path) -> None:
     """Before anything is written."""
     path = write_gguf(tmp_path / "model.gguf", "Q8_0")
-    for name in ("weights", "cache", "attention", "activations"):
+    for name in ("weights", "cache", "attention", "activations", "products"):
         refuses("option_unknown", f"{name} is 'x', expected one of", path, **{name: "x"})
     refuses("head_dim_not_divisible", "", path, quant_group=48)
-    refuses("weights_quantized", "is quantized in the file", path, weights="float16")
+    for weights in ("float16", "int8"):
+        refuses("weights_quantized", "is quantized in the file", path, weights=weights)
+    message = "activations is 'int8', expected auto: MatMulNBits rounds none"
+    refuses("option_unknown", message, path, activations="int8", products="MatMulNBits")
     refuses("source_missing", "there is no file or folder", tmp_path / "none.gguf")
     with refused("out_empty"):
         models.build(path, "")
@@ -461,6 +419,11 @@ def test_a_model_that_is_refused(tmp_path: Path) -> None:
     refused_model("model_damaged", "model.onnx.data", other.read_bytes())
     refused_model("model_damaged", "model.onnx", whole["model.onnx"][:1000])
     refused_model("model_format", "model.onnx", b"")
+    earlier = whole["model.onnx"].replace(X)
+    with pytest.raises(KvCacheError, match=r"has the format 2 .* build it again"):
+        refused_model("model_format", "model.onnx", earlier)
+        (folder / "model.onnx").write_bytes(earlier)
+        models.load(folder)
     refused_model("model_damaged", "tokenizer.json", whole["tokenizer.json"][:-9])
     larger = json.loads(whole["tokenizer.json"])
     larger["model"]["vocab"]["more"] = len(TOKENS)

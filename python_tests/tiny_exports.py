@@ -20,7 +20,7 @@ VOCABULARY = len(TOKENS)
 
 
 class Graph:
-    """The graph of an export: `attention` has further attributes of its nodes."""
+    """The graph of an export: `attention` has further attributes of its nodes, `quantized` those of MatMulNBits."""
 
     def __init__(
         self,
@@ -34,9 +34,11 @@ class Graph:
         head: str = "",
         element: int = TensorProto.FLOAT,
         attention: tuple[dict[str, Any], ...] = ({}, {}),
+        quantized: dict[str, int] | None = None,
     ) -> None:
         self.nodes: list[NodeProto] = []
         self.weights: list[TensorProto] = []
+        self.quantized = quantized
         self.paged, self.element, self.dtype = paged, element, helper.tensor_dtype_to_np_dtype(element)
         row = ["tokens"] if paged else ["batch", "sequence"]
         cache = ["blocks", "block_size", KV_HEADS, HEAD_DIM] if paged else ["batch", KV_HEADS, "past", HEAD_DIM]
@@ -107,8 +109,22 @@ class Graph:
     def product(self, name: str, x: str, outputs: int) -> str:
         """A matrix product with a bias."""
         inputs = HEADS * HEAD_DIM if name.endswith("out") else HIDDEN
+        if self.quantized is not None:
+            given = [x, *self.codes(name, inputs, outputs), "", self.weight(f"{name}.bias", outputs)]
+            sizes = dict(domain="com.microsoft", K=inputs, N=outputs) | self.quantized
+            return self.node("MatMulNBits", name, *given, **sizes)
         product = self.node("MatMul", f"{name}.product", x, self.weight(f"{name}.w", inputs, outputs))
         return self.node("Add", name, product, self.weight(f"{name}.bias", outputs))
+
+    def codes(self, name: str, inputs: int, outputs: int) -> list[str]:
+        """Random codes of a quantized matrix, scales, and zero points, two of 4 bits in a byte."""
+        bits, block = self.quantized["bits"], self.quantized["block_size"]
+        blocks, random = -(-inputs // block), np.random.default_rng(crc32(name.encode()))
+        codes = random.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8)
+        scales = (random.random((outputs, blocks)) / inputs**0.5 / 2 ** (bits - 1)).astype(self.dtype)
+        zeros = random.integers(0, 256, (outputs, -(-blocks * bits // 8)), np.uint8)
+        parts = {"codes": codes, "scales": scales, "zeros": zeros}
+        return [self.constant(f"{name}.{part}", values) for part, values in parts.items()]
 
     def norm(self, name: str, x: str, size: int) -> str:
         """A root mean square norm."""
@@ -172,7 +188,7 @@ class Graph:
         random = np.random.default_rng(1)
         codes = self.constant("codes", random.integers(0, 256, (VOCABULARY, 1, 16), np.uint8))
         scales = self.constant("scales", random.random(VOCABULARY).astype(np.float32) / 16)
-        sizes = dict(domain="com.microsoft", bits=4, block_size=32, K=HIDDEN, N=VOCABULARY, accuracy_level=4)
+        sizes = dict(domain="com.microsoft", bits=4, block_size=32, K=HIDDEN, N=VOCABULARY)
         x = self.node("MatMulNBits", "product", x, codes, scales, **sizes)
         x = self.node("Mul", "scaled", x, self.constant("half", np.float32(0.5)))
         x = self.node("Tanh", "capped", self.node("Div", "divided", x, self.constant("cap", np.float32(3))))

@@ -23,7 +23,7 @@ TEMPLATE = (
 
 PROMPT = [5, 200, 17, 90, 33, 33, 1, 250, 64]
 TEXT = [*PROMPT, 7, 120, 121]
-EXACT = dict(activations="float32", cache="float32")
+EXACT = dict(activations="int16", cache="float32")
 
 
 def shapes(family: str, tied: bool, sizes: dict[str, int] = SIZES) -> dict[str, tuple[int, ...]]:
@@ -166,9 +166,9 @@ class Run:
         return np.concatenate(rows)
 
 
-def built(path: Path, folder: str = "model", **options: object) -> Run:
+def built(path: Path, folder: str = "model", max_tokens: int = 512, **options: object) -> Run:
     """The model of a file, opened."""
-    return Run(models.build(path, path.parent / folder, **options))
+    return Run(models.build(path, path.parent / folder, **options), max_tokens)
 
 
 def expect_near(got: np.ndarray, expected: np.ndarray, bound: float) -> None:

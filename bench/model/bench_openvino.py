@@ -2,7 +2,7 @@
 
     bench_openvino.py SmolLM2-135M-Instruct.Q4_1.gguf    everything; writes openvino.md and .json in target/bench
     bench_openvino.py FILE --quick                       caches of 8 bits alone, shorter prompts
-    bench_openvino.py FILE --weights Q4_0 --int8         other weights; ours with weights="int8"
+    bench_openvino.py FILE --weights Q4_0 --activations int16    other weights; ours with these activations
 
 The file's weights are written as Q8_0 or Q4_0 first: OpenVINO reads the minima of Q4_1 wrongly. Each contender is a
 process of its own, whose scheduler gets the same prompts; ratios are taken within a round. Answers are greedy. Before a
@@ -46,8 +46,8 @@ Answered = tuple[list[list[int]], float, float]
 class OurEngine:
     """`kvcache_ops.engine.Engine`."""
 
-    def __init__(self, source: str, cache: str, folder: str, tokens: int, weights: str, threads: int) -> None:
-        model = load(build(source, f"{folder}/{cache}", cache=cache, weights=weights))
+    def __init__(self, source: str, cache: str, folder: str, tokens: int, activations: str, threads: int) -> None:
+        model = load(build(source, f"{folder}/{cache}", cache=cache, activations=activations))
         sizes = {"max_tokens": tokens, "max_batch": 16, "token_budget": BUDGET}
         self._engine = Engine(model, **sizes, threads=threads, prefix_sharing=False)
 
@@ -129,9 +129,9 @@ class Answers(Contender):
 class Caches:
     """The two processes of a cache's format, and what is measured of them."""
 
-    def __init__(self, cache: str, source: Path, text: list[int], tokens: int, weights: str, threads: int) -> None:
+    def __init__(self, cache: str, source: Path, text: list[int], tokens: int, activations: str, threads: int) -> None:
         self._cache, self._text, self._processes = cache, text, dict[str, Process]()
-        self._given = str(source), cache, str(source.parent), tokens, weights, threads
+        self._given = str(source), cache, str(source.parent), tokens, activations, threads
 
     def rows(self, what: str, batch: int, depth: int, is_prompt: bool) -> list[Row]:
         """The engine's speed, and how many times as fast as its peer it is."""
@@ -197,7 +197,7 @@ def main() -> int:
     parser = arguments(__doc__, rounds=5, quick_rounds=3, seconds=300)
     parser.add_argument("source", type=Path, help="a GGUF file")
     parser.add_argument("--weights", choices=("Q8_0", "Q4_0"), default="Q8_0", help="of both contenders")
-    parser.add_argument("--int8", action="store_const", const="int8", default="auto", help="ours with weights=int8")
+    parser.add_argument("--activations", default="auto", help="of our products: int8 or int16 (as build chooses)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each contender")
     chosen = parser.parse_args()
     if find_spec("openvino_genai") is None:
@@ -209,7 +209,7 @@ def main() -> int:
         tokenizer = load(build(weights, f"{folder}/{OURS}")).tokenizer
         text = tokenizer.encode((ROOT / "examples/austen/held_back.txt").read_text(encoding="utf-8")).ids
         made = [
-            (cache, Caches(cache, weights, text, 24576, chosen.int8, chosen.threads))
+            (cache, Caches(cache, weights, text, 24576, chosen.activations, chosen.threads))
             for cache in (["int8"] if chosen.quick else CACHES)
         ]
         run(groups(made, chosen.quick), "openvino", chosen)

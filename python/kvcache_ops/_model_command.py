@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _BUILD = (
     "weights",
     "activations",
+    "products",
     "cache",
     "quant_group",
     "rotation",
@@ -49,7 +50,9 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     build = commands.add_parser("build", help="an ONNX model with a KV cache from a checkpoint or an ONNX export")
     build.add_argument("source", metavar="SOURCE", help="a GGUF file, a Hugging Face folder, or an ONNX export")
     build.add_argument("out", metavar="OUT", help="the folder to write")
-    build.add_argument("--activations", help="int8 or float32: the inputs of quantized matrices (int8)")
+    activations = "int8 or int16: the inputs of quantized matrices (auto: int16 for codes of 8 bits, int8 for 4)"
+    build.add_argument("--activations", help=activations)
+    build.add_argument("--products", help="panels, or MatMulNBits for a session of your own on CUDA (panels)")
     _add_formats(build)
     balance = "balance norms of queries and keys, so that quantized keys lose less (on for int4, where there are such)"
     build.add_argument("--balance", action=BooleanOptionalAction, help=balance)
@@ -111,7 +114,7 @@ def _add_model(commands: _SubParsersAction[ArgumentParser], name: str, help: str
 
 
 def _add_formats(parser: ArgumentParser) -> None:
-    parser.add_argument("--weights", help="auto (as they are), float32, float16, int8 (also quantized ones) or int4")
+    parser.add_argument("--weights", help="auto (as they are); float ones: float32, float16, int8 or int4")
     parser.add_argument("--cache", help="float32, float16, int8 or int4 (int8)")
     parser.add_argument("--quant-group", type=int, help="elements that share a scale (32)")
     rotation = "rotate keys before they are quantized (on for int4)"

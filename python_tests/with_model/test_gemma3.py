@@ -41,7 +41,7 @@ def test_tokens_of_llama_cpp(run: Run) -> None:
 
 def test_logits_of_800_tokens(tmp_path: Path) -> None:
     """Nothing is lost of the weights: what is left is the order of float32 sums, over 18 layers."""
-    exact = Run(models.build(SOURCE, tmp_path / "model", activations="float32", cache="float32"), 1024)
+    exact = Run(models.build(SOURCE, tmp_path / "model", products="MatMulNBits", cache="float32"), 1024)
     tokens = exact.model.tokenizer.encode(LONG.read_text(encoding="utf-8")).ids[:TOKENS]
     expected = NumpyGguf(SOURCE, np.float32).logits(tokens, slice(9, None, 20))
     seq, got = exact.manager.create(), []

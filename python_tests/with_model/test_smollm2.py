@@ -47,7 +47,7 @@ def logits(run: Run, tokens: list[int]) -> np.ndarray:
 
 def test_logits_of_2000_tokens(tmp_path: Path, tokens: list[int], expected: np.ndarray) -> None:
     """Nothing is lost of the weights: what is left is the order of float32 sums, over 30 layers."""
-    got = logits(built(tmp_path, activations="float32", cache="float32"), tokens)
+    got = logits(built(tmp_path, products="MatMulNBits", cache="float32"), tokens)
     assert np.abs(got - expected).max() < 0.0005
     assert np.array_equal(got.argmax(1), expected.argmax(1))
 

@@ -23,7 +23,7 @@ from kvcache_ops.models._centering import set_means
 from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._decoder import Decoder
 from kvcache_ops.models._gguf import read_gguf
-from kvcache_ops.models._graph import Graph
+from kvcache_ops.models._graph import ACTIVATIONS, Graph
 from kvcache_ops.models._hugging_face import read_folder
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_export import GENAI, Export, is_export
@@ -31,14 +31,14 @@ from kvcache_ops.models._weights import Weight, convert
 
 MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
 METADATA = "kvcache_ops.model"
-FORMAT, FORMAT_OF_GROUPS = 4, 5  # 2 and 3 had another int4, and keys rotated over whole heads
+FORMAT, FORMAT_OF_GROUPS = 6, 7  # 4 and 5 had MatMulNBits; 2 and 3 another int4, and keys rotated over whole heads
 STAMP = 16  # bytes at the data's end, which the model's metadata repeats
 
 _CACHES: dict[T2, int] = {"float32": 0, "float16": 0, "int8": 8, "int4": 4}
 _WEIGHTS = ("auto", "float32", "float16", "int8", "int4")
 _ATTENTIONS = ("fused", "packed")
 _ROPES = ("auto", "long", "short")
-_ACTIVATIONS = {"int8": 4, "float32": 1}
+_PRODUCTS = ("panels", "MatMulNBits")
 
 
 def build(
@@ -46,7 +46,8 @@ def build(
     out: str | os.PathLike[str],
     *,
     weights: str = "auto",
-    activations: str = "int8",
+    activations: str = "auto",
+    products: str = "panels",
     cache: T2 = "int8",
     quant_group: int | None = None,
     rotation: bool | None = None,
@@ -67,11 +68,11 @@ def build(
 
     out: a folder, made if it is not there, for model.onnx, model.onnx.data and tokenizer.json.
     weights: "auto" keeps them as they are in `source`, quantized ones with their codes and scales. Floats may become
-    "float32", "float16", or "int8" and "int4" in blocks of 32 inputs with a scale each. "int8" also gives quantized
-    matrices, but not the embedding, codes of 8 bits, with the same values but for minima, which are rounded: prompts
-    and batches are computed faster, with more memory.
-    activations: "int8" rounds the inputs of quantized matrices to 8 bits in blocks, as llama.cpp does; "float32" does
-    not, and is several times as slow.
+    "float32", "float16", or "int8" and "int4" in blocks of 32 inputs with a scale each.
+    activations: "int8" or "int16" rounds the inputs of quantized matrices to that many bits in blocks; "auto" takes
+    int16 for codes of 8 bits, int8 for codes of 4.
+    products: of quantized matrices, "panels" is QuantizedMatMul, of this package, on CPUs. "MatMulNBits" is ONNX
+    Runtime's operator, for a session of your own on CUDA; its activations are not rounded.
     cache: "float32", "float16", "int8" or "int4", the latter two with a float16 scale for `quant_group` elements,
     by default 32, or the greatest power of two below it that divides a head.
     rotation: whether keys are rotated before they are quantized, which helps int4 in large groups; None rotates int4
@@ -92,9 +93,9 @@ def build(
     progress: called with how many tensors are written, and of how many.
 
     An export is a folder of onnxruntime-genai's model builder, or a graph of its kind in the folder of its checkpoint's
-    config.json or in onnx/ there; of several graphs, `source` is one. Its attention is replaced by ours. Its weights
-    stay in its own file, to which the new folder has a hard link, or else a copy. An export that its own configuration
-    contradicts is built with a warning.
+    config.json or in onnx/ there; of several graphs, `source` is one. Its attention and its products with quantized
+    matrices are replaced by ours. Its other weights stay in its own file, to which the new folder has a hard link, or
+    else a copy. An export that its own configuration contradicts is built with a warning.
 
     Returns the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_",
     "family_" or "graph_" says what is wrong with `source`; "option_unknown", "context_range", "out_empty",
@@ -102,10 +103,15 @@ def build(
     several builds into one folder the last one stays, whole.
     """
     options = {"weights": (weights, _WEIGHTS), "cache": (cache, _CACHES), "attention": (attention, _ATTENTIONS)}
-    options |= {"activations": (activations, _ACTIVATIONS), "rope": (rope, _ROPES)}
+    options |= {"activations": (activations, ("auto", *ACTIVATIONS)), "products": (products, _PRODUCTS)}
+    options |= {"rope": (rope, _ROPES)}
     for name, (got, expected) in options.items():
         if got not in expected:
             raise KvCacheError(f"{name} is {got!r}, expected one of {', '.join(expected)}", "option_unknown")
+    if products != "panels" and activations != "auto":
+        message = f"activations is {activations!r}, expected auto: {products} rounds none"
+        raise KvCacheError(message, "option_unknown")
+    rounded = activations if products == "panels" else None
     if not os.fspath(out):
         raise KvCacheError("out is an empty path, expected a folder to write", "out_empty")
     checkpoint = open_source(Path(source), rope, context)
@@ -144,7 +150,7 @@ def build(
     if layer_groups and cache_mode == 1 and config.window is None and config.windows:
         groups = LayerGroups.by_window(config.windows, config.context_length)
     if isinstance(checkpoint, Export):
-        checkpoint.rewrite(spec, groups, attention, activations)  # refuses before anything is written
+        checkpoint.rewrite(spec, groups, attention, rounded)  # refuses before anything is written
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(suffix=".part", dir=folder) as name:
@@ -153,7 +159,7 @@ def build(
             model, facts = checkpoint.model, checkpoint.link(part / DATA, progress)
         else:
             model, facts = _write(
-                checkpoint, spec, groups, part / DATA, weights, activations, attention, balance, center, progress
+                checkpoint, spec, groups, part / DATA, weights, rounded, attention, balance, center, progress
             )
             if center:
                 facts["fingerprint"] += set_means(model, part, spec, groups, config.vocab_size)
@@ -185,7 +191,7 @@ def _write(
     groups: LayerGroups,
     path: Path,
     weights: str,
-    activations: str,
+    activations: str | None,
     attention: str,
     balance: bool,
     center: bool,
@@ -204,7 +210,7 @@ def _write(
 
     stamp = secrets.token_bytes(STAMP)
     with path.open("wb") as data:
-        graph = Graph(data, path.name, _ACTIVATIONS[activations])
+        graph = Graph(data, path.name, activations)
         Decoder(graph, checkpoint.config, spec, groups, attention, balance, center, tensor).write()
         data.write(stamp)
     facts = {"data_bytes": path.stat().st_size, "stamp": stamp.hex(), "fingerprint": graph.fingerprint()}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from kvcache_ops._nodes import DOMAIN
+from kvcache_ops._quantized import OWN_DOMAIN, pack_panels, pack_scales
 from kvcache_ops.models._weights import Blocks, Dense, Weight, stack
 
 MICROSOFT = "com.microsoft"
@@ -18,12 +19,37 @@ OPSET = 23  # the first with RMSNormalization
 IR_VERSION = 10
 ALIGNMENT = 64  # bytes, of a tensor in the file of weights
 
+ACTIVATIONS = {"int8": 8, "int16": 16}
+
+
+def activation_bits(activations: str, bits: int) -> int:
+    """Of a product with codes of `bits`: for "auto" what loses little beside what the codes have lost."""
+    return ACTIVATIONS.get(activations, 2 * bits)
+
+
+def store(tensor: TensorProto, values: NDArray[Any], data: BinaryIO, location: str) -> tuple[bytes, memoryview]:
+    """Writes an array into the file `location`, and says so in the tensor; gives the bytes that were written."""
+    values = np.ascontiguousarray(values)
+    padding, content = bytes(-data.tell() % ALIGNMENT), values.view(np.uint8).data
+    data.write(padding)
+    tensor.dims[:], tensor.data_location = values.shape, TensorProto.EXTERNAL
+    tensor.data_type = helper.np_dtype_to_tensor_dtype(values.dtype)
+    where = {"location": location, "offset": data.tell(), "length": values.nbytes}
+    for key, value in where.items():
+        tensor.external_data.add(key=key, value=str(value))
+    data.write(content)
+    return padding, content
+
 
 class Graph:
-    """Adds nodes and weights; every method returns the names of its outputs."""
+    """Adds nodes and weights; every method returns the names of its outputs.
 
-    def __init__(self, data: BinaryIO, location: str, accuracy_level: int) -> None:
-        self._data, self._location, self._accuracy_level = data, location, accuracy_level
+    activations: "auto", "int8" or "int16", of products with quantized matrices; None is for MatMulNBits of ONNX
+    Runtime, which rounds none.
+    """
+
+    def __init__(self, data: BinaryIO, location: str, activations: str | None) -> None:
+        self._data, self._location, self._activations = data, location, activations
         self._digest = hashlib.sha256()
         self._nodes: list[NodeProto] = []
         self._inputs: list[ValueInfoProto] = []
@@ -48,17 +74,9 @@ class Graph:
 
     def weight(self, name: str, values: NDArray[Any]) -> str:
         """An array, written into the file of weights."""
-        values = np.ascontiguousarray(values)
-        padding = bytes(-self._data.tell() % ALIGNMENT)
-        self._data.write(padding)
-        tensor = TensorProto(name=name, dims=values.shape, data_location=TensorProto.EXTERNAL)
-        tensor.data_type = helper.np_dtype_to_tensor_dtype(values.dtype)
-        where = {"location": self._location, "offset": self._data.tell(), "length": values.nbytes}
-        for key, value in where.items():
-            tensor.external_data.add(key=key, value=str(value))
-        self._data.write(values.view(np.uint8).data)
-        self._digest.update(padding)
-        self._digest.update(values.view(np.uint8).data)
+        tensor = TensorProto(name=name)
+        for written in store(tensor, values, self._data, self._location):
+            self._digest.update(written)
         self._constants.append(tensor)
         return name
 
@@ -93,17 +111,15 @@ class Graph:
         """The rows of a matrix (V, K) at indices (T): (T, K) of float32."""
         if isinstance(weight, Dense):
             return self._float32(name, "Gather", [self.weight(f"{name}.values", weight.values), ids], weight)
-        flat = (len(weight), -1)
-        names = [
-            self.weight(f"{name}.codes", weight.codes.reshape(flat)),
-            ids,
-            self.weight(f"{name}.scales", weight.scales),
-        ]
+        if self._activations is not None:
+            inputs = [ids, *self._panels(name, weight)]
+            return self.node("QuantizedGather", inputs, name, domain=OWN_DOMAIN, **_sizes(weight))
+        names = [self.weight(f"{name}.codes", _packed(weight)), ids, self.weight(f"{name}.scales", weight.scales)]
         options = {"bits": weight.bits, "block_size": weight.block, "gather_axis": 0, "quantize_axis": 1}
-        if weight.offsets is None:
+        if weight.minima is None:
             return self.node("GatherBlockQuantized", names, name, domain=MICROSOFT, **options)
         scaled = self.node("GatherBlockQuantized", names, f"{name}.scaled", domain=MICROSOFT, **options)
-        offsets = self.weight(f"{name}.offsets", weight.offsets[..., None])
+        offsets = self.weight(f"{name}.offsets", _offsets(weight)[..., None])
         blocks = self._blocks(f"{name}.blocks", scaled, weight)
         shifted = self.node("Add", [blocks, self.node("Gather", [offsets, ids], f"{name}.shifts")], f"{name}.shifted")
         return self.node("Reshape", [shifted, self.constant("rows", [0, -1])], name)
@@ -127,24 +143,35 @@ class Graph:
             # A constant's Cast is folded when a session is made.
             matrix = self._float32(f"{name}.float32", "", [put("values", weight.values)], weight)
             return self.node("Gemm", [x, matrix, *biases], name, transB=1)
-        zeros = "" if weight.zeros is None else put("zeros", weight.zeros)
-        inputs = [x, put("codes", weight.codes), put("scales", weight.scales), zeros, "", *biases]
-        while not inputs[-1]:
-            inputs.pop()
-        product = self.node(
-            "MatMulNBits",
-            inputs,
-            name if weight.offsets is None else f"{name}.scaled",
-            domain=MICROSOFT,
-            K=weight.codes.shape[1] * weight.block,
-            N=len(weight),
-            bits=weight.bits,
-            block_size=weight.block,
-            accuracy_level=self._accuracy_level,
-        )
-        if weight.offsets is None:
+        if self._activations is not None:
+            bits = activation_bits(self._activations, weight.bits)
+            self._digest.update(bytes([bits]))  # which keys and values depend on
+            inputs = [x, *self._panels(shared or name, weight, is_written=shared is not None)]
+            if bias is not None:
+                inputs += [*[""] * (4 - len(inputs)), *biases]
+            sizes = _sizes(weight) | {"activation_bits": bits}
+            return self.node("QuantizedMatMul", inputs, name, domain=OWN_DOMAIN, **sizes)
+        shape = (*weight.scales.shape, -1)
+        inputs = [x, put("codes", _packed(weight).reshape(shape)), put("scales", weight.scales)]
+        if bias is not None:
+            inputs += ["", "", *biases]
+        product = name if weight.minima is None else f"{name}.scaled"
+        sizes = _sizes(weight)
+        product = self.node("MatMulNBits", inputs, product, domain=MICROSOFT, **sizes)
+        if weight.minima is None:
             return product
-        return self.node("Gemm", [self._sums(x, weight), put("offsets", weight.offsets), product], name, transB=1)
+        offsets = put("offsets", _offsets(weight))
+        return self.node("Gemm", [self._sums(x, weight), offsets, product], name, transB=1)
+
+    def _panels(self, name: str, weight: Blocks, is_written: bool = False) -> list[str]:
+        """The weights of the operators of ours, in the file once."""
+        minima = [] if weight.minima is None else [f"{name}.minima"]
+        names = [f"{name}.panels", f"{name}.scales", *minima]
+        if not is_written:
+            self.weight(names[0], pack_panels(weight.codes, bits=weight.bits, block_size=weight.block))
+            for of, values in zip(names[1:], (weight.scales, weight.minima)):
+                self.weight(of, pack_scales(np.asarray(values)))
+        return names
 
     def _sums(self, x: str, weight: Blocks) -> str:
         """The sums of x (T, K) over a matrix's blocks, (T, K / block): what offsets are multiplied by."""
@@ -183,5 +210,30 @@ class Graph:
     def model(self) -> ModelProto:
         """The finished model."""
         graph = helper.make_graph(self._nodes, "decoder", self._inputs, self._outputs, self._constants)
-        opsets = [helper.make_opsetid(*pair) for pair in (("", OPSET), (MICROSOFT, 1), (DOMAIN, 1))]
+        opsets = [helper.make_opsetid(*pair) for pair in (("", OPSET), (MICROSOFT, 1), (DOMAIN, 1), (OWN_DOMAIN, 1))]
         return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="kvcache_ops")
+
+
+def _sizes(weight: Blocks) -> dict[str, int]:
+    """Attributes of whatever computes with a matrix."""
+    return {"N": len(weight), "K": weight.codes.shape[1], "bits": weight.bits, "block_size": weight.block}
+
+
+def _packed(weight: Blocks) -> NDArray[np.uint8]:
+    """The codes for ONNX Runtime's operators, (N, K * bits / 8): of 4 bits two in a byte, the first in the low one."""
+    codes = weight.codes + _shift(weight)
+    return codes if weight.bits == 8 else codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
+
+
+def _offsets(weight: Blocks) -> NDArray[np.float32]:
+    """What ONNX Runtime's operators lack for a matrix with minima: the weights of its code 2^(bits - 1)."""
+    assert weight.minima is not None
+    return weight.minima + np.float32((1 << weight.bits - 1) - int(_shift(weight))) * weight.scales
+
+
+def _shift(weight: Blocks) -> np.uint8:
+    """What makes codes of fewer bits, which have minima, lie around 2^(bits - 1): offsets are small then."""
+    if weight.minima is None:
+        return np.uint8(0)
+    width = int(weight.codes.max(initial=1)).bit_length()
+    return np.uint8((1 << weight.bits - 1) - (1 << width - 1))

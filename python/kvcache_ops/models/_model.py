@@ -188,6 +188,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     about = json.loads(properties.get(METADATA, "{}"))
     if about.get("format") not in (FORMAT, FORMAT_OF_GROUPS):
         message = f"{file} has the format {about.get('format')} of kvcache_ops.models, expected {FORMAT_OF_GROUPS}"
+        message += ": build it again from its source"
         raise KvCacheError(message, "model_format")
     check_nodes(proto, file)
     facts: dict[str, Any] = {

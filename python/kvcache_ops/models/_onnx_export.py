@@ -1,9 +1,10 @@
 """ONNX exports: a graph with ONNX Runtime's attention, its data, genai_config.json or config.json, a tokenizer.
 
-The graph gets our attention, and loses its pasts, presents and masks; the weights stay where they are:
+The graph gets our attention and our products with quantized matrices, whose weights are written anew, and loses its
+pasts, presents and masks; other weights stay where they are:
 
     find the attention nodes; settle what depends on a sequence's length
-    write ours in their place; gather the rows of logits before the head
+    write ours in their place; gather the rows of logits before the head; write products
     keep what the logits need; refuse what then still needs an input that is gone
 """
 
@@ -28,9 +29,11 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, inl
 from kvcache_ops._cache import T1, CacheSpec
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._nodes import DOMAIN
+from kvcache_ops._quantized import OWN_DOMAIN
 from kvcache_ops.models._checkpoint import check_tokenizer
 from kvcache_ops.models._config import rotary
 from kvcache_ops.models._decoder import INDICES, graph_inputs
+from kvcache_ops.models._graph import MICROSOFT
 from kvcache_ops.models._hugging_face import json_of, of_chats, tokenizer_of
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_attention import INPUTS, Attention, Replacement, Rotation
@@ -47,6 +50,7 @@ from kvcache_ops.models._onnx_graph import (
     sort,
     unsupported,
 )
+from kvcache_ops.models._onnx_products import Products
 
 GENAI = "genai_config.json"
 _CONFIG = "config.json"
@@ -102,6 +106,7 @@ class Export:
         self._names = self._renamed()
         self._values = Values(self.model.graph, folder)
         self.notes: list[str] = []
+        self._products: Products | None = None
         settled = self._settle(genai, rope, context)
         self._attentions = self._find_attention()
         if not genai:
@@ -249,8 +254,11 @@ class Export:
                 )
         return found
 
-    def rewrite(self, spec: CacheSpec, groups: LayerGroups, kind: str, activations: str) -> None:
-        """Turns `model` into a graph over caches of `spec`, one for each group of layers; only once."""
+    def rewrite(self, spec: CacheSpec, groups: LayerGroups, kind: str, activations: str | None) -> None:
+        """Turns `model` into a graph over caches of `spec`, one for each group of layers; only once.
+
+        activations: of our products; with None those of the export stay.
+        """
         values, names, graph = self._values, self._names, self.model.graph
         paged = self._attentions[0].node.op_type == "PagedAttention"
         write = Replacement(values, spec, groups, kind, paged, names["position_ids"])
@@ -261,15 +269,20 @@ class Export:
             if (node.op_type, node.domain) == ("RotaryEmbedding", "com.microsoft"):
                 if node.input[1:2] == [names["position_ids"]]:
                     replaced[node.output[0]] = write.rotary(node)
-            if node.op_type == "MatMulNBits" and activations == "float32":
-                level = [a for a in node.attribute if a.name != "accuracy_level"]
-                del node.attribute[:]
-                node.attribute.extend([*level, helper.make_attribute("accuracy_level", 1)])
         head, gather = self._head(write)
         replaced[head.output[0]] = [*gather, head]
         nodes = self._prelude(write)
         for node in values.nodes:
             nodes.extend(replaced.pop(next(iter(node.output), ""), [node]))
+        if activations is not None:
+            self._products = Products(values, activations)
+            quantized = ("MatMulNBits", MICROSOFT)
+            nodes = [
+                made
+                for node in nodes
+                for made in (self._products.product(node) if (node.op_type, node.domain) == quantized else [node])
+            ]
+            graph.initializer.extend(self._products.initializers)
         by_rows = write.constant("logits_shape", np.array([-1, self.config.vocab_size]))
         rows = helper.make_node("Reshape", [names["logits"], by_rows], ["kvcache/logits"])
         nodes += [rows, helper.make_node("Cast", ["kvcache/logits"], ["logits"], to=TensorProto.FLOAT)]
@@ -284,7 +297,7 @@ class Export:
         graph.input.extend(ours)
         shape: list[str | int] = ["R", self.config.vocab_size]
         graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape))
-        for domain in (DOMAIN, "com.microsoft"):
+        for domain in (DOMAIN, MICROSOFT, OWN_DOMAIN):
             if all(opset.domain != domain for opset in self.model.opset_import):
                 self.model.opset_import.append(helper.make_opsetid(domain, 1))
 
@@ -358,11 +371,13 @@ class Export:
 
     def link(self, path: Path, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """Puts the data beside the new model, as hard links or else copies. Returns what `load` checks."""
-        places = {location: f"{path}.{i}" if i else str(path) for i, location in enumerate(self._data)}
-        for tensor in all_tensors(self.model.graph):
-            for entry in tensor.external_data:
-                if entry.key == "location":
-                    entry.value = Path(places[entry.value]).name
+        entries = [entry for tensor in all_tensors(self.model.graph) for entry in tensor.external_data]
+        entries = [entry for entry in entries if entry.key == "location"]
+        read = {entry.value for entry in entries}
+        data = [location for location in self._data if location in read]
+        places = {location: f"{path}.{i}" if i else str(path) for i, location in enumerate(data)}
+        for entry in entries:
+            entry.value = Path(places[entry.value]).name
         linked = []
         for location, place in (places or {"": str(path)}).items():
             source = (self._folder / location).resolve()
@@ -372,8 +387,15 @@ class Export:
                 path.touch()  # all of it is in the model
             linked.append(LinkedFile.of(Path(place)))
             if progress is not None:
-                progress(len(linked), len(places))
-        parts = [self._bytes, self._rope.encode(), *(file.sha256.encode() for file in linked)]
+                progress(len(linked), len(places) + 1)
+        if self._products is not None and self._products.initializers:
+            panels = Path(f"{path}.panels")
+            self._products.write(panels, {tensor.name: tensor for tensor in self.model.graph.initializer})
+            linked.append(LinkedFile.of(panels))
+        if progress is not None:
+            progress(len(places) + 1, len(places) + 1)
+        activations = self._products.activations if self._products else ""
+        parts = [self._bytes, f"{self._rope}{activations}".encode(), *(file.sha256.encode() for file in linked)]
         digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts))
         return {"linked": [asdict(file) for file in linked], "fingerprint": digest.hexdigest(), "notes": self.notes}
 

@@ -1,7 +1,6 @@
-"""Weights as a model has them: floats, or blocks of codes with their scales and offsets, taken from GGUF's blocks.
+"""Weights as a model has them: floats, or blocks of codes with their scales and minima, taken from GGUF's blocks.
 
-Nothing is dequantized, and nothing is rounded but offsets, to float32: the codes are those of the file in ONNX's order,
-around zero, so that activations that are rounded to 8 bits lose as little as they can. `Blocks.in_8_bits` is for speed.
+Nothing is dequantized: the codes are those of the file, and scales and minima are its, in float32.
 """
 
 from __future__ import annotations
@@ -38,55 +37,29 @@ class Dense:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix (N, K) of codes in blocks along K: a weight is scale * (code - zero) + offset.
+    """A matrix (N, K) of codes in blocks along K: a weight is scale * (code - 2^(bits - 1)), or scale * code + minimum.
 
-    codes: (N, K / block, block * bits / 8), of 4 bits the first in the low nibble. scales: (N, K / block).
-    offsets: (N, K / block), or None where all are zero. zeros: (N, K / block), or None where all are 2^(bits - 1).
+    codes: (N, K), one in a byte. scales, minima: (N, ceil(K / block)); without minima these are None.
     """
 
     bits: int
     block: int
     codes: _Bytes
     scales: _Floats
-    offsets: _Floats | None = None
-    zeros: _Bytes | None = None
+    minima: _Floats | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def rows(self, order: NDArray[np.intp]) -> Blocks:
         """These rows, in this order."""
-        return replace(self, **{name: values[order] for name, values in self.arrays.items()})
+        minima = None if self.minima is None else self.minima[order]
+        return replace(self, codes=self.codes[order], scales=self.scales[order], minima=minima)
 
     @property
-    def arrays(self) -> dict[str, Any]:
-        """Those that there are, by name."""
-        every = {name: getattr(self, name) for name in ("codes", "scales", "offsets", "zeros")}
-        return {name: values for name, values in every.items() if values is not None}
-
-    @property
-    def format(self) -> tuple[int, int, set[str]]:
+    def format(self) -> tuple[int, int, bool]:
         """The properties that two matrices must share to be stacked."""
-        return self.bits, self.block, set(self.arrays)
-
-    def in_8_bits(self) -> Blocks:
-        """The same weights in codes of 8 bits.
-
-        Offsets become zeros, which rounds them to 1/16 of a step of 4 bits and 1/8 of one of 5, unless a block has all
-        of its weights on one side of zero: then the matrix keeps its offsets.
-        """
-        codes = self.codes
-        if self.bits == 4:
-            codes = _unpack(codes) + np.uint8(128 - 8)
-        if self.offsets is not None:
-            finer = {4: 16, 8: 8}[self.bits]  # codes of 8 bits that have offsets were of 5
-            with np.errstate(divide="ignore"):
-                steps = np.divide(self.offsets, self.scales, out=np.zeros_like(self.scales), where=self.offsets != 0)
-            zeros = np.round(128 - finer * steps)
-            if ((zeros >= 0) & (zeros <= 255)).all():
-                codes = (codes - np.uint8(128)) * np.uint8(finer) + np.uint8(128)
-                return Blocks(8, self.block, codes, self.scales / np.float32(finer), zeros=zeros.astype(np.uint8))
-        return replace(self, bits=8, codes=codes)
+        return self.bits, self.block, self.minima is None
 
 
 Weight = Dense | Blocks
@@ -98,8 +71,9 @@ def stack(weights: Sequence[Weight]) -> list[Weight]:
     if isinstance(first, Blocks):
         blocks = [weight for weight in weights if isinstance(weight, Blocks) and weight.format == first.format]
         if len(blocks) == len(weights):
-            joined: dict[str, Any] = {name: np.concatenate([b.arrays[name] for b in blocks]) for name in first.arrays}
-            return [replace(first, **joined)]
+            codes, scales = np.concatenate([b.codes for b in blocks]), np.concatenate([b.scales for b in blocks])
+            minima = [b.minima for b in blocks if b.minima is not None]
+            return [Blocks(first.bits, first.block, codes, scales, np.concatenate(minima) if minima else None)]
     elif all(isinstance(weight, Dense) and weight.values.dtype == first.values.dtype for weight in weights):
         return [Dense(np.concatenate([weight.values for weight in weights if isinstance(weight, Dense)]))]
     return list(weights)
@@ -119,16 +93,13 @@ def from_gguf(kind: str, data: NDArray[Any]) -> Weight:
 def convert(name: str, weight: Weight, weights: str) -> Weight:
     """A matrix as `weights` asks: "auto" leaves it; "int8" and "int4" are GGUF's Q8_0 and Q4_0 of a float matrix.
 
-    The embedding and the head are given int8 where int4 is asked for. A quantized matrix other than the embedding
-    gets codes of 8 bits for int8. Raises KvCacheError "weights_quantized" for other types of a quantized matrix, and
-    "tensor_shape" for rows that are not whole blocks of 32.
+    The embedding and the head are given int8 where int4 is asked for. Raises KvCacheError "weights_quantized" for a
+    quantized matrix, and "tensor_shape" for rows that are not whole blocks of 32.
     """
     if weights == "auto":
         return weight
     if isinstance(weight, Blocks):
-        if weights == "int8":
-            return weight if name == "token_embd.weight" else weight.in_8_bits()
-        message = f"{name} is quantized in the file, expected weights to be 'auto' or 'int8', got {weights!r}"
+        message = f"{name} is quantized in the file, expected weights to be 'auto', got {weights!r}"
         raise KvCacheError(message, "weights_quantized")
     if weights in ("float32", "float16"):
         return Dense(weight.values.astype(weights))
@@ -141,36 +112,42 @@ def convert(name: str, weight: Weight, weights: str) -> Weight:
     return from_gguf(kind, quants.quantize(weight.values.astype(np.float32), GGMLQuantizationType[kind]))
 
 
+def _blocks(bits: int, block: int, codes: _Bytes, scales: _Floats, minima: _Floats | None = None) -> Blocks:
+    """The matrix of these blocks, of whatever shape but for the first axis, that of its rows."""
+    flat = (len(codes), -1)
+    minima = None if minima is None else minima.reshape(flat)
+    return Blocks(bits, block, codes.reshape(flat), scales.reshape(flat), minima)
+
+
 def _q8_0(data: _Bytes) -> Blocks:
     """32 weights: a float16 d, 32 signed bytes q; d * q."""
     blocks = data.reshape(len(data), -1, 34)
-    return Blocks(8, 32, blocks[..., 2:] ^ np.uint8(0x80), _halves(blocks[..., :2]))
+    return _blocks(8, 32, blocks[..., 2:] ^ np.uint8(0x80), _halves(blocks[..., :2]))
 
 
 def _q4_0(data: _Bytes) -> Blocks:
     """32 weights: a float16 d, 16 bytes, the first 16 codes q in their low nibbles; d * (q - 8)."""
     blocks = data.reshape(len(data), -1, 18)
-    return Blocks(4, 32, _pack(_nibbles(blocks[..., 2:])), _halves(blocks[..., :2]))
+    return _blocks(4, 32, _nibbles(blocks[..., 2:]), _halves(blocks[..., :2]))
 
 
 def _q4_1(data: _Bytes) -> Blocks:
     """32 weights: float16 d and m, 16 bytes as in Q4_0; d * q + m."""
     blocks = data.reshape(len(data), -1, 20)
-    scales, minima = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
-    return Blocks(4, 32, _pack(_nibbles(blocks[..., 4:])), scales, 8 * scales + minima)
+    return _blocks(4, 32, _nibbles(blocks[..., 4:]), _halves(blocks[..., :2]), _halves(blocks[..., 2:4]))
 
 
 def _q5_0(data: _Bytes) -> Blocks:
     """32 weights: a float16 d, 32 fifth bits, 16 bytes as in Q4_0; d * (q - 16)."""
     blocks = data.reshape(len(data), -1, 22)
-    return Blocks(8, 32, _fifth(blocks[..., 2:6], blocks[..., 6:]) + np.uint8(128 - 16), _halves(blocks[..., :2]))
+    return _blocks(8, 32, _fifth(blocks[..., 2:6], blocks[..., 6:]) + np.uint8(128 - 16), _halves(blocks[..., :2]))
 
 
 def _q5_1(data: _Bytes) -> Blocks:
     """32 weights: float16 d and m, 32 fifth bits, 16 bytes as in Q4_0; d * q + m."""
     blocks = data.reshape(len(data), -1, 24)
     scales, minima = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
-    return Blocks(8, 32, _fifth(blocks[..., 4:8], blocks[..., 8:]) + np.uint8(128 - 16), scales, 16 * scales + minima)
+    return _blocks(8, 32, _fifth(blocks[..., 4:8], blocks[..., 8:]), scales, minima)
 
 
 def _q2_k(data: _Bytes) -> Blocks:
@@ -178,9 +155,7 @@ def _q2_k(data: _Bytes) -> Blocks:
     blocks = data.reshape(len(data), -1, 84)
     scales = _halves(blocks[..., 80:82])[..., None] * (blocks[..., :16] & np.uint8(15))
     minima = _halves(blocks[..., 82:])[..., None] * (blocks[..., :16] >> np.uint8(4))
-    codes = _pairs(blocks[..., 16:80]) + np.uint8(8 - 2)
-    scales, minima = scales.reshape(len(data), -1), minima.reshape(len(data), -1)
-    return Blocks(4, 16, _pack(codes.reshape(*scales.shape, 16)), scales, 2 * scales - minima)
+    return _blocks(4, 16, _pairs(blocks[..., 16:80]), scales, -minima)
 
 
 def _q3_k(data: _Bytes) -> Blocks:
@@ -193,8 +168,7 @@ def _q3_k(data: _Bytes) -> Blocks:
     codes = _pairs(blocks[..., 32:96]) + (third.reshape(*blocks.shape[:2], 256) << np.uint8(2)) + np.uint8(4)
     high = ((blocks[..., None, 104:108] >> _SHIFTS_BY_2) & np.uint8(3)).reshape(*blocks.shape[:2], 16)
     six = (_nibbles(blocks[..., 96:104]) | (high << np.uint8(4))).astype(np.float32) - 32
-    scales = (_halves(blocks[..., 108:])[..., None] * six).reshape(len(data), -1)
-    return Blocks(4, 16, _pack(codes.reshape(*scales.shape, 16)), scales)
+    return _blocks(4, 16, codes, _halves(blocks[..., 108:])[..., None] * six)
 
 
 def _q4_k(data: _Bytes) -> Blocks:
@@ -202,7 +176,7 @@ def _q4_k(data: _Bytes) -> Blocks:
     blocks = data.reshape(len(data), -1, 144)
     scales, minima = _scales_and_minima(blocks)
     codes = _nibbles(blocks[..., 16:].reshape(len(data), -1, 32))  # the next 32 codes are in the high nibbles
-    return Blocks(4, 32, _pack(codes.reshape(*scales.shape, 32)), scales, 8 * scales - minima)
+    return _blocks(4, 32, codes, scales, -minima)
 
 
 def _q5_k(data: _Bytes) -> Blocks:
@@ -211,8 +185,7 @@ def _q5_k(data: _Bytes) -> Blocks:
     scales, minima = _scales_and_minima(blocks)
     fifth = ((blocks[..., None, 16:48] >> _SHIFTS_BY_1) & np.uint8(1)) << np.uint8(4)
     low = _nibbles(blocks[..., 48:].reshape(len(data), -1, 32))
-    codes = (low.reshape(*scales.shape, 32) | fifth.reshape(*scales.shape, 32)) + np.uint8(128 - 16)
-    return Blocks(8, 32, codes, scales, 16 * scales - minima)
+    return _blocks(8, 32, low.reshape(*scales.shape, 32) | fifth.reshape(*scales.shape, 32), scales, -minima)
 
 
 def _q6_k(data: _Bytes) -> Blocks:
@@ -221,8 +194,7 @@ def _q6_k(data: _Bytes) -> Blocks:
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)).reshape(*blocks.shape[:2], 256)
     codes: _Bytes = (low | (_pairs(blocks[..., 128:192]) << np.uint8(4))) + np.uint8(128 - 32)
     scales = _halves(blocks[..., 208:])[..., None] * blocks[..., 192:208].view(np.int8).astype(np.float32)
-    scales = scales.reshape(len(data), -1)
-    return Blocks(8, 16, codes.reshape(*scales.shape, 16), scales)
+    return _blocks(8, 16, codes, scales)
 
 
 def _iq4_nl(data: _Bytes) -> Blocks:
@@ -230,7 +202,7 @@ def _iq4_nl(data: _Bytes) -> Blocks:
     from gguf.quants import IQ4_NL
 
     blocks = data.reshape(len(data), -1, 18)
-    return Blocks(8, 32, _looked_up(IQ4_NL.kvalues, _nibbles(blocks[..., 2:])), _halves(blocks[..., :2]))
+    return _blocks(8, 32, _looked_up(IQ4_NL.kvalues, _nibbles(blocks[..., 2:])), _halves(blocks[..., :2]))
 
 
 def _iq4_xs(data: _Bytes) -> Blocks:
@@ -241,8 +213,8 @@ def _iq4_xs(data: _Bytes) -> Blocks:
     low = (blocks[..., 4:8, None] >> np.array([0, 4], np.uint8)) & np.uint8(15)
     high = (blocks[..., 2:4, None] >> _SHIFTS_BY_2[:, 0]) & np.uint8(3)
     six = (low | (high.reshape(low.shape) << np.uint8(4))).reshape(*blocks.shape[:2], 8).astype(np.float32) - 32
-    scales = (_halves(blocks[..., :2])[..., None] * six).reshape(len(data), -1)
-    return Blocks(8, 32, _looked_up(IQ4_NL.kvalues, _nibbles(blocks[..., 8:].reshape(*scales.shape, 16))), scales)
+    scales = _halves(blocks[..., :2])[..., None] * six
+    return _blocks(8, 32, _looked_up(IQ4_NL.kvalues, _nibbles(blocks[..., 8:].reshape(*scales.shape, 16))), scales)
 
 
 def _mxfp4(data: _Bytes) -> Blocks:
@@ -251,7 +223,7 @@ def _mxfp4(data: _Bytes) -> Blocks:
 
     blocks = data.reshape(len(data), -1, 17)
     scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
-    return Blocks(8, 32, _looked_up(MXFP4.kvalues, _nibbles(blocks[..., 1:])), scales)
+    return _blocks(8, 32, _looked_up(MXFP4.kvalues, _nibbles(blocks[..., 1:])), scales)
 
 
 _BLOCKS: dict[str, Callable[[_Bytes], Blocks]] = {
@@ -311,13 +283,3 @@ def _halves(data: _Bytes) -> _Floats:
 def _nibbles(data: _Bytes) -> _Bytes:
     """(..., bytes): first all low nibbles, then all high ones, (..., 2 * bytes)."""
     return np.concatenate((data & np.uint8(15), data >> np.uint8(4)), axis=-1)
-
-
-def _unpack(codes: _Bytes) -> _Bytes:
-    """What `_pack` was given."""
-    return np.stack((codes & np.uint8(15), codes >> np.uint8(4)), axis=-1).reshape(*codes.shape[:-1], -1)
-
-
-def _pack(codes: _Bytes) -> _Bytes:
-    """Codes of 4 bits along the last axis, two in a byte, the first in the low nibble."""
-    return codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
