@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kvcache_ops._atomic_file import written
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._interrupt import interruptible
 from kvcache_ops.engine import Engine, Request
@@ -120,7 +121,8 @@ class Chat:
                 raise
             rows = "whose keys and values will be computed again"
         about = {"model": self._engine.model.name, "messages": self._messages}
-        path.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        with written(path) as file:
+            file.write((json.dumps(about, ensure_ascii=False, indent=1) + "\n").encode())
         _say(f"{len(self._messages)} messages are in {path}, {rows}")
 
     def _load(self, path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from kvcache_ops._doctor import doctor
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._interrupt import terminable
 from kvcache_ops._model_command import add_parsers
 from kvcache_ops._size import GROUPS, table
 from kvcache_ops.conformance._command import add_arguments, run_command
@@ -38,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         return run_command(given)
     try:
         if given.command != "size":
-            status: int = given.run(given)
+            with nullcontext() if given.command == "serve" else terminable():  # a server ends otherwise
+                status: int = given.run(given)
             return status
         if not arguments[1:]:
             print("32 layers, 8 heads, head_dim 128: --layers, --heads and --head-dim say others", file=sys.stderr)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcache_ops import _native
+from kvcache_ops import _model_cache, _native
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._nodes import check_model
 from kvcache_ops._registration import check_version, library_path, supported_versions
@@ -42,6 +42,8 @@ def doctor(models: Sequence[str]) -> int:
         works &= not _installed("onnxruntime")
     for model in models:
         works &= _check_model(model)
+    for line in _model_cache.contents():
+        _say("built models", line)
     _say("result", "everything that is here works" if works else "something does not work, see above")
     return 0 if works else 1
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._interrupt import terminable
 from kvcache_ops._optional import load as load_package
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _bar(title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
 def _open(given: Namespace) -> Model:
     from kvcache_ops import models
 
-    with _bar("building", " tensors") as progress:
+    with terminable(), _bar("building", " tensors") as progress:
         return models.open_model(given.model, progress=progress, **_given(given, _FORMATS))
 
 

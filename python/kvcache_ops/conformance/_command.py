@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcache_ops import _native
+from kvcache_ops._atomic_file import written
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.conformance._export import export_onnx
 from kvcache_ops.conformance._library import PROVIDERS, Library
@@ -93,7 +94,8 @@ def _write(report: Report, given: Namespace) -> None:
     if given.output is None:
         print(text)
     else:
-        Path(given.output).write_text(f"{text}\n", encoding="utf-8")
+        with written(given.output) as file:
+            file.write(f"{text}\n".encode())
         print(report.text().splitlines()[-1])
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import gcd
 from pathlib import Path
@@ -17,8 +14,10 @@ from typing import Any
 import onnx
 from onnx import ModelProto, helper
 
+from kvcache_ops._atomic_file import replace as replace_file
 from kvcache_ops._cache import T2, CacheSpec
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._model_cache import locked, part_in
 from kvcache_ops.models._centering import set_means
 from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._decoder import Decoder
@@ -153,8 +152,7 @@ def build(
         checkpoint.rewrite(spec, groups, attention, rounded)  # refuses before anything is written
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(suffix=".part", dir=folder) as name:
-        part = Path(name)
+    with part_in(folder, ".kvcache-") as part:
         if isinstance(checkpoint, Export):
             model, facts = checkpoint.model, checkpoint.link(part / DATA, progress)
         else:
@@ -179,9 +177,9 @@ def build(
         (part / TOKENIZER).write_text(checkpoint.tokenizer.to_str(), encoding="utf-8")
         data = sorted(part.glob(f"{DATA}*"))
         onnx.save(model, part / MODEL)
-        with _locked(folder):
+        with locked(folder):
             for path in (*data, part / TOKENIZER, part / MODEL):  # the model last: what can be opened is whole
-                path.replace(folder / path.name)
+                replace_file(path, folder / path.name)
     return folder / MODEL
 
 
@@ -239,15 +237,3 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not path.is_file():
         raise KvCacheError(f"there is no file or folder {path}", "source_missing")
     return read_gguf(path)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Waits for other builds that replace files of this folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # NFS does not lock folders: there `load` refuses what two builds have mixed
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -28,6 +28,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, inl
 
 from kvcache_ops._cache import T1, CacheSpec
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops._model_cache import digest
 from kvcache_ops._nodes import DOMAIN
 from kvcache_ops._quantized import OWN_DOMAIN
 from kvcache_ops.models._checkpoint import check_tokenizer
@@ -413,7 +414,7 @@ class LinkedFile:
     def of(cls, path: Path) -> LinkedFile:
         """A file as it is now."""
         stat = path.stat()
-        return cls(path.name, stat.st_size, stat.st_mtime_ns, _digest(path))
+        return cls(path.name, stat.st_size, stat.st_mtime_ns, digest(path))
 
     def check(self, folder: Path) -> None:
         """Refuses a file that has changed; one of another time, as copies are, is read."""
@@ -421,7 +422,7 @@ class LinkedFile:
         if not path.is_file():
             raise KvCacheError(f"there is no {path}", "model_missing")
         stat = path.stat()
-        if stat.st_size != self.size or (stat.st_mtime_ns != self.mtime_ns and _digest(path) != self.sha256):
+        if stat.st_size != self.size or (stat.st_mtime_ns != self.mtime_ns and digest(path) != self.sha256):
             message = f"{path} has changed since the model was built, with the export that it belongs to: build again"
             raise KvCacheError(message, "model_damaged")
 
@@ -489,17 +490,6 @@ def _linked(source: Path, place: Path) -> str:
         warnings.warn(f"{source} is copied, since there can be no hard link to it: {error.strerror}", stacklevel=4)
         shutil.copyfile(source, place)
         return "a copy, since no hard link was possible, of"
-
-
-def _digest(path: Path) -> str:
-    """The SHA-256 of a file, or of 4096 places of a file above 64 MiB, which would take long."""
-    digest, size = hashlib.sha256(), path.stat().st_size
-    step, length = (1 << 20, 1 << 20) if size <= 1 << 26 else (size >> 12, 1 << 12)
-    with path.open("rb") as file:
-        for place in range(0, size, step):
-            file.seek(place)
-            digest.update(file.read(length))
-    return digest.hexdigest()
 
 
 def _section(given: dict[str, Any], name: str) -> dict[str, Any]:

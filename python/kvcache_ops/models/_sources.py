@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from kvcache_ops import _model_cache
 from kvcache_ops._cache import T2
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._build import METADATA, MODEL, build
@@ -30,8 +28,9 @@ def open_model(
     """The model of a built folder; or of a source of `build`, built into a folder of the user's cache.
 
     weights, cache, quant_group, rotation, progress: as `build` has them. None is what a built model has, or `build`'s
-    default. A built model stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is used again while the source
-    does not change.
+    default. A built model stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is used again while the
+    source's content does not change, of which a part is read where a file is larger than 64 MiB. A new build takes the
+    place of an earlier one of the same source and options.
 
     Raises KvCacheError: "cache_mismatch" or "weights_mismatch" for a built model with another cache or other weights,
     and what `load` and `build` raise.
@@ -52,37 +51,29 @@ def open_model(
         return model
     if not given.exists():
         raise KvCacheError(f"there is no file or folder {given}", "source_missing")
-    folder = _home() / f"{given.resolve().stem}-{_key(given, asked)}"
+    files, builder = _files(given), _builder()
+    folder = _model_cache.folder_of(given, asked, files, builder)
     try:
         return load(folder)
     except KvCacheError:
         shutil.rmtree(folder, ignore_errors=True)
-    _home().mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(suffix=".part", prefix=f"{folder.name}.", dir=_home()))
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _model_cache.part_in(folder.parent, f"{folder.name}.", of_cache=True) as part:
         build(given, part, progress=progress, **asked)  # type: ignore[arg-type]
-        try:
-            part.rename(folder)
-        except OSError:  # another process was faster
-            load(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        _model_cache.keep(part, folder, given, asked)
     return load(folder)
 
 
-def _home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvcache_ops" / "models"
-
-
-def _key(source: Path, options: Mapping[str, object]) -> str:
-    """What the result depends on: the files by size and time, the options, and the builder's version."""
+def _files(source: Path) -> list[Path]:
+    """The files that the model of a source may depend on."""
     files = parts(source)
     if source.is_dir() or source.suffix == ".onnx":
         folders = {source, source / "onnx"} if source.is_dir() else {source.parent}
         folders.add(described_by(source))
-        files = sorted(path for folder in folders for path in folder.glob("*") if path.is_file())
-    stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files if path.exists()]
-    digest = hashlib.sha256(json.dumps([str(source.resolve()), stats, sorted(options.items())]).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+        files = sorted(path for folder in folders for path in folder.glob("*"))
+    return [path for path in files if path.is_file()]
+
+
+def _builder() -> bytes:
+    """The builder's version: its own text."""
+    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
