@@ -169,19 +169,24 @@ def _bar(title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
         yield progress
 
 
-def _open(given: Namespace) -> Model:
+def _open(given: Namespace, chat: bool = False) -> Model:
     from kvcache_ops import models
 
     with terminable(), _bar("building", " tensors") as progress:
-        return models.open_model(given.model, progress=progress, **_given(given, _FORMATS))
+        return models.open_model(given.model, chat=chat, progress=progress, **_given(given, _FORMATS))
 
 
-def _engine(given: Namespace) -> Engine:
-    model = _open(given)
+def _engine(given: Namespace, chat: bool = False) -> Engine:
+    """An engine of a model, which may have to be built: what can be refused before that, is."""
+    from kvcache_ops._sampling import Sampling
     from kvcache_ops.engine import Engine
     from kvcache_ops.manager import tier
+    from kvcache_ops.models._model import session_options
 
     tiers = [tier(address) for address in given.tier]
+    Sampling(**_given(given, _SAMPLING))
+    session_options(given.threads or 0)
+    model = _open(given, chat)
     try:
         return Engine(model, tiers=tiers, **_given(given, _ENGINE))
     except TypeError as error:  # of a host that is not the first
@@ -210,7 +215,7 @@ def _cache(model: Model) -> str:
 
 
 def _chat(given: Namespace) -> int:
-    engine = _engine(given)
+    engine = _engine(given, chat=True)
     from kvcache_ops._chat import Chat
 
     with closing(engine):
@@ -218,19 +223,19 @@ def _chat(given: Namespace) -> int:
 
 
 def _generate(given: Namespace) -> int:
-    engine = _engine(given)
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given.prompts]
+    engine = _engine(given, given.chat)
     from kvcache_ops._generate import generate
 
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given.prompts]
     with closing(engine):
         return generate(engine, prompts, given.chat, given.context_shift, **_given(given, _SAMPLING))
 
 
 def _perplexity(given: Namespace) -> int:
+    text = Path(given.file).read_text(encoding="utf-8")
     model = _open(given)
     from kvcache_ops import models
 
-    text = Path(given.file).read_text(encoding="utf-8")
     with _bar("perplexity", " tokens") as progress:
         found = models.perplexity(model, text, context=given.context, threads=given.threads, progress=progress)
     print(f"perplexity {found}, {found.tokens:,} tokens in {found.windows} windows of {given.context}; {_cache(model)}")

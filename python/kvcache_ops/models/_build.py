@@ -59,6 +59,7 @@ def build(
     attention: str = "fused",
     context: int | None = None,
     rope: str = "auto",
+    chat: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Makes an ONNX model with a KV cache of our operators from a GGUF file, a Hugging Face folder, or an ONNX export.
@@ -89,6 +90,7 @@ def build(
     context: the most tokens of a sequence; None is what the model has.
     rope: of an export whose rotary factors depend on a sequence's length, "long" or "short"; "auto" are those for
     `context`.
+    chat: whether the model is for chats: one without a usable chat template is then refused before it is built.
     progress: called with how many tensors are written, and of how many.
 
     An export is a folder of onnxruntime-genai's model builder, or a graph of its kind in the folder of its checkpoint's
@@ -99,7 +101,7 @@ def build(
     Returns the path of model.onnx. Raises KvCacheError, in whose `kind` "source_", "config_", "tensor_", "tokenizer_",
     "family_" or "graph_" says what is wrong with `source`; "option_unknown", "context_range", "out_empty",
     "out_is_source" and what CacheSpec raises are about the arguments. What was written until then is removed. Of
-    several builds into one folder the last one stays, whole.
+    several builds into one folder the last one stays, whole. With `chat`, "chat_template".
     """
     options = {"weights": (weights, _WEIGHTS), "cache": (cache, _CACHES), "attention": (attention, _ATTENTIONS)}
     options |= {"activations": (activations, ("auto", *ACTIVATIONS)), "products": (products, _PRODUCTS)}
@@ -115,6 +117,10 @@ def build(
         raise KvCacheError("out is an empty path, expected a folder to write", "out_empty")
     checkpoint = open_source(Path(source), rope, context)
     config = checkpoint.config
+    if chat:
+        from kvcache_ops.models._chat_template import ChatTemplate  # which loads models
+
+        ChatTemplate(checkpoint)  # type: ignore[arg-type]  # it has all that is read here
     if isinstance(checkpoint, Export) and weights != "auto":
         raise KvCacheError(f"weights is {weights!r}, expected auto: an export's stay as they are", "option_unknown")
     can_balance = can_center = False

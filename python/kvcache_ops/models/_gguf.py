@@ -14,7 +14,8 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models import _tokenizer
 from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._config import Config, rotary, unknown_family
-from kvcache_ops.models._weights import FLOATS, GGUF_TYPES, Weight, from_gguf
+from kvcache_ops.models._source_files import probably
+from kvcache_ops.models._weights import FLOATS, GGUF_TYPES, Weight, checked, from_gguf
 
 _FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
@@ -84,7 +85,7 @@ def read_gguf(path: Path) -> Checkpoint:
     config.check(shapes, str, path)
 
     def read(name: str) -> Weight:
-        weight = from_gguf(tensors[name].tensor_type.name, tensors[name].data)
+        weight = checked(name, from_gguf(tensors[name].tensor_type.name, tensors[name].data))
         heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(name.split(".")[-2])
         if family == "llama" and heads is not None:
             weight = weight.rows(_halves_apart(heads, config.head_dim))
@@ -125,12 +126,18 @@ def _readers(path: Path) -> list[gguf.GGUFReader]:
 
 
 def _reader(path: Path) -> gguf.GGUFReader:
-    if not path.stat().st_size:
-        raise KvCacheError(f"{path} is no whole GGUF file: it is empty", "source_damaged")
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise KvCacheError(f"{path} is no whole GGUF file: it begins with {magic!r}{probably(path)}", "source_damaged")
     try:
-        return _Reader(path)
+        reader = _Reader(path)
     except (ValueError, IndexError, KeyError, OverflowError) as error:
         raise KvCacheError(f"{path} is no whole GGUF file: {error}", "source_damaged") from error
+    if reader.byte_order == "S":  # swapped; the package gives blocks' bytes as they are
+        message = f"{path} is big-endian, expected little-endian: `gguf-convert-endian {path.name} little` converts it"
+        raise KvCacheError(message, "byte_order")
+    return reader
 
 
 def _config(
@@ -148,7 +155,7 @@ def _config(
     context, scaling = number("context_length"), _scaling(family, fields)
     inv_freq, rope_scale = rotary(head_dim, fields.get(f"{family}.rope.freq_base", float, 10000.0), scaling, context)
     if factors is not None:
-        if factors.shape != (len(inv_freq),) or not (factors > 0).all():
+        if factors.shape != (len(inv_freq),) or not ((factors > 0) & np.isfinite(factors)).all():
             message = (
                 f"rope_freqs.weight has the shape {list(factors.shape)}, expected {len(inv_freq)} positive factors"
             )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._config import Config, canonical, hugging_face_name, rotary, unknown_family
-from kvcache_ops.models._weights import FLOATS, Dense
+from kvcache_ops.models._folder_tokenizer import of_chats, tokenizer_of
+from kvcache_ops.models._source_files import json_of, probably
+from kvcache_ops.models._weights import FLOATS, Dense, Weight, checked
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text")
 # What config.json need not say, as transformers has it.
@@ -31,6 +32,8 @@ _GEMMAS: dict[Any, dict[str, Any]] = {
     "gemma3": _GEMMA | {"max_position_embeddings": 131072, "rope_theta": 1e6},
 }
 _OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")  # named where there are no others
+_COMPARED = 1 << 22  # elements that are compared at once
 _SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 
 
@@ -67,57 +70,53 @@ def read_folder(folder: Path) -> Checkpoint:
                         message = f"{name} has the type {part.get_dtype()}, expected one of {', '.join(FLOATS)}"
                         raise KvCacheError(message, "tensor_type")
         except (SafetensorError, OSError) as error:
-            raise KvCacheError(f"{file} is no whole safetensors file: {error}", "source_damaged") from error
+            message = f"{file} is no whole safetensors file: {error}{probably(file)}"
+            raise KvCacheError(message, "source_damaged") from error
     if given.get("model_type") not in _FAMILIES:
         raise unknown_family("model_type", given.get("model_type"), shapes, _FAMILIES)
     config = _config(described, shapes)
-    if config.tied:
-        shapes.pop("output.weight", None)  # a copy of the embedding
+    if config.tied and "output.weight" in shapes:
+        message = "config.json says tie_word_embeddings, and lm_head.weight is another matrix than the embedding"
+        if _equal(*((places[name], spelled[name]) for name in ("token_embd.weight", "output.weight"))):
+            del shapes["output.weight"]
+        else:
+            warnings.warn(f"{message}: the file's head counts", stacklevel=4)
+            config = replace(config, tied=False)
+    for message in _contradictions(folder, described, config):
+        warnings.warn(message, stacklevel=4)
     config.check(shapes, lambda name: spelled.get(name) or hugging_face_name(name, gemma), folder)
 
-    def read(name: str) -> Dense:
+    def read(name: str) -> Weight:
         with safe_open(places[name], framework="numpy") as tensors:
             values = tensors.get_tensor(spelled[name])
         if gemma and name.endswith("norm.weight"):
             values = values.astype(np.float32) + 1
-        return Dense(values)
+        return checked(spelled[name], Dense(values))
 
     tokenizer = tokenizer_of(folder, config.vocab_size)
-    bos, stops, template = of_chats(folder, given.get("eos_token_id"), tokenizer)
+    bos, stops, template = of_chats(folder, given.get("eos_token_id"), tokenizer, given.get("bos_token_id"))
     return Checkpoint(config, read, tokenizer, bos, stops, template, folder.resolve().name)
 
 
-def of_chats(
-    folder: Path, eos: Any, tokenizer: Tokenizer | None = None
-) -> tuple[str | None, tuple[int, ...], str | None]:
-    """The text of the token that begins a conversation, the tokens that end an answer, and the chat template.
+def _equal(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
+    """Whether two matrices, each a tensor of a file, have the same bytes; some rows are read at once."""
+    with safe_open(one[0], framework="numpy") as first, safe_open(other[0], framework="numpy") as second:
+        slices = first.get_slice(one[1]), second.get_slice(other[1])
+        (shape, dtype), of_other = ((part.get_shape(), part.get_dtype()) for part in slices)
+        if (shape, dtype) != of_other or len(shape) != 2:
+            return False
+        rows = max(1, _COMPARED // max(shape[1], 1))
+        pairs = ([part[i : i + rows] for part in slices] for i in range(0, shape[0], rows))
+        return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
-    eos: what the model's configuration says of the tokens that end an answer. The tokenizer knows the one that
-    tokenizer_config.json names, the first of them, which is the template's `eos_token`.
-    """
-    said, generation = (
-        json_of(path) if path.is_file() else {}
-        for path in (folder / "tokenizer_config.json", folder / "generation_config.json")
-    )
-    bos, template = said.get("bos_token"), said.get("chat_template")
-    bos = bos.get("content") if isinstance(bos, dict) else bos
-    if (folder / "chat_template.jinja").is_file():
-        template = _text(folder / "chat_template.jinja")
-    if isinstance(template, list):  # several by name
-        entries = [entry for entry in template if isinstance(entry, dict)]
-        template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
-    end = said.get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    stops: list[Any] = [tokenizer.token_to_id(end) if tokenizer is not None and isinstance(end, str) else None]
-    for ids in (generation.get("eos_token_id"), eos):
-        stops += ids if isinstance(ids, list) else [ids]
-    stops = [stop for stop in stops if stop is not None]
-    facts = [("bos_token", bos, str), ("chat_template", template, str), *(("eos_token_id", s, int) for s in stops)]
-    for name, value, kind in facts:
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            expected = "a text" if kind is str else "a whole number, or a list of them"
-            raise KvCacheError(f"{name} is {value!r} in {folder}, expected {expected}", "config_type")
-    return bos, tuple(dict.fromkeys(stops)), template
+
+def _contradictions(folder: Path, given: dict[str, Any], config: Config) -> Iterator[str]:
+    """What a folder says and the weights do not, and what it has beside them that is not used."""
+    if given.get("vocab_size") not in (None, config.vocab_size):
+        said = f"config.json says vocab_size {given['vocab_size']}"
+        yield f"{said}, the embedding has {config.vocab_size} rows, which count"
+    if adapters := [path.name for path in sorted(folder.glob("adapter_model.*"))]:
+        yield f"{', '.join(adapters)} in {folder} is not used: merge the adapter into the weights"
 
 
 def _files(folder: Path) -> list[Path]:
@@ -146,27 +145,9 @@ def _files_without_index(folder: Path) -> list[Path]:
         return [whole]
     if files := [file for file in found if not file.name.startswith(("consolidated", "adapter_"))]:
         return files
+    found += sorted(path for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern))
     others = f" but {', '.join(file.name for file in found)}" if found else ""
     raise KvCacheError(f"there is no *.safetensors in {folder}{others}", "source_missing")
-
-
-def tokenizer_of(folder: Path, vocab_size: int = 2**32) -> Tokenizer:
-    """The tokenizer of tokenizer.json, without truncation and padding, and without tokens that the model lacks."""
-    text = _text(folder / "tokenizer.json")
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the package raises no narrower one
-        raise KvCacheError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}", "source_damaged") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    beyond = {i: added.content for i, added in tokenizer.get_added_tokens_decoder().items() if i >= vocab_size}
-    if not beyond:
-        return tokenizer
-    message = f"{', '.join(beyond.values())} of tokenizer.json are left out: the model has {vocab_size} tokens"
-    warnings.warn(message, stacklevel=2)
-    data = json.loads(tokenizer.to_str())
-    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] not in beyond]
-    return Tokenizer.from_str(json.dumps(data))
 
 
 def _config(given: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Config:
@@ -269,22 +250,3 @@ def _window(given: dict[str, Any], layers: int, number: Callable[[str], int]) ->
         message = f"sliding_window is {window} for some of the layers, expected it for all or for none"
         raise KvCacheError(message, "config_unsupported")
     return window
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise KvCacheError(f"there is no {path.name} in {path.parent}", "source_missing") from error
-    except UnicodeDecodeError as error:
-        raise KvCacheError(f"{path} is no text: {error}", "source_damaged") from error
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise KvCacheError(f"{path} is no JSON: {error}", "source_damaged") from error
-    if not isinstance(value, dict):
-        raise KvCacheError(f"{path} has a {type(value).__name__}, expected an object", "source_damaged")
-    return value

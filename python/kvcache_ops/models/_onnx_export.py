@@ -34,8 +34,8 @@ from kvcache_ops._quantized import OWN_DOMAIN
 from kvcache_ops.models._checkpoint import check_tokenizer
 from kvcache_ops.models._config import rotary
 from kvcache_ops.models._decoder import INDICES, graph_inputs
+from kvcache_ops.models._folder_tokenizer import of_chats, tokenizer_of
 from kvcache_ops.models._graph import MICROSOFT
-from kvcache_ops.models._hugging_face import json_of, of_chats, tokenizer_of
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_attention import INPUTS, Attention, Replacement, Rotation
 from kvcache_ops.models._onnx_graph import (
@@ -52,6 +52,8 @@ from kvcache_ops.models._onnx_graph import (
     unsupported,
 )
 from kvcache_ops.models._onnx_products import Products
+from kvcache_ops.models._onnx_values import check_values
+from kvcache_ops.models._source_files import json_of, probably
 
 GENAI = "genai_config.json"
 _CONFIG = "config.json"
@@ -372,6 +374,8 @@ class Export:
 
     def link(self, path: Path, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """Puts the data beside the new model, as hard links or else copies. Returns what `load` checks."""
+        made = () if self._products is None else self._products.initializers
+        check_values(self.model.graph, self._folder, {tensor.name for tensor in made})
         entries = [entry for tensor in all_tensors(self.model.graph) for entry in tensor.external_data]
         entries = [entry for entry in entries if entry.key == "location"]
         read = {entry.value for entry in entries}
@@ -512,11 +516,13 @@ def _load(file: Path) -> tuple[bytes, ModelProto]:
     if not file.is_file():
         raise KvCacheError(f"there is no {file.name} in {file.parent}", "source_missing")
     content = file.read_bytes()
+    if not content:
+        raise KvCacheError(f"{file} is no ONNX model: it is empty", "source_damaged")
     try:
         model = ModelProto.FromString(content)
         check_texts(model.graph)
     except Exception as error:  # protobuf's own
-        raise KvCacheError(f"{file} is no ONNX model: {error}", "source_damaged") from error
+        raise KvCacheError(f"{file} is no ONNX model: {error}{probably(file)}", "source_damaged") from error
     newest = {"": onnx.defs.onnx_opset_version(), "ai.onnx": onnx.defs.onnx_opset_version(), "com.microsoft": 1}
     for opset in model.opset_import:
         if opset.version > newest.get(opset.domain, opset.version):
@@ -551,7 +557,7 @@ def _data_files(model: ModelProto, folder: Path) -> list[str]:
             raise KvCacheError(f"{tensor.name} lies at no place of {location}: {error}", "source_damaged") from error
         if length != needed or begin < 0 or begin + length > sizes[location]:
             message = f"{tensor.name} has {length} bytes from {begin} of {location}, which has {sizes[location]}"
-            raise KvCacheError(f"{message}; expected {needed} within it", "source_damaged")
+            raise KvCacheError(f"{message}; expected {needed} within it{probably(folder / location)}", "source_damaged")
     return list(sizes)
 
 

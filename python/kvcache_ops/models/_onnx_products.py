@@ -12,6 +12,7 @@ from onnx import NodeProto, TensorProto, helper
 from kvcache_ops._quantized import OWN_DOMAIN, pack_panels, pack_scales
 from kvcache_ops.models._graph import activation_bits, store
 from kvcache_ops.models._onnx_graph import Values, attributes, called, unsupported
+from kvcache_ops.models._weights import check_finite
 
 _INPUTS = ("A", "B", "scales", "zero_points", "g_idx", "bias")
 _LARGEST_BLOCK = 32
@@ -66,6 +67,9 @@ class Products:
             for known, made, sizes in self._weights:
                 if made["panels"].name in initializers:
                     arrays = {name: self._values.array(tensor) for name, tensor in known.items()}
+                    for name, tensor in known.items():
+                        if tensor.data_type != TensorProto.UINT8:
+                            check_finite(tensor.name, arrays[name])
                     for of, values in sizes.weights(arrays).items():
                         store(initializers[made[of].name], values, data, path.name)
 

@@ -11,6 +11,7 @@ from kvcache_ops import _model_cache
 from kvcache_ops._cache import T2
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._build import METADATA, MODEL, build
+from kvcache_ops.models._chat_template import ChatTemplate
 from kvcache_ops.models._gguf import parts
 from kvcache_ops.models._model import Model, load
 from kvcache_ops.models._onnx_export import described_by
@@ -23,14 +24,15 @@ def open_model(
     cache: T2 | None = None,
     quant_group: int | None = None,
     rotation: bool | None = None,
+    chat: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """The model of a built folder; or of a source of `build`, built into a folder of the user's cache.
 
-    weights, cache, quant_group, rotation, progress: as `build` has them. None is what a built model has, or `build`'s
-    default. A built model stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is used again while the
-    source's content does not change, of which a part is read where a file is larger than 64 MiB. A new build takes the
-    place of an earlier one of the same source and options.
+    weights, cache, quant_group, rotation, chat, progress: as `build` has them. None is what a built model has, or
+    `build`'s default. A built model stays in $XDG_CACHE_HOME/kvcache_ops/models, or ~/.cache, and is used again while
+    the source's content does not change, of which a part is read where a file is larger than 64 MiB. A new build takes
+    the place of an earlier one of the same source and options.
 
     Raises KvCacheError: "cache_mismatch" or "weights_mismatch" for a built model with another cache or other weights,
     and what `load` and `build` raise.
@@ -40,7 +42,7 @@ def open_model(
     asked = {name: value for name, value in options.items() if value is not None}
     file = given if given.suffix == ".onnx" else given / MODEL
     if file.is_file() and METADATA.encode() in file.read_bytes():
-        model = load(given)
+        model = _for_chats(load(given)) if chat else load(given)
         kept = model.cache
         has: dict[str, object] = {"weights": model.weights, "cache": kept.cache_dtype}
         has |= {"quant_group": kept.quant_group, "rotation": kept.quant_rotation == 1}
@@ -54,14 +56,23 @@ def open_model(
     files, builder = _files(given), _builder()
     folder = _model_cache.folder_of(given, asked, files, builder)
     try:
-        return load(folder)
+        found = load(folder)
     except KvCacheError:
-        shutil.rmtree(folder, ignore_errors=True)
+        found = None
+    if found is not None:
+        return _for_chats(found) if chat else found
+    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _model_cache.part_in(folder.parent, f"{folder.name}.", of_cache=True) as part:
-        build(given, part, progress=progress, **asked)  # type: ignore[arg-type]
+        build(given, part, chat=chat, progress=progress, **asked)  # type: ignore[arg-type]
         _model_cache.keep(part, folder, given, asked)
     return load(folder)
+
+
+def _for_chats(model: Model) -> Model:
+    """The model, if it has a chat template that is one."""
+    ChatTemplate(model)
+    return model
 
 
 def _files(source: Path) -> list[Path]:

@@ -64,6 +64,46 @@ class Blocks:
 
 Weight = Dense | Blocks
 
+_CHUNK = 1 << 20  # elements that are checked at once
+_EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits that are all set where a number is not finite
+
+
+def not_finite(values: NDArray[Any], most: float | None = np.inf) -> int | None:
+    """The index in the flat array of a value that is NaN or not below `most`, if that is given, if there is one."""
+    flat, mask = values.reshape(-1), _EXPONENT.get(values.dtype.name)
+    for begin in range(0, flat.size, _CHUNK):
+        part = flat[begin : begin + _CHUNK]
+        if most is None:
+            bad = np.isnan(part)
+        elif mask is not None and most == np.inf:  # several times as fast as in floats
+            bad = (part.view(np.uint16) & np.uint16(mask)) == mask
+        else:
+            bad = ~(np.abs(part) < most)
+        if bad.any():
+            return begin + int(bad.argmax())
+    return None
+
+
+def check_finite(name: str, values: NDArray[Any], most: float | None = np.inf, what: str = "value") -> None:
+    """Refuses a value that is NaN or not below `most`, if that is given, of the tensor `name` with "tensor_values"."""
+    if (at := not_finite(values, most)) is not None:
+        place = [int(i) for i in np.unravel_index(at, values.shape)]
+        message = f"{name} has the {what} {values.reshape(-1)[at]} at {place}, expected finite numbers"
+        raise KvCacheError(f"{message}: the file is damaged, or its maker failed", "tensor_values")
+
+
+def checked(name: str, weight: Weight) -> Weight:
+    """The weight, all of whose values are finite. Raises KvCacheError "tensor_values"."""
+    if isinstance(weight, Dense):
+        parts = {"value": (weight.values, np.inf)}
+    else:  # a weight is at most so many scales
+        parts = {"scale": (weight.scales, np.finfo(np.float32).max / 2**weight.bits)}
+        if weight.minima is not None:
+            parts["minimum"] = (weight.minima, np.inf)
+    for what, (values, most) in parts.items():
+        check_finite(name, values, most, what)
+    return weight
+
 
 def stack(weights: Sequence[Weight]) -> list[Weight]:
     """The same matrices, one above the other where all have one format; else as they are."""
@@ -94,7 +134,8 @@ def convert(name: str, weight: Weight, weights: str) -> Weight:
     """A matrix as `weights` asks: "auto" leaves it; "int8" and "int4" are GGUF's Q8_0 and Q4_0 of a float matrix.
 
     The embedding and the head are given int8 where int4 is asked for. Raises KvCacheError "weights_quantized" for a
-    quantized matrix, and "tensor_shape" for rows that are not whole blocks of 32.
+    quantized matrix, "tensor_shape" for rows that are not whole blocks of 32, and "weights_range" for values that
+    float16 cannot have.
     """
     if weights == "auto":
         return weight
@@ -102,14 +143,26 @@ def convert(name: str, weight: Weight, weights: str) -> Weight:
         message = f"{name} is quantized in the file, expected weights to be 'auto', got {weights!r}"
         raise KvCacheError(message, "weights_quantized")
     if weights in ("float32", "float16"):
-        return Dense(weight.values.astype(weights))
+        with np.errstate(over="ignore"):
+            return _in_range(name, weight, Dense(weight.values.astype(weights)), weights)
     from gguf import GGMLQuantizationType, quants
 
     if weight.values.shape[-1] % 32:
         message = f"{name} has {weight.values.shape[-1]} columns, expected a multiple of 32 for weights {weights!r}"
         raise KvCacheError(message, "tensor_shape")
     kind = "Q4_0" if weights == "int4" and name.startswith("blk.") else "Q8_0"
-    return from_gguf(kind, quants.quantize(weight.values.astype(np.float32), GGMLQuantizationType[kind]))
+    with np.errstate(over="ignore", invalid="ignore"):
+        blocks = from_gguf(kind, quants.quantize(weight.values.astype(np.float32), GGMLQuantizationType[kind]))
+    return _in_range(name, weight, blocks, weights)
+
+
+def _in_range(name: str, given: Dense, made: Weight, weights: str) -> Weight:
+    """What was made of a matrix, unless the numbers of its type, or the float16 scales of its blocks, overflow."""
+    if not_finite(made.values if isinstance(made, Dense) else made.scales) is None:
+        return made
+    largest = float(np.abs(given.values.astype(np.float32)).max())
+    message = f"{name} has values up to {largest:g}, which overflow in weights {weights!r}"
+    raise KvCacheError(f"{message}: expected weights 'auto' or 'float32'", "weights_range")
 
 
 def _blocks(bits: int, block: int, codes: _Bytes, scales: _Floats, minima: _Floats | None = None) -> Blocks:
@@ -218,11 +271,12 @@ def _iq4_xs(data: _Bytes) -> Blocks:
 
 
 def _mxfp4(data: _Bytes) -> Blocks:
-    """32 weights: a power of 2 as its exponent, 16 bytes as in Q4_0, whose codes are places in a table of doubles."""
+    """32 weights: a power of 2 as its exponent, 255 for NaN, 16 bytes of places in a table of doubles, as in Q4_0."""
     from gguf.quants import MXFP4
 
     blocks = data.reshape(len(data), -1, 17)
     scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
+    scales[blocks[..., 0] == 255] = np.nan
     return _blocks(8, 32, _looked_up(MXFP4.kvalues, _nibbles(blocks[..., 1:])), scales)
 
 
