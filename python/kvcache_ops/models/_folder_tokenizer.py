@@ -76,11 +76,15 @@ def _add(tokenizer: Tokenizer, said: dict[str, dict[str, Any]], vocab_size: int)
     for text, (file, token) in special.items():
         wanted.setdefault(text, (file, None, _token(token, file, special=True)))
     for text, (file, number, token) in wanted.items():
+        is_new = tokenizer.token_to_id(text) is None
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         got = tokenizer.token_to_id(text)
         if number is not None and got != number and min(number, got) < vocab_size:
             message = f"{text} is token {number} in {file}, and {got} after those of tokenizer.json"
             raise KvCacheError(f"{message}: expected one number", "tokenizer_mismatch")
+        if number is None and is_new and got < vocab_size:
+            message = f"{text} of {file} is no token of tokenizer.json, and becomes {got}, as transformers has it"
+            warnings.warn(message, stacklevel=3)
     return {text: file for text, (file, _, _) in wanted.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ class _Fields:
     """The metadata of a file, by key."""
 
     def __init__(self, reader: gguf.GGUFReader) -> None:
-        self._reader = reader
+        self._reader, self._asked = reader, set[str]()
 
     def get(self, key: str, kind: Any, default: Any = None) -> Any:
         """The value of a key, a `kind`, or else `default`; a `default` that is `kind` itself stands for none."""
+        self._asked.add(key)
         field = self._reader.get_field(key)
         if field is None:
             if default is kind:
@@ -54,6 +56,29 @@ class _Fields:
             message = f"{key} is of the type {type(value).__name__}, expected {getattr(kind, '__name__', kind)}"
             raise KvCacheError(message, "config_type")
         return value
+
+    def unused(self, prefix: str, neutral: dict[str, Any]) -> list[str]:
+        """The keys that begin so and were not asked for, with their values, but for those with a neutral one."""
+        found = []
+        for key, field in self._reader.fields.items():
+            if key.startswith(prefix) and key not in self._asked:
+                value, name = field.contents(), key.removeprefix(prefix)
+                if name not in neutral or neutral[name] not in (value, ...):
+                    found.append(f"{key} {value!r:.40}")
+        return found
+
+
+# What changes nothing, whatever its value or with this one.
+_NEUTRAL: dict[str, Any] = {
+    "vocab_size": ..., "attention.causal": True, "attention.layer_norm_epsilon": ..., "expert_count": 0,
+    "expert_used_count": 0, "tensor_data_layout": ..., "use_parallel_residual": False, "rope.scaling.finetuned": ...,
+    "pooling_type": 0, "logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0, "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0, "leading_dense_block_count": 0,
+}  # fmt: skip
+
+_HEAD_SIZES = (
+    "attention.value_length", "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa",
+)  # fmt: skip
 
 
 def parts(path: Path) -> list[Path]:
@@ -83,6 +108,9 @@ def read_gguf(path: Path) -> Checkpoint:
     shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in tensors.items()}
     config = _config(family, fields, shapes, None if factors is None else factors.data)
     config.check(shapes, str, path)
+    if unused := fields.unused(f"{family}.", _NEUTRAL | dict.fromkeys(_HEAD_SIZES, config.head_dim)):
+        message = f"{path.name} says what is not used: {', '.join(unused)}; answers may differ from the model's"
+        warnings.warn(message, stacklevel=3)
 
     def read(name: str) -> Weight:
         weight = checked(name, from_gguf(tensors[name].tensor_type.name, tensors[name].data))
@@ -92,6 +120,9 @@ def read_gguf(path: Path) -> Checkpoint:
         return weight
 
     tokenizer, bos, stops = _tokenizer.from_gguf(fields.get)
+    if fields.get("tokenizer.ggml.add_eos_token", bool, False):
+        message = f"{path.name} says add_eos_token: prompts that are continued do not end with eos"
+        warnings.warn(message, stacklevel=3)
     template, name = fields.get("tokenizer.chat_template", str), fields.get("general.name", str, path.stem)
     if template and bos and tokenizer.encode("").ids and "bos_token" not in template and bos not in template:
         template = "{{ bos_token }}" + template  # llama.cpp begins every prompt with it

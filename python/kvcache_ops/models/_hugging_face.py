@@ -106,7 +106,7 @@ def _equal(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
         if (shape, dtype) != of_other or len(shape) != 2:
             return False
         rows = max(1, _COMPARED // max(shape[1], 1))
-        pairs = ([part[i : i + rows] for part in slices] for i in range(0, shape[0], rows))
+        pairs = ([part[i : min(i + rows, shape[0])] for part in slices] for i in range(0, shape[0], rows))
         return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
