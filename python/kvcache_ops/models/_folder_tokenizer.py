@@ -68,21 +68,23 @@ def _add(tokenizer: Tokenizer, said: dict[str, dict[str, Any]], vocab_size: int)
     for number, token in sorted(_entries(decoder, _CONFIG), key=lambda entry: entry[0]):
         text = _content(token, _CONFIG)
         wanted[text] = (_CONFIG, number, _token(token, _CONFIG, special=text in special))
-    for text, number in sorted(said[_ADDED].items(), key=lambda entry: str(entry[1]).zfill(12)):
+    for text, number in said[_ADDED].items():
         if not isinstance(number, int) or isinstance(number, bool):
             raise KvCacheError(f"{text} is {number!r} in {_ADDED}, expected a whole number", "config_type")
+    for text, number in sorted(said[_ADDED].items(), key=lambda entry: entry[1]):
         found = AddedToken(text, special=text in special, normalized=text not in special)
         wanted.setdefault(text, (_ADDED, number, found))
     for text, (file, token) in special.items():
         wanted.setdefault(text, (file, None, _token(token, file, special=True)))
-    for text, (file, number, token) in wanted.items():
+    for text, (file, asked, token) in wanted.items():
         is_new = tokenizer.token_to_id(text) is None
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         got = tokenizer.token_to_id(text)
-        if number is not None and got != number and min(number, got) < vocab_size:
-            message = f"{text} is token {number} in {file}, and {got} after those of tokenizer.json"
+        assert got is not None  # it was just added
+        if asked is not None and got != asked and min(asked, got) < vocab_size:
+            message = f"{text} is token {asked} in {file}, and {got} after those of tokenizer.json"
             raise KvCacheError(f"{message}: expected one number", "tokenizer_mismatch")
-        if number is None and is_new and got < vocab_size:
+        if asked is None and is_new and got < vocab_size:
             message = f"{text} of {file} is no token of tokenizer.json, and becomes {got}, as transformers has it"
             warnings.warn(message, stacklevel=3)
     return {text: file for text, (file, _, _) in wanted.items()}
