@@ -130,7 +130,7 @@ def test_only_stale_parts_go(source: Path, home: Path, capsys: pytest.CaptureFix
         [build.wait() for build in builds]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_build_that_is_ended(sent: signal.Signals, source: Path, tmp_path: Path) -> None:
     """SIGTERM removes what was written; after SIGKILL the next build there does, and leaves what is not ours."""
     code = "import sys, time; from kvcache_ops._command import main; from kvcache_ops.models import _build\n"
@@ -143,7 +143,7 @@ def test_a_build_that_is_ended(sent: signal.Signals, source: Path, tmp_path: Pat
         time.sleep(0.01)
     build.send_signal(sent)
     status = build.wait(60)
-    assert status == (128 + signal.SIGTERM if sent == signal.SIGTERM else -signal.SIGKILL)
+    assert status == (-sent if sent == signal.SIGKILL else 128 + sent)
     assert bool(list(out.glob(".*.part"))) is (sent == signal.SIGKILL)
     models.build(source, out)
     names = {"download.part", "model.onnx", "model.onnx.data", "tokenizer.json"}

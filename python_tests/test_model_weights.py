@@ -192,3 +192,7 @@ def test_weights_of_other_kinds_in_a_folder(tmp_path: Path) -> None:
         path.rename(path.with_suffix(".bin"))
     with refused("source_missing", "source but model-0.bin, model-1.bin"):
         open_checkpoint(folder)
+    (tmp_path / "files").mkdir()
+    write_gguf(tmp_path / "files" / "tiny.gguf")
+    with refused("source_missing", "files but tiny.gguf: name the file"):
+        open_checkpoint(tmp_path / "files")

@@ -42,8 +42,11 @@ def doctor(models: Sequence[str]) -> int:
         works &= not _installed("onnxruntime")
     for model in models:
         works &= _check_model(model)
-    for line in _model_cache.contents():
-        _say("built models", line)
+    try:
+        for line in _model_cache.contents():
+            _say("built models", line)
+    except OSError as error:
+        _say("built models", str(error))
     _say("result", "everything that is here works" if works else "something does not work, see above")
     return 0 if works else 1
 

@@ -22,12 +22,14 @@ def interruptible() -> Iterator[Event]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM ends the program by an exception, as Ctrl-C does, so that what it has half written goes."""
+    """SIGTERM, or the end of the terminal, raises an exception, as Ctrl-C does: what is half written goes."""
     if current_thread() is not main_thread():  # others get no signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signals = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]  # by nohup
+    before = {s: signal.signal(s, lambda number, _: sys.exit(128 + number)) for s in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

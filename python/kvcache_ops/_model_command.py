@@ -243,7 +243,7 @@ def _perplexity(given: Namespace) -> int:
 
 
 def _serve(given: Namespace) -> int:
-    from kvcache_ops.serve import serve
+    from kvcache_ops.serve import serve  # before a build: its packages may not be there
 
     serve(_engine(given), **_given(given, _SERVE))
     return 0

@@ -43,6 +43,9 @@ def read_folder(folder: Path) -> Checkpoint:
     Raises KvCacheError: "source_missing" for a missing file, "source_damaged", "family_unknown",
     "config_unsupported", "tensor_type" and what `Config` raises.
     """
+    if not (folder / "config.json").is_file() and (found := sorted(folder.glob("*.gguf"))):
+        message = f"there is no config.json in {folder} but {', '.join(path.name for path in found)}: name the file"
+        raise KvCacheError(message, "source_missing")
     given = json_of(folder / "config.json")
     family = str(given.get("model_type")).removesuffix("_text")
     gemma = family in _GEMMAS

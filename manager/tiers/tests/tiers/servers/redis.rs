@@ -1,6 +1,9 @@
 //! `RedisTier` on a Redis server.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use kvcache_manager::{BlockError, BlockStore, StoreError};
@@ -41,19 +44,6 @@ fn redis_keeps_blocks_until_it_is_full() {
     assert!(refused > 10, "{refused}");
     assert_eq!(tier.get(&key(0)).unwrap(), Some(block(0)));
     assert_eq!(tier.get(&key(refused)).unwrap(), None);
-    // What another program has left under a key is no block, and of a longer one only the beginning is read.
-    let mut program = redis::Client::open(url(folder.path())).unwrap().get_connection().unwrap();
-    let name = |i| format!("kvcache:{}", key(i));
-    (7..20).for_each(|i| tier.delete(&key(i)).unwrap());
-    redis::cmd("SET").arg(name(5)).arg(vec![0; 50_000]).exec(&mut program).unwrap();
-    redis::cmd("DEL").arg(name(6)).exec(&mut program).unwrap();
-    redis::cmd("RPUSH").arg(name(6)).arg("1").exec(&mut program).unwrap();
-    tier.expect_blocks(block(0).nbytes());
-    assert!(matches!(tier.get(&key(5)), Err(StoreError::Bad(BlockError::Length))));
-    assert!(matches!(tier.get(&key(6)), Err(StoreError::Failed(_))));
-    let (blocks, error) = tier.get_chain(&keys(0..10));
-    assert_eq!(blocks.len(), 5);
-    assert!(matches!(error, Some(StoreError::Bad(BlockError::Length))));
     (0..10).for_each(|i| tier.delete(&key(i)).unwrap());
     let tier = tier.expiry(Duration::from_millis(50));
     tier.put(&key(0), block(0)).unwrap();
@@ -85,6 +75,53 @@ fn it_connects_anew() {
     let hasty = hasty.timeout(NEVER);
     for i in [3, 2] {
         assert_eq!(hasty.get(&key(i)).unwrap(), Some(block(i)));
+    }
+}
+
+/// What another program has left under a key is no block, and of a longer one only the beginning is read.
+#[test]
+fn other_values_are_a_miss() {
+    let folder = tempfile::tempdir().unwrap();
+    let _server = start(folder.path());
+    let tier = open(folder.path());
+    tier.expect_blocks(block(0).nbytes());
+    (0..5).for_each(|i| tier.put(&key(i), block(i)).unwrap());
+    let mut program = redis::Client::open(url(folder.path())).unwrap().get_connection().unwrap();
+    let name = |i| format!("kvcache:{}", key(i));
+    redis::cmd("SET").arg(name(5)).arg(vec![0u8; 100_000]).exec(&mut program).unwrap();
+    redis::cmd("RPUSH").arg(name(6)).arg("1").exec(&mut program).unwrap();
+    assert!(matches!(tier.get(&key(5)), Err(StoreError::Bad(BlockError::Length))));
+    assert!(matches!(tier.get(&key(6)), Err(StoreError::Failed(_))));
+    let (blocks, error) = tier.get_chain(&keys(0..10));
+    assert_eq!(blocks, (0..5).map(block).collect::<Vec<_>>());
+    assert!(matches!(error, Some(StoreError::Bad(BlockError::Length))));
+}
+
+/// A server that announces 8 TiB, as one text or as so many: no memory is taken for what does not come.
+#[test]
+fn no_length_is_believed() {
+    for huge in ["$8796093022208\r\nkvblock1", "*8796093022208\r\n$1\r\na\r\n", "$-7\r\n", "%9\r\n", "\r\n"] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, mut read) = (stream.unwrap(), [0; 4096]);
+                while let Ok(len @ 1..) = stream.read(&mut read) {
+                    let asked = String::from_utf8_lossy(&read[..len]).to_string();
+                    let answer = if asked.contains("GETRANGE") {
+                        huge.to_owned()
+                    } else {
+                        "+OK\r\n".repeat(asked.matches('*').count())
+                    };
+                    if stream.write_all(answer.as_bytes()).is_err() {
+                        break;
+                    }
+                }
+            }
+        });
+        let tier = RedisTier::open(&url).unwrap().timeout(Duration::from_millis(200));
+        assert!(matches!(tier.get(&key(0)), Err(_) | Ok(None)), "{huge}");
+        assert_eq!(tier.get_chain(&keys(0..20)).0, []);
     }
 }
 
