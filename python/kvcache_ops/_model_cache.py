@@ -84,10 +84,10 @@ WHOLE = 1 << 26
 """The bytes up to which `digest` reads all of a file."""
 
 
-def digest(path: Path) -> str:
-    """The SHA-256 of a file, or of 4096 places of a file above 64 MiB, which would take long."""
+def digest(path: Path, places: int = 4096) -> str:
+    """The SHA-256 of a file, or of so many places of a file above 64 MiB, which would take long."""
     hashed, size = hashlib.sha256(), path.stat().st_size
-    step, length = (1 << 20, 1 << 20) if size <= WHOLE else (size >> 12, 1 << 12)
+    step, length = (1 << 20, 1 << 20) if size <= WHOLE else (size // places, 1 << 12)
     with path.open("rb") as file:
         for place in range(0, size, step):
             file.seek(place)
@@ -100,7 +100,8 @@ def folder_of(source: Path, options: dict[str, Any], files: list[Path], builder:
     contents = []
     for path in files:
         stat = path.stat()
-        contents.append([path.name, stat.st_size, digest(path), stat.st_mtime_ns if stat.st_size > WHOLE else 0])
+        touched = stat.st_mtime_ns if stat.st_size > WHOLE else 0
+        contents.append([path.name, stat.st_size, touched, digest(path, places=256)])
     place = _key(json.dumps([str(source.resolve()), sorted(options.items())]).encode())
     return home() / f"{source.resolve().stem}-{place}-{_key(json.dumps(contents).encode() + builder)}"
 
@@ -111,9 +112,9 @@ def keep(part: Path, folder: Path, source: Path, options: dict[str, Any]) -> boo
     Returns whether it was free: another process may have been faster.
     """
     about = {"source": str(source.resolve()), "options": options}
-    (part / _LOCK).unlink(missing_ok=True)
     (part / SOURCE).write_text(json.dumps(about), encoding="utf-8")
     with locked(folder.parent):
+        (part / _LOCK).unlink(missing_ok=True)
         try:
             replace(part, folder)
         except OSError:
