@@ -49,7 +49,7 @@ impl MatrixShape {
         self.n > 0 && self.k > 0 && matches!(self.bits, 4 | 8) && matches!(self.block_size, 16 | 32)
     }
 
-    /// Twice the bits' zero point is the number of codes.
+    /// The code of weight 0 where there are no minima: half the number of codes.
     pub(crate) const fn zero_point(&self) -> i32 {
         1 << (self.bits - 1)
     }
