@@ -33,7 +33,7 @@ const EDITS: [(Modules, &str, &str, &str, &str); 39] = [
     (Cache, "f32_i4_f32", "store_wide", "min.f32", "max.f32"),
     (Cache, "bf16_i4_f32", "store_narrow", "shf.l.wrap.b32", "xor.b32"),
     (Cache, "f16_i4_f16", "store_rotated", "add.rn.f32", "sub.rn.f32"),
-    (Cache, "bf16_i8_f16", "store_rotated", "shfl.sync.bfly", "shfl.sync.up"),
+    (Cache, "f32_i8_f32", "store_rotated", "shfl.sync.bfly", "shfl.sync.up"),
     (Cache, "f32_f8_f16", "load_rotated", "shr.u32", "shl.b32"),
     (Cache, "f16_f8_f16", "store_narrow", "setp.gt.f32", "setp.lt.f32"),
     (Cache, "f16_f16", "store_wide", "%ctaid.x", "0"),
