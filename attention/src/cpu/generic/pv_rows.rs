@@ -8,6 +8,9 @@ use super::rows::{BLOCK, Rows};
 use super::stored::Stored;
 use super::tiles::Tiles;
 
+/// Rows of codes that are added between two prefetches.
+const EVERY: usize = 8;
+
 /// Weights of some queries, rows of values, and the sums that they are added to.
 pub(crate) struct WeightedRows<'a> {
     /// For each of `queries` queries a row of weights, one for each row of values; one row each [`BLOCK`] elements.
@@ -143,13 +146,19 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: 
         for (g, weights) in weights.iter_mut().enumerate().filter(|_| V::GROUPS) {
             *weights = weights.add((at + g * C * S::LANES) / values.group * values.group_step);
         }
-        // Of the rows that are next, as many as these are of the registers.
+        // Of the rows that are next, as many as these are of the registers. Looking for them takes as long as a row of
+        // codes; floats wait for memory anyway.
         let rows = &values.rows;
-        let first = rows.offsets.len() * at / values.width;
-        let end = rows.offsets.len() * (at + G * C * S::LANES) / values.width;
-        let (mut cursor, lines) = (rows.next.cursor(first..end), (G * C * V::BYTES).div_ceil(LINE));
+        let (count, lines) = (rows.offsets.len(), (G * C * V::BYTES).div_ceil(LINE));
+        let ahead = count * at / values.width..count * (at + G * C * S::LANES) / values.width;
+        let (every, lines) = if S::BROADCASTS || !V::GROUPS {
+            (1, lines)
+        } else {
+            (EVERY, rows.next.lines(ahead.len()).div_ceil(count.div_ceil(EVERY).max(1)))
+        };
+        let mut cursor = rows.next.cursor(ahead);
         for (t, (&offset, &scale)) in rows.offsets.iter().zip(rows.scale_offsets).enumerate() {
-            if NEXT {
+            if NEXT && t % every == 0 {
                 cursor.advance(lines);
             }
             let row = V::row(rows, offset, scale);

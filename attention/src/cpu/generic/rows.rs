@@ -91,8 +91,13 @@ impl<'a> Next<'a> {
     /// Prefetches of as many rows, in that many steps: and how many lines in each step.
     pub(crate) fn prefetches(&self, rows: usize, steps: usize) -> (Cursor<'a>, usize) {
         let cursor = self.cursor(0..rows);
-        let lines = (self.rows.addr() % LINE + self.len).div_ceil(LINE) * cursor.offsets.len();
+        let lines = self.lines(cursor.offsets.len());
         (cursor, lines.div_ceil(steps.max(1)))
+    }
+
+    /// The lines of that many rows, which may share some.
+    pub(crate) fn lines(&self, rows: usize) -> usize {
+        (self.rows.addr() % LINE + self.len).div_ceil(LINE) * rows
     }
 
     /// Prefetches the scales of some rows.

@@ -6,6 +6,40 @@ use kvcache_simd::Avx2;
 
 use super::super::generic::tiles::{HALVES, Registers, Tiles};
 
+/// Transposes the four lanes of each half of four registers.
+#[inline(always)]
+unsafe fn transpose_fours([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
+    // SAFETY: the instructions are enabled.
+    unsafe {
+        let (low, high) = (
+            [_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d)],
+            [_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d)],
+        );
+        [
+            _mm256_shuffle_ps::<0b01_00_01_00>(low[0], low[1]),
+            _mm256_shuffle_ps::<0b11_10_11_10>(low[0], low[1]),
+            _mm256_shuffle_ps::<0b01_00_01_00>(high[0], high[1]),
+            _mm256_shuffle_ps::<0b11_10_11_10>(high[0], high[1]),
+        ]
+    }
+}
+
+/// The sums of the lanes of four registers, by halves.
+#[inline(always)]
+unsafe fn sum_fours([a, b, c, d]: [__m256; 4]) -> __m128 {
+    // SAFETY: the instructions are enabled.
+    unsafe {
+        // Of registers a and c, and of b and d: the sums of both halves.
+        let halves = |x, y| _mm256_add_ps(_mm256_blend_ps::<0xf0>(x, y), _mm256_permute2f128_ps::<0x21>(x, y));
+        let (even, odd) = (halves(a, c), halves(b, d));
+        // Of registers a and b in one half, c and d in the other.
+        let pairs =
+            _mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(even, odd), _mm256_shuffle_ps::<0b11_10_11_10>(even, odd));
+        let (low, high) = (_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+        _mm_add_ps(_mm_shuffle_ps::<0b10_00_10_00>(low, high), _mm_shuffle_ps::<0b11_01_11_01>(low, high))
+    }
+}
+
 // SAFETY of every block: the instructions are enabled, and pointers are valid for what is read or written (see Simd).
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Tiles for Avx2 {
@@ -46,26 +80,13 @@ impl Tiles for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn transpose(rows: [__m256; 8]) -> [__m256; 8] {
+    unsafe fn transpose([a, b, c, d, e, f, g, h]: [__m256; 8]) -> [__m256; 8] {
+        // No array is indexed by a loop: the compiler would keep it in memory.
         unsafe {
-            let mut columns = rows;
-            // Of each four rows, in each half of a register: one column of all four.
-            for i in [0, 4] {
-                let (low, high) = (
-                    [_mm256_unpacklo_ps(rows[i], rows[i + 1]), _mm256_unpacklo_ps(rows[i + 2], rows[i + 3])],
-                    [_mm256_unpackhi_ps(rows[i], rows[i + 1]), _mm256_unpackhi_ps(rows[i + 2], rows[i + 3])],
-                );
-                for (j, [a, b]) in [(0, low), (2, high)] {
-                    columns[i + j] = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
-                    columns[i + j + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
-                }
-            }
-            let fours = columns;
-            for j in 0..4 {
-                columns[j] = _mm256_permute2f128_ps::<0x20>(fours[j], fours[4 + j]);
-                columns[4 + j] = _mm256_permute2f128_ps::<0x31>(fours[j], fours[4 + j]);
-            }
-            columns
+            let ([a, b, c, d], [e, f, g, h]) = (transpose_fours([a, b, c, d]), transpose_fours([e, f, g, h]));
+            let low = |x, y| _mm256_permute2f128_ps::<0x20>(x, y);
+            let high = |x, y| _mm256_permute2f128_ps::<0x31>(x, y);
+            [low(a, e), low(b, f), low(c, g), low(d, h), high(a, e), high(b, f), high(c, g), high(d, h)]
         }
     }
 
@@ -78,14 +99,7 @@ impl Tiles for Avx2 {
                 let four = |i: usize| _mm_loadu_ps(from.add(*offsets.add(4 * i + j)).cast());
                 *row = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(four(0)), four(1));
             }
-            let low = [_mm256_unpacklo_ps(rows[0], rows[1]), _mm256_unpacklo_ps(rows[2], rows[3])];
-            let high = [_mm256_unpackhi_ps(rows[0], rows[1]), _mm256_unpackhi_ps(rows[2], rows[3])];
-            [
-                _mm256_shuffle_ps::<0b01_00_01_00>(low[0], low[1]),
-                _mm256_shuffle_ps::<0b11_10_11_10>(low[0], low[1]),
-                _mm256_shuffle_ps::<0b01_00_01_00>(high[0], high[1]),
-                _mm256_shuffle_ps::<0b11_10_11_10>(high[0], high[1]),
-            ]
+            transpose_fours(rows)
         }
     }
 
@@ -121,27 +135,12 @@ impl Tiles for Avx2 {
 
     #[inline(always)]
     unsafe fn sum_lanes(x: [__m256; 16], to: [*mut f32; 4]) {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = x;
         unsafe {
-            for (four, &to) in to.iter().enumerate() {
-                let x = [x[4 * four], x[4 * four + 1], x[4 * four + 2], x[4 * four + 3]];
-                // Of registers 0 and 2, and of 1 and 3: the sums of both halves.
-                let mut halves = [x[0]; 2];
-                for (i, sums) in halves.iter_mut().enumerate() {
-                    let (own, others) =
-                        (_mm256_blend_ps::<0xf0>(x[i], x[i + 2]), _mm256_permute2f128_ps::<0x21>(x[i], x[i + 2]));
-                    *sums = _mm256_add_ps(own, others);
-                }
-                // Of registers 0 and 1 in one half, 2 and 3 in the other.
-                let pairs = _mm256_add_ps(
-                    _mm256_shuffle_ps::<0b01_00_01_00>(halves[0], halves[1]),
-                    _mm256_shuffle_ps::<0b11_10_11_10>(halves[0], halves[1]),
-                );
-                let low = _mm256_castps256_ps128(pairs);
-                let high = _mm256_extractf128_ps::<1>(pairs);
-                let even = _mm_shuffle_ps::<0b10_00_10_00>(low, high);
-                let odd = _mm_shuffle_ps::<0b11_01_11_01>(low, high);
-                _mm_storeu_ps(to, _mm_add_ps(even, odd));
-            }
+            _mm_storeu_ps(to[0], sum_fours([a, b, c, d]));
+            _mm_storeu_ps(to[1], sum_fours([e, f, g, h]));
+            _mm_storeu_ps(to[2], sum_fours([i, j, k, l]));
+            _mm_storeu_ps(to[3], sum_fours([m, n, o, p]));
         }
     }
 }
