@@ -87,6 +87,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn stream_two_u16(to: *mut u16, [a, b]: [__m128i; 2]) {
+        _mm256_stream_si256(to.cast(), _mm256_set_m128i(b, a))
+    }
+
+    #[inline(always)]
     unsafe fn from_high_halves(x: __m128i) -> __m256 {
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x)))
     }

@@ -73,6 +73,17 @@ pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     /// Writes a register, by a non-temporal store with `STREAM`.
     unsafe fn write<S: Simd, const STREAM: bool>(to: *mut Self, x: S::F32);
 
+    /// Writes two registers, one after the other; with `STREAM` by non-temporal stores, to an address that is a
+    /// multiple of the bytes of both.
+    #[inline(always)]
+    unsafe fn write_two<S: Simd, const STREAM: bool>(to: *mut Self, [a, b]: [S::F32; 2]) {
+        // SAFETY: the conditions of `write`, for both registers.
+        unsafe {
+            Self::write::<S, STREAM>(to, a);
+            Self::write::<S, STREAM>(to.add(S::LANES), b);
+        }
+    }
+
     /// Writes the first `n <= LANES` lanes. Not with a mask, which takes very long on some processors (Zen 5).
     #[inline(always)]
     unsafe fn write_some<S: Simd>(to: *mut Self, x: S::F32, n: usize) {
@@ -119,6 +130,17 @@ macro_rules! in_registers {
         #[inline(always)]
         unsafe fn write<$S: Simd, const STREAM: bool>(to: *mut Self, x: $S::F32) {
             unsafe { if STREAM { $S::stream_u16(to.cast(), $bits(x)) } else { $S::write_u16(to.cast(), $bits(x)) } }
+        }
+
+        #[inline(always)]
+        unsafe fn write_two<$S: Simd, const STREAM: bool>(to: *mut Self, [a, b]: [$S::F32; 2]) {
+            unsafe {
+                if STREAM {
+                    return $S::stream_two_u16(to.cast(), [$bits(a), $bits(b)]);
+                }
+                $S::write_u16(to.cast(), $bits(a));
+                $S::write_u16(to.add($S::LANES).cast(), $bits(b));
+            }
         }
     };
 }

@@ -111,6 +111,16 @@ pub trait Simd: Sized {
         // SAFETY: the conditions of `write_u16` are among those of this function.
         unsafe { Self::write_u16(to, x) }
     }
+    /// Writes two registers of elements of 16 bits, one after the other, by non-temporal stores, to an address that is
+    /// a multiple of the bytes of both.
+    #[inline(always)]
+    unsafe fn stream_two_u16(to: *mut u16, [a, b]: [Self::U16; 2]) {
+        // SAFETY: the conditions of `stream_u16`, for both registers.
+        unsafe {
+            Self::stream_u16(to, a);
+            Self::stream_u16(to.add(Self::LANES), b);
+        }
+    }
     /// The values of float16.
     unsafe fn from_f16(x: Self::U16) -> Self::F32;
     /// Each lane as float16, rounded to nearest, ties to even.

@@ -84,8 +84,9 @@ pub(crate) unsafe fn decode_group<S: QuantSimd, Q: CodeType, V: Float, T: Float,
     unsafe {
         let mut i = 0;
         while i + 2 * S::LANES <= len {
-            decode::<S, Q, V, T, STREAM>(cache.add(Q::bytes(i)), values.add(i), s);
-            decode::<S, Q, V, T, STREAM>(cache.add(Q::bytes(i + S::LANES)), values.add(i + S::LANES), s);
+            let a = product::<S, V, T>(read_codes::<S, Q>(cache.add(Q::bytes(i))), s);
+            let b = product::<S, V, T>(read_codes::<S, Q>(cache.add(Q::bytes(i + S::LANES))), s);
+            V::write_two::<S, STREAM>(values.add(i), [a, b]);
             i += 2 * S::LANES;
         }
         while i < len {

@@ -5,8 +5,9 @@
 
 use std::arch::x86_64::*;
 
-use kvcache_simd::{Avx2, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Simd};
+use kvcache_simd::{Avx2, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Float, Simd};
 
+use super::super::generic::group::product;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
 use super::super::generic::quant_simd::QuantSimd;
 
@@ -124,5 +125,43 @@ impl QuantSimd for Avx2 {
         };
         let groups = const { scale_lanes::<8>(GROUP, 0) };
         _mm256_permutevar8x32_ps(numbers, _mm256_loadu_si256(groups.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn decode_group_i4<V: Float, T: Float, const STREAM: bool>(
+        cache: *const u8,
+        values: *mut V,
+        s: __m256,
+        len: usize,
+    ) -> bool {
+        if !V::IS_F16 || len < 32 {
+            return false;
+        }
+        // The value of each nibble, of which the low bytes are one table, and the high bytes another.
+        let split = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        let zero_to_seven = product::<Self, V, T>(_mm256_setr_ps(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0), s);
+        let negative = product::<Self, V, T>(_mm256_setr_ps(-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0), s);
+        let low = _mm_shuffle_epi8(Self::to_f16(zero_to_seven), split);
+        let high = _mm_shuffle_epi8(Self::to_f16(negative), split);
+        let lows = _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(low, high));
+        let highs = _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(low, high));
+        let mut i = 0;
+        while i < len {
+            let at = i.min(len - 32);
+            let bytes = _mm_loadu_si128(cache.add(at / 2).cast());
+            let mask = _mm_set1_epi8(0x0f);
+            let (even, odd) = (_mm_and_si128(bytes, mask), _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask));
+            let (first, second) = (_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd));
+            // Of each half of a register, the first eight codes become the first one's values, the others the second's.
+            let codes = _mm256_set_m128i(_mm_unpackhi_epi64(first, second), _mm_unpacklo_epi64(first, second));
+            let (l, h) = (_mm256_shuffle_epi8(lows, codes), _mm256_shuffle_epi8(highs, codes));
+            let halves = [_mm256_unpacklo_epi8(l, h), _mm256_unpackhi_epi8(l, h)];
+            for (k, halves) in halves.into_iter().enumerate() {
+                let to = values.add(at + 16 * k).cast();
+                if STREAM { _mm256_stream_si256(to, halves) } else { _mm256_storeu_si256(to, halves) }
+            }
+            i += 32;
+        }
+        true
     }
 }
