@@ -216,6 +216,8 @@ def run(groups: Groups, title: str, chosen: argparse.Namespace) -> None:
     """
     figures: list[Figure] = []
     times, begin = [], time.monotonic()
+    if not chosen.list:
+        print(f"kernel: {kernel()}")
     for name, make in groups:
         if not all(word in name for word in chosen.filter):
             continue
@@ -258,6 +260,17 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def kernel() -> str:
+    """The CPU kernel that operators run on, which names its instruction set; unknown where the native module is old or
+    not built, as it may be for benchmarks of models."""
+    from native import module  # which imports this module
+
+    try:
+        return module().kernel()
+    except (FileNotFoundError, AttributeError):
+        return "unknown"
+
+
 def provenance(seconds: float) -> dict[str, str]:
     """Where the numbers come from."""
 
@@ -278,5 +291,6 @@ def provenance(seconds: float) -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "duration": f"{seconds:.0f} s",
         "machine": f"{model}, {cpuinfo.count('processor')} processors, {' '.join(sorted(flags))}",
+        "kernel": kernel(),
         "versions": ", ".join(" ".join(version) for version in versions.items()),
     }

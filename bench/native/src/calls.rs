@@ -11,6 +11,12 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::refused;
 
+/// The name of the CPU kernel that operators run on here.
+#[pyfunction]
+pub(crate) fn kernel() -> &'static str {
+    AttentionBackend::default().name()
+}
+
 /// So many threads; one is the caller's.
 pub(crate) struct Threads(Option<ThreadPool>);
 

@@ -20,7 +20,7 @@ mod kvcache_bench {
     #[pymodule_export]
     use super::blocks::Blocks;
     #[pymodule_export]
-    use super::calls::Call;
+    use super::calls::{Call, kernel};
     #[pymodule_export]
     use super::multiply_adds::MultiplyAdds;
     #[pymodule_export]
