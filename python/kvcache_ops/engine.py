@@ -583,7 +583,9 @@ class Engine:
             request.stored += 1
             request.guessed += 1
         if wrong := len(guess) - (request.guessed - before):
-            self.manager.seq_rm(request.sequence, self.manager.pos_max(request.sequence) - wrong + 1)
+            last = self.manager.pos_max(request.sequence)
+            assert last is not None  # the sequence has the guess's tokens
+            self.manager.seq_rm(request.sequence, last - wrong + 1)
 
     def _answer(self, request: Request, take: Callable[[], str | None]) -> None:
         """Has a request take its logits, unless it has ended meanwhile; what goes wrong with it ends it alone."""

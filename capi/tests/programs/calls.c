@@ -179,7 +179,7 @@ int main(void)
     kvcache_workers_free(pool);
     kvcache_free(op);
 
-    /* int4 with scales: 2.0 is the largest of its group, 7 steps of 2/7. */
+    /* int4 with scales: 2.0 and -2.0 are 8 scales of 1/4, and the codes are at most 7. */
     attributes = kvcache_attributes_default();
     attributes.quant_bit = 4;
     attributes.quant_group = HEAD_DIM;
@@ -196,9 +196,9 @@ int main(void)
     wrong.dtype = INT8;
     refused(kvcache_check(op, &inputs, &wrong, &scale, shape), "illegal_types", "int8");
     done(kvcache_run(op, &inputs, &packed, &scale, &key, &value, NULL));
-    CHECK(scale_data[7][0][0][0][0] == 2.0f / 7.0f);
+    CHECK(scale_data[7][0][0][0][0] == 2.0f / 8.0f);
     size_t at = 7 * 2 * HEADS * HEAD_DIM / 2;
-    CHECK(codes[at] == 0x97 && codes[at + 1] == 0); /* 7 in the low nibble, -7 in the high one */
+    CHECK(codes[at] == 0x87 && codes[at + 1] == 0); /* 7 in the low nibble, -8 in the high one */
     CHECK(out[0][3 * REPEAT / REPEAT][0][0] != 0.0f);
     kvcache_free(op);
 
