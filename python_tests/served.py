@@ -20,7 +20,7 @@ from kvcache_ops.serve import application
 from kvcache_ops.serve._server import Server
 from openai import OpenAI
 
-from tiny_models import TEMPLATE, TOKENS, random_tensors, write_gguf
+from tiny_models import TEMPLATE, TOKENS, random_tensors, with_nan, write_gguf
 
 NAN_TOKEN = TOKENS.index("~")
 TEXTS = ["the theme", "a", "of the others, the most", "42"]
@@ -87,9 +87,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
     tensors = random_tensors(tied=False)
     tensors["output.weight"][[NAN_TOKEN, -1]] = 0
-    tensors["token_embd.weight"][NAN_TOKEN] = np.nan
     source = write_gguf(folder / "tiny.gguf", tensors=tensors, fields={"tokenizer.chat_template": TEMPLATE})
-    return models.build(source, folder / "model", page_size=8)
+    return with_nan(models.build(source, folder / "model", page_size=8), tensors["token_embd.weight"][NAN_TOKEN])
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from kvcache_ops.manager import Manager, ManagerError, tier
 from tokenizers.pre_tokenizers import ByteLevel
 
 from compare import refused
-from tiny_models import TOKENS, Run, random_tensors, write_gguf
+from tiny_models import TOKENS, Run, random_tensors, with_nan, write_gguf
 
 PROMPTS = [
     [7 * i % 200 + 3 for i in range(first, first + length)] for first, length in ((0, 5), (9, 40), (2, 1), (5, 17))
@@ -34,8 +34,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose token 77 has an embedding of NaN."""
     folder = tmp_path_factory.mktemp("engine")
     tensors = random_tensors(tied=False)
-    tensors["token_embd.weight"][NAN_TOKEN] = np.nan
-    return models.build(write_gguf(folder / "model.gguf", tensors=tensors), folder / "model", page_size=8)
+    path = models.build(write_gguf(folder / "model.gguf", tensors=tensors), folder / "model", page_size=8)
+    return with_nan(path, tensors["token_embd.weight"][NAN_TOKEN])
 
 
 def engine(path: Path, max_tokens: int = 1024, **options: object) -> Engine:

@@ -134,6 +134,15 @@ def write_gguf(
     return path
 
 
+def with_nan(path: Path, row: np.ndarray) -> Path:
+    """A built model whose weights have NaN in the place of this row, as no file may that is read."""
+    data = path.with_name("model.onnx.data")
+    content = data.read_bytes()
+    assert content.count(row.tobytes()) == 1
+    data.write_bytes(content.replace(row.tobytes(), np.full_like(row, np.nan).tobytes()))
+    return path
+
+
 class Run:
     """A built model over a cache of its own: every step gives the logits of all of its tokens."""
 

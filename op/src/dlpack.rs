@@ -212,8 +212,9 @@ mod tests {
         assert_eq!(of(DLDataTypeCode::INT, 8, 1), Some(ElementType::Int8));
         assert_eq!(of(DLDataTypeCode::INT, 4, 1), Some(ElementType::Int4));
         assert_eq!(of(DLDataTypeCode::INT, 64, 1), Some(ElementType::Int64));
+        assert_eq!(of(DLDataTypeCode::UINT, 8, 1), Some(ElementType::UInt8));
         for (code, bits, lanes) in
-            [(DLDataTypeCode::UINT, 8, 1), (DLDataTypeCode::BFLOAT, 32, 1), (DLDataTypeCode::FLOAT, 32, 4)]
+            [(DLDataTypeCode::UINT, 16, 1), (DLDataTypeCode::BFLOAT, 32, 1), (DLDataTypeCode::FLOAT, 32, 4)]
         {
             assert_eq!(of(code, bits, lanes), None);
         }
