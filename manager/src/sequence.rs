@@ -52,6 +52,8 @@ pub(crate) struct Sequence {
     pub(crate) place: MemoryLocation,
     /// Changes when entries of the table are replaced or removed.
     pub(crate) version: u64,
+    /// How often rows were removed: others may have come to the same positions.
+    pub(crate) removals: u64,
     pub(crate) positions: Positions,
     /// The positions that stored keys are rotated for, where they are others than `positions`.
     pub(crate) rotated: Option<Positions>,
@@ -103,6 +105,7 @@ impl Sequence {
         Self {
             place,
             version: 0,
+            removals: 0,
             positions: Positions::default(),
             rotated: None,
             shifts: 0,
@@ -215,6 +218,7 @@ impl Sequence {
 
     /// Removes the positions of some rows; later ones close up, and their tokens count as unknown.
     pub(crate) fn remove_positions(&mut self, rows: Range<usize>) {
+        self.removals += 1;
         self.known = self.known.min(rows.start);
         self.positions.remove(rows.clone());
         if let Some(rotated) = &mut self.rotated {
@@ -296,7 +300,7 @@ impl Sequence {
 /// Equal in all that later operations depend on.
 impl PartialEq for Sequence {
     fn eq(&self, other: &Self) -> bool {
-        let Self { place, version: _, positions, rotated, shifts, known, .. } = self;
+        let Self { place, version: _, removals: _, positions, rotated, shifts, known, .. } = self;
         let Self { salt, root, key, passed, reserve, gone, ga_i, swapped, lost, created, append, .. } = self;
         (place, positions, rotated, *shifts, *known)
             == (&other.place, &other.positions, &other.rotated, other.shifts, other.known)

@@ -200,6 +200,7 @@ impl State {
             let sequence = &mut self.sequences[other];
             let mut emptied = sequence.sibling(sequence.created);
             (emptied.lost, emptied.version) = (sequence.lost, sequence.version + 1);
+            emptied.removals = sequence.removals + 1;
             let sequence = std::mem::replace(sequence, emptied);
             self.release_place(&sequence.place);
             self.drop_blocks(&sequence);

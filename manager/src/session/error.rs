@@ -66,7 +66,7 @@ pub enum SessionError {
     PassedRows { rows: usize },
 
     /// A sequence that was removed from or shifted while it was saved.
-    #[error("the sequence has changed while it was saved, expected the same positions")]
+    #[error("the sequence has changed while it was saved, expected the same rows and positions")]
     Changed,
 
     /// A row that the file does not have.

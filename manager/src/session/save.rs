@@ -29,6 +29,7 @@ struct Rows {
 pub struct Saving {
     spec: CacheSpec,
     seq: SeqId,
+    removals: u64,
     saved: SavedSequence,
 }
 
@@ -84,7 +85,8 @@ impl Manager {
         self.check_closed()?;
         let (mut saved, _) = self.saved([seq])?;
         // One sequence has each of its rows once.
-        Ok(Saving { spec: self.spec().clone(), seq, saved: saved.remove(0) })
+        let removals = self.state.sequence(seq)?.removals;
+        Ok(Saving { spec: self.spec().clone(), seq, removals, saved: saved.remove(0) })
     }
 
     /// Reads rows of a sequence that is being saved; a step may be open.
@@ -102,7 +104,8 @@ impl Manager {
     ) -> Result<(), Error> {
         let sequence = self.state.intact(saving.seq)?;
         let positions = saving.saved.positions.iter().map(|&position| i64::from(position));
-        if sequence.is_pending() || !sequence.positions.iter().eq(positions) {
+        let is_same = (sequence.removals, sequence.shifts) == (saving.removals, saving.saved.shifts);
+        if sequence.is_pending() || !is_same || !sequence.positions.iter().eq(positions) {
             return Err(SessionError::Changed.into());
         }
         if let (copies @ 1.., sequences) = self.state.waiting() {

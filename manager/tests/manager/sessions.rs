@@ -215,7 +215,9 @@ fn a_sequence_is_saved_beside_others() {
             .unwrap();
         assert_eq!(reads, 3);
         assert_eq!(std::fs::read(&parts).unwrap(), std::fs::read(&whole).unwrap(), "{mode:?}");
+        // Others at the same positions are other rows.
         cache.manager.seq_rm(seq, 10..).unwrap();
+        append(&mut cache, seq, &[7; 590]);
         let mut row = vec![0; cache.memory.spec.bytes_per_token()];
         let error = cache.manager.read_saving(&saving, 0..1, &mut row, &cache.memory).unwrap_err();
         assert!(matches!(error, Error::Session(SessionError::Changed)), "{error:?}");
