@@ -260,8 +260,12 @@ def _check(schema: Mapping[str, Any]) -> None:
         if got > limit:
             raise KvCacheError(f"the schema has {got} {what}, expected at most {limit}", "grammar_schema")
 
-    size = "characters in a pattern, with its repetitions of groups written out"
-    values, left = 0, [(1, schema)]
+    def check_pattern(text: str) -> None:
+        most(len(text), _MOST_TEXT, "characters in a text")
+        size = _pattern_size(text)
+        most(size, _MOST_PATTERN, "characters in a pattern, with its repetitions of groups written out")
+
+    values, texts, left = 0, 0, [(1, schema)]
     while left:
         level, value = left.pop()
         values += 1
@@ -269,6 +273,7 @@ def _check(schema: Mapping[str, Any]) -> None:
         most(level, _MOST_LEVELS, "levels")
         if isinstance(value, str):
             most(len(value), _MOST_TEXT, "characters in a text")
+            texts += len(value)
         elif isinstance(value, Mapping):
             properties, required = value.get("properties"), value.get("required")
             if isinstance(properties, Mapping):
@@ -276,19 +281,24 @@ def _check(schema: Mapping[str, Any]) -> None:
                 optional = len(properties.keys() - {name for name in names if isinstance(name, str)})
                 most(optional, _MOST_OPTIONAL, "properties in an object that may be left out")
             if isinstance(patterns := value.get("patternProperties"), Mapping):
+                most(sum(len(str(name)) for name in patterns), _MOST_BYTES, "characters in names and texts")
                 for name in patterns:
-                    most(_pattern_size(str(name)), _MOST_PATTERN, size)
+                    check_pattern(str(name))
             for name, member in value.items():
                 most(len(str(name)), _MOST_TEXT, "characters in a name")
+                texts += len(str(name))
                 if name in _PATTERNS and isinstance(member, str):
-                    most(_pattern_size(member), _MOST_PATTERN, size)
+                    check_pattern(member)
                 if not (name in _TEXTS and isinstance(member, str)):
                     left.append((level + 1, member))
         elif isinstance(value, list | tuple):
             left += [(level + 1, member) for member in value]
+        most(texts, _MOST_BYTES, "characters in names and texts")
 
 
-_PATTERN = re.compile(r"\\[pP]\{\w*\}|\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\{(\d{1,9})(?:,(\d{0,9}))?\}|.", re.DOTALL)
+# A class that is not closed takes the rest: to look for its end at each bracket would be quadratic.
+_CLASS = r"\[\^?\]?(?:\\.|[^]\\])*(?:\]|\\?\Z)"
+_PATTERN = re.compile(rf"\\[pP]\{{\w*\}}|\\.|{_CLASS}|\{{(\d{{1,9}})(?:,(\d{{0,9}}))?\}}|.", re.DOTALL)
 
 
 def _pattern_size(pattern: str) -> int:
