@@ -98,7 +98,8 @@ REFUSED: list[dict[str, Any]] = [
     {"chat_template": "a"}, {"truncate_prompt_tokens": 5}, {"n_predict": -2}, {"never_heard_of": 1}, {"echo": "yes"},
     {"return_token_ids": True}, {"best_of": 2}, {"n": 0}, {"n": 1.5}, {"max_tokens": -2}, {"max_tokens": 1.5},
     {"top_k": -2}, {"top_k": 1.5}, {"top_p": 1.1}, {"min_p": -1}, {"temperature": True}, {"seed": "1"}, {"stop": [5]},
-    {"stream": 0}, {"response_format": {}}, {"stream_options": {"a": 1}},
+    {"stream": 0}, {"response_format": {}}, {"stream_options": {"a": 1}}, {"repeat_last_n": 64, "presence_penalty": 1},
+    {"penalize_nl": False, "repetition_penalty": 1.1}, {"rep_pen_range": 9, "frequency_penalty": 1},
 ]  # fmt: skip
 
 
@@ -342,6 +343,13 @@ def test_lifespans(path: Path, expected: list[str]) -> None:
         async with app.router.lifespan_context(app):
             yield
 
+    async def failing() -> None:
+        async with app.router.lifespan_context(app):
+            raise ValueError("of the parent")
+
+    with pytest.raises(ValueError, match="of the parent"):
+        asyncio.run(failing())
+    assert not app.state.engine_thread.alive()
     parent = Starlette(routes=[Mount("/llm", app=app)], lifespan=lifespan)
 
     async def delivered() -> None:

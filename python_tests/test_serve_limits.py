@@ -14,6 +14,7 @@ from threading import Event
 
 import pytest
 import uvicorn
+from kvcache_ops._grammar import _end
 from kvcache_ops.engine import Engine, Request
 from kvcache_ops.serve import _application as application_module
 from kvcache_ops.serve import _server, application, serve
@@ -106,11 +107,29 @@ def test_schemas_are_refused(shared: Serving, expected: list[str]) -> None:
     assert shared.client.completions.create(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
 
 
+def test_no_process_is_the_servers_fault(shared: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none can be started for a grammar, the request may come again."""
+    trials = shared.engine._of_model()._trials
+    _end(trials._idle)
+    trials._idle.clear()
+    monkeypatch.setattr(trials, "_command", ["/none"])
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": "no process"}}}
+    assert error_of(shared.ask("POST", TEXT, body(response_format=schema, max_tokens=9)))[:2] == (
+        500,
+        "grammar_process",
+    )
+    monkeypatch.undo()
+    assert shared.ask("POST", TEXT, body(response_format=schema, max_tokens=9))[0] == 200
+
+
 def test_bodies(shared: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many values, messages, texts to stop at, bytes together, and one that does not come."""
     commas = b'{"model": "tiny", "prompt": "' + b"," * (application_module._MOST_COMMAS + 1) + b'"}'
     assert error_of(shared.ask("POST", TEXT, commas)) == (400, "body_too_large", None)
     many = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": ""}] * 5000}).encode()
+    assert error_of(shared.ask("POST", CHAT, many)) == (400, "context_length_exceeded", "messages")
+    asked = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "a"}}] * 5000}
+    many = json.dumps({"model": "tiny", "messages": [asked]}).encode()
     assert error_of(shared.ask("POST", CHAT, many)) == (400, "context_length_exceeded", "messages")
     assert error_of(shared.ask("POST", TEXT, body(stop=["a" * 1000] * 5))) == (400, "parameter_invalid", "stop")
     with monkeypatch.context() as patch:
@@ -157,10 +176,10 @@ def test_a_panic_is_its_requests_alone(shared: Serving, expected: list[str], mon
     """Of the tokenizer, before an answer and in it."""
     good = shared.client.completions.create
 
-    def panics(*_: object) -> None:
+    def panics(*_: object, **__: object) -> None:
         raise Panic("unwrap on None")
 
-    for of, name in ((shared.engine, "encode"), (shared.engine, "_run"), (Request, "take")):
+    for of, name in ((shared.engine, "encode"), (shared.engine, "submit"), (shared.engine, "_run"), (Request, "take")):
         with monkeypatch.context() as patch:
             patch.setattr(of, name, panics)
             status, content = shared.ask("POST", TEXT, body())

@@ -202,14 +202,14 @@ def _with_one_call_each(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[s
         if len(calls := message.get("tool_calls") or ()) < 2:
             found.append(message)
             continue
-        results = []
+        results: dict[Any, list[Mapping[str, Any]]] = {}
         while left and left[0].get("role") == "tool":
-            results.append(left.pop(0))
+            result = left.pop(0)
+            results.setdefault(result.get("tool_call_id"), []).append(result)
         for i, call in enumerate(calls):
             found.append({**message, "content": "" if i else message.get("content"), "tool_calls": [call]})
-            found += [result for result in results if result.get("tool_call_id") == call.get("id")]
-        named = [call.get("id") for call in calls]
-        found += [result for result in results if result.get("tool_call_id") not in named]
+            found += results.pop(call.get("id"), ())
+        found += [result for of_call in results.values() for result in of_call]
     return found
 
 

@@ -29,7 +29,7 @@ from kvcache_ops.serve._call import Call, read_call
 from kvcache_ops.serve._engine_thread import LOG, Answers, EngineThread, Piece
 from kvcache_ops.serve._logprobs import Logprobs
 from kvcache_ops.serve._metrics import Metrics
-from kvcache_ops.serve._refusal import OVERLOADED, SHUTTING_DOWN, Refusal, of_answer, of_prompt, unsupported
+from kvcache_ops.serve._refusal import OF_THE_SERVER, OVERLOADED, Refusal, of_answer, of_prompt, unsupported
 from kvcache_ops.serve._replies import COMMENT, DONE, Reply, event
 from kvcache_ops.serve._tools import CallReader, Tools, with_short_ids
 
@@ -119,11 +119,13 @@ class _Routes:
         LOG.info("Serving the model %s", self._name)
         self._lifespans += 1
         await asyncio.to_thread(self.thread.start)
-        yield
-        self._lifespans -= 1
-        if not self._lifespans:
-            self.thread.close(0)
-            await asyncio.to_thread(self.thread.join)
+        try:
+            yield
+        finally:  # also where what is beside it in a parent fails
+            self._lifespans -= 1
+            if not self._lifespans:
+                self.thread.close(0)
+                await asyncio.to_thread(self.thread.join)
 
     def _about(self) -> dict[str, object]:
         return {"id": self._name, "object": "model", "created": self._created, "owned_by": "kvcache_ops"}
@@ -174,8 +176,9 @@ class _Routes:
         if count > self._max_requests:
             message = f"{count} answers are asked for, expected at most {self._max_requests}"
             raise Refusal(400, message, "parameter_invalid", "n" if call.n > 1 else "prompt")
-        if len(call.messages) > self._engine.context_length:  # a template would take long to say so
-            message = f"there are {len(call.messages)} messages, expected at most {self._engine.context_length}"
+        parts = sum(1 + len(message.get("tool_calls", ())) for message in call.messages)
+        if parts > self._engine.context_length:  # a template would take long to say so
+            message = f"there are {parts} messages and calls in them, expected at most {self._engine.context_length}"
             raise Refusal(400, f"{message}, the tokens of the context", "context_length_exceeded", "messages")
         answers, reader = await _while_wanted(request.receive, self._begin(call, chat))
         reply = Reply(chat, self._name, None if call.sampling["logprobs"] is None else self._logprobs, reader)
@@ -224,7 +227,7 @@ class _Routes:
                 answers.cancel()
             if not isinstance(error, KvCacheError):
                 raise
-            if error.kind in (OVERLOADED, SHUTTING_DOWN):
+            if error.kind in OF_THE_SERVER:
                 raise of_answer(error) from error
             raise of_prompt(error, "messages" if chat else "prompt") from error
         return answers, None if tools is None else partial(tools.reader, prompts[0])
@@ -235,7 +238,7 @@ class _Routes:
                 return await self._compile(partial(self._engine.lark_grammar, text))
             return None if schema is None else await self._compile(partial(self._engine.json_grammar, schema))
         except KvCacheError as error:
-            if error.kind == OVERLOADED:
+            if error.kind in OF_THE_SERVER:
                 raise
             raise of_prompt(error, "response_format" if tools is None else "tools") from error
 

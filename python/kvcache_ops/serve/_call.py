@@ -108,9 +108,11 @@ _ABOUT_THE_CLIENT = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "request_id", "keep_alive", "cache_prompt", "prediction", "spaces_between_special_tokens", "mirostat_tau",
     "mirostat_eta", "dynatemp_exponent", "dynatemp_low", "dynatemp_high", "smoothing_curve", "xtc_threshold",
-    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers", "repeat_last_n",
-    "penalize_nl", "rep_pen_range", "rep_pen_slope", "rid", "ttl", "provider", "route",
+    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers",
+    "rid", "ttl", "provider", "route",
 }  # fmt: skip
+# The same, unless there are penalties.
+_ABOUT_PENALTIES = {"repeat_last_n": (-1,), "penalize_nl": (True,), "rep_pen_range": (0,), "rep_pen_slope": (0,)}
 _OF_A_MESSAGE = {"annotations", "cache_control", "id", "provider_specific_fields", "reasoning_details"}  # the same
 _KINDS: dict[type, str] = {
     str: "a text", int: "a whole number", bool: "true or false", dict: "an object", list: "a list",
@@ -118,6 +120,7 @@ _KINDS: dict[type, str] = {
 _SAMPLING = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
+_PENALTIES = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1))  # and what is none
 _DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
 LARGEST_SEED = 2**64
 _LARGEST_N = 128  # as OpenAI has it
@@ -184,7 +187,7 @@ def read_call(body: bytes, chat: bool, context_length: int) -> Call:
         **(_tools(taken) if chat else {}),
     )
     for name, value in taken.items():
-        if name not in _ABOUT_THE_CLIENT and not _is_neutral(name, value):
+        if name not in _ABOUT_THE_CLIENT and not _is_neutral(name, value, found.sampling):
             raise unsupported(name)
     return found
 
@@ -193,11 +196,13 @@ def _without_null(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _is_neutral(name: str, value: object) -> bool:
+def _is_neutral(name: str, value: object, sampling: dict[str, Any]) -> bool:
     if name == "logit_bias":
         pairs = value.items() if isinstance(value, dict) else value if isinstance(value, list) else [value]
         return all(isinstance(pair, list | tuple) and len(pair) == 2 and _same(pair[1], 0) for pair in pairs)
-    return any(_same(value, other) for other in _WITHOUT_EFFECT.get(name, ()))
+    if name in _ABOUT_PENALTIES and not any(sampling.get(penalty, none) != none for penalty, none in _PENALTIES):
+        return True
+    return any(_same(value, other) for other in (_WITHOUT_EFFECT | _ABOUT_PENALTIES).get(name, ()))
 
 
 def _same(value: object, other: object) -> bool:

@@ -80,7 +80,7 @@ class EngineThread:
         with self._lock:
             if self._thread is None or self._closed:
                 self._inbox, self._deadline = SimpleQueue(), None  # without what came too late for the last thread
-                self._closed = False
+                self._closed, self._sent = False, None
                 self._thread = Thread(target=self._run, name="engine", daemon=True)
                 self._thread.start()
 
@@ -172,7 +172,7 @@ class EngineThread:
             job.request = self._engine.submit(tokens, **sampling)
         except KvCacheError as error:
             self._refuse(job, error)
-        except Exception as error:
+        except BaseException as error:  # or a panic of what is in Rust
             LOG.exception("a request failed")
             self._refuse(job, KvCacheError(f"the request failed: {error}", "answer_failed"))
         else:

@@ -7,6 +7,8 @@ from starlette.responses import JSONResponse
 from kvcache_ops._errors import KvCacheError
 
 OVERLOADED, SHUTTING_DOWN = "overloaded", "shutting_down"
+OF_THE_SERVER = (OVERLOADED, SHUTTING_DOWN, "answer_failed", "grammar_process")
+"""Kinds of errors that are not the client's."""
 
 
 class Refusal(Exception):
