@@ -92,7 +92,7 @@ def _check_model(model: str) -> bool:
     except Exception as error:
         _say("model", f"{model}: {error}")
         return False
-    _say("model", f"{model}: all attributes of our nodes are known")
+    _say("model", f"{model}: our nodes' attributes are known, their states are its inputs")
     return True
 
 

@@ -166,8 +166,8 @@ class _Routes:
 
     async def _answer(self, request: Request, chat: bool) -> Response:
         try:
-            body = await self._body(request)
-            reading = _run(self._preparing, read_call, body, chat, self._engine.context_length)
+            # The answer may take long: nothing keeps the bytes meanwhile.
+            reading = _run(self._preparing, read_call, await self._body(request), chat, self._engine.context_length)
             call = await _while_wanted(request.receive, reading)
         finally:
             self._held -= request.scope.pop("kvcache.held", 0)
