@@ -94,8 +94,8 @@ pub trait MatmulKernel: Sync {
     /// If y has another length.
     fn multiply(&self, product: &Product<'_>, y: &mut [MaybeUninit<f32>], workers: &dyn Workers);
 
-    /// Writes every element of y (indices, K): columns of the matrix as float32, `scale * (code - 2^(bits - 1))` rounded
-    /// once, or with minima a fused multiply-add; a NaN is 0x7fc00000.
+    /// Writes every element of y (indices, K): columns of the matrix as float32, `scale * (code - 2^(bits - 1))`
+    /// rounded once, or with minima a fused multiply-add; a NaN is 0x7fc00000.
     ///
     /// # Panics
     /// If an index is not in [0, N), or y has another length.

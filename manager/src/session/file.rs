@@ -26,8 +26,8 @@ use xxhash_rust::xxh3::Xxh3;
 use super::error::SessionError;
 
 const FORMAT: &str = "kvcache-session";
-/// Version 1 had the digest among the metadata; in version 2 codes of int4 had 15 levels, and keys were rotated over whole
-/// heads.
+/// Version 1 had the digest among the metadata; in version 2 codes of int4 had 15 levels, and keys were rotated over
+/// whole heads.
 const VERSION: &str = "3";
 /// The length of the header's length.
 const PREFIX: usize = 8;

@@ -84,8 +84,8 @@ impl Manager {
     pub fn saving(&mut self, seq: SeqId) -> Result<Saving, Error> {
         self.check_closed()?;
         let (mut saved, _) = self.saved([seq])?;
-        // One sequence has each of its rows once.
         let removals = self.state.sequence(seq)?.removals;
+        // One sequence has each of its rows once.
         Ok(Saving { spec: self.spec().clone(), seq, removals, saved: saved.remove(0) })
     }
 

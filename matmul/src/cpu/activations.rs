@@ -62,8 +62,8 @@ unsafe fn quantize_rows<S: Dot, const SIZE: usize>(rows: &Rows) {
     for r in 0..count {
         for b in 0..k.div_ceil(SIZE) {
             let len = SIZE.min(k - b * SIZE);
-            // SAFETY: row r < count has K elements, of which the block has `len`, at most SIZE. A tile has for each block
-            // `words + ENDS` times `count` words, of which number r of each `count` is the row's.
+            // SAFETY: row r < count has K elements, of which the block has `len`, at most SIZE. A tile has for each
+            // block `words + ENDS` times `count` words, of which number r of each `count` is the row's.
             unsafe {
                 let x = rows.x.add(r * k + b * SIZE);
                 let (sa, z, block) = if len == SIZE {

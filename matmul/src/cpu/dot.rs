@@ -23,8 +23,8 @@ pub(crate) trait Columns: Copy {
     unsafe fn one_nan(self) -> Self;
 }
 
-/// An instruction set that makes dot products of codes and words; a word is a row's codes of four k in int8, or of two in
-/// int16.
+/// An instruction set that makes dot products of codes and words; a word is a row's codes of four k in int8, or of two
+/// in int16.
 ///
 /// # Safety
 /// Functions may be called where the instruction set is enabled. Pointers need no alignment.

@@ -214,7 +214,8 @@ mod tests {
     use crate::product::Activations;
     use crate::reference::MatmulReference;
 
-    /// AVX-VNNI, whose own tests run only where it is, by the instructions of AVX512-VNNI: few rows, and unpacked panels.
+    /// AVX-VNNI, whose own tests run only where it is, by the instructions of AVX512-VNNI: few rows, and unpacked
+    /// panels.
     #[test]
     fn avx_vnni_by_its_twin() {
         if !InstructionSet::Avx512Vnni.is_supported() {

@@ -14,13 +14,13 @@
 //!
 //! Codes are unsigned in a panel, and so are they multiplied: a sum begins at `-zero point * z`, with z the sum of the
 //! row's codes. Sums are exact integers, so how they are made decides nothing; all else is done by column and block, in
-//! the order of the definition, by every instruction set. (Only a thread that flushes subnormal numbers to zero, which ONNX
-//! Runtime's sessions do where an option says so, gives other bits where scales or outputs are that small.)
+//! the order of the definition, by every instruction set. (Only a thread that flushes subnormal numbers to zero, which
+//! ONNX Runtime's sessions do where an option says so, gives other bits where scales or outputs are that small.)
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads), `dispatch` (an
-//! instruction set's functions), `tile`, `activations` and `gather` (the functions, over any instruction set), `x86_64`, `neon` and
-//! `portable`, `dot` (what an instruction set can do), `scratch`.
+//! instruction set's functions), `tile`, `activations` and `gather` (the functions, over any instruction set), `x86_64`,
+//! `neon` and `portable`, `dot` (what an instruction set can do), `scratch`.
 
 mod activations;
 mod dispatch;

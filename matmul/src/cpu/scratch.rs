@@ -25,7 +25,7 @@ pub(super) fn panel<R>(bytes: usize, work: impl FnOnce(*mut u8) -> R) -> R {
     with(&PANEL, bytes, work)
 }
 
-/// Runs `work` with so many bytes of any values that begin with a cache line, which nobody else uses.
+/// Runs `work` with so many bytes of any values, aligned to a cache line, which nobody else uses.
 fn with<R>(lines: &'static LocalKey<Lines>, bytes: usize, work: impl FnOnce(*mut u8) -> R) -> R {
     let at_least = |lines: &mut Vec<Line>| {
         if lines.len() * size_of::<Line>() < bytes {

@@ -298,8 +298,8 @@ pub(crate) unsafe fn factors<S: QuantSimd, V: Float>(s: S::F32, reciprocal: S::F
 /// `x / s` as the reference rounds it, to V, with the [`factors`] of `s`, if the quotient is at most 464; any number
 /// below 2^-14 where it is below that, NaN where it is NaN.
 ///
-/// For float16, Veltkamp's splitting rounds the product with the rounded reciprocal (see [`quotient_of_maximum`]) to eleven bits. The
-/// large product need not be that of the quotient, only have no bits below those of the difference.
+/// For float16, Veltkamp's splitting rounds the product with the rounded reciprocal (see [`quotient_of_maximum`]) to
+/// eleven bits. The large product need not be that of the quotient, only have no bits below those of the difference.
 ///
 /// A quotient is less than `qmax` + 1/2, and its code at most `qmax`, but of a type with as few digits as a code: with
 /// eight of both it can be 127.5. The code 8 of four bits becomes 7 where it is written.
