@@ -16,7 +16,8 @@ from kvcache_ops import models
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate, Model
 from kvcache_ops.serve import _application as application_module
-from kvcache_ops.serve._tools import CallReader, ToolCall, family_of
+from kvcache_ops.serve import _tools as tools_module
+from kvcache_ops.serve._tools import CallReader, ToolCall, Tools, family_of
 from tokenizers import Tokenizer
 
 from compare import refused
@@ -452,6 +453,19 @@ def test_what_a_context_keeps(model: Model) -> None:
     assert kept == [MESSAGES[0], *question, answer] and model.tokenizer.decode(tokens).endswith("\nWarm.")
     system = template.beginning(messages, tools=TOOLS)
     assert model.tokenizer.decode(template.tokens(messages, tools=TOOLS)[:system]).count('"weather"') == 1
+
+
+def test_many_tools(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their schemas have together what one may have; those beyond are not looked into."""
+    looked = list[object]()
+    lark_of_json = tools_module.lark_of_json
+    monkeypatch.setattr(tools_module, "lark_of_json", lambda schema: (looked.append(schema), lark_of_json(schema))[1])
+    parameters = {"properties": {f"p{i}": {"pattern": "a" * 9000} for i in range(5)}}
+    given = [{"type": "function", "function": {"name": f"f{i}", "parameters": parameters}} for i in range(100)]
+    tools = Tools(given, "required", None, replace(model, chat_template=HERMES))
+    with refused("grammar_schema", "bytes, expected at most 131072"):
+        tools.grammar(None)
+    assert len(looked) == 3
 
 
 def test_lark(model: Model) -> None:

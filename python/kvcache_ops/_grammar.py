@@ -155,9 +155,7 @@ class Grammars:
         return known
 
     def _compiled(self, grammar: str) -> Grammar:
-        if len(grammar) > _MOST_BYTES:
-            message = f"the schema has {len(grammar)} bytes, expected at most {_MOST_BYTES}"
-            raise KvCacheError(message, "grammar_schema")
+        check_size(len(grammar))
         refused = self._trials.refused(grammar)
         if not refused:
             limits = self._package.LLParserLimits(**_LIMITS)
@@ -235,6 +233,12 @@ def _end(processes: list[subprocess.Popen[str]]) -> None:
         process.kill()
         with suppress(OSError), process:  # closes its pipes, of which one may still have bytes, and waits
             pass
+
+
+def check_size(size: int) -> None:
+    """Raises KvCacheError "grammar_schema" for a grammar of more bytes than one may have."""
+    if size > _MOST_BYTES:
+        raise KvCacheError(f"the schema has {size} bytes, expected at most {_MOST_BYTES}", "grammar_schema")
 
 
 def lark_of_json(schema: Mapping[str, Any]) -> str:

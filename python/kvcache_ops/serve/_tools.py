@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, NoReturn
 from uuid import uuid4
 
-from kvcache_ops._grammar import lark_of_json
+from kvcache_ops._grammar import check_size, lark_of_json
 from kvcache_ops.models import Model
 from kvcache_ops.serve._refusal import unsupported, wrong
 
@@ -331,9 +331,12 @@ class Tools:
         for name, text in self._family.tokens.items():
             token = self._tokens.get(text)  # llguidance takes <...> for special, and its text for none of the answer's
             lines.append(f"{name}: {_quoted(text) if token is None else f'<[{token}]>'}")
+        size = 0
         for i, (name, parameters) in enumerate(self._parameters.items()):
             lines.append(f"call_{i}: {self._family.call(name, f'arguments_{i}')}")
             lines.append(f"arguments_{i}: {lark_of_json({'type': 'object'} | parameters)}")
+            size += len(lines[-1])
+            check_size(size)  # before those of further tools are looked into
         return "\n".join(lines)
 
 
