@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvcache_ops import _atomic_file, _model_cache, models
+from kvcache_ops import KvCacheError, _atomic_file, _model_cache, models
 from kvcache_ops._atomic_file import written
 from kvcache_ops._command import main
+from kvcache_ops.models import _sources
 
 from tiny_models import random_tensors, write_gguf
 
@@ -128,6 +129,25 @@ def test_only_stale_parts_go(source: Path, home: Path, capsys: pytest.CaptureFix
     finally:
         [build.kill() for build in builds]
         [build.wait() for build in builds]
+
+
+def test_what_another_process_has_just_built_stays(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used, where it was not there a moment before; what is damaged is built again."""
+    model, load, looked = models.open_model(source), _sources.load, list[Path]()
+
+    def late(path: Path) -> models.Model:
+        looked.append(path)
+        if len(looked) == 1:
+            raise KvCacheError("not there yet", "model_missing")
+        return load(path)
+
+    before = model.path.stat()
+    with monkeypatch.context() as patch:
+        patch.setattr(_sources, "load", late)
+        assert models.open_model(source).path == model.path
+    assert len(looked) == 2 and model.path.stat().st_ino == before.st_ino
+    model.path.write_bytes(b"")
+    assert models.open_model(source).path.stat().st_size == before.st_size
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

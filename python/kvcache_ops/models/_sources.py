@@ -55,18 +55,27 @@ def open_model(
         raise KvCacheError(f"there is no file or folder {given}", "source_missing")
     files, builder = _files(given), _builder()
     folder = _model_cache.folder_of(given, asked, files, builder)
-    try:
-        found = load(folder)
-    except KvCacheError:
-        found = None
+    found = _built(folder)
+    if found is None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _model_cache.locked(folder.parent):
+            found = _built(folder)  # by another process, meanwhile
+            if found is None:
+                shutil.rmtree(folder, ignore_errors=True)
     if found is not None:
         return _for_chats(found) if chat else found
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with _model_cache.part_in(folder.parent, f"{folder.name}.", of_cache=True) as part:
         build(given, part, chat=chat, progress=progress, **asked)  # type: ignore[arg-type]
         _model_cache.keep(part, folder, given, asked)
     return load(folder)
+
+
+def _built(folder: Path) -> Model | None:
+    """The model in a folder, if there is a whole one."""
+    try:
+        return load(folder)
+    except KvCacheError:
+        return None
 
 
 def _for_chats(model: Model) -> Model:
