@@ -11,7 +11,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
 
-import numpy as np
 import pytest
 import uvicorn
 from kvcache_ops import models
