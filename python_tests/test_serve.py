@@ -481,6 +481,11 @@ def test_keys_and_origins(path: Path) -> None:
         with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
             server.client.models.list()
         assert server.client.with_options(api_key="secret").models.list().data[0].id == "tiny"
+        for value, status in (("bearer secret", 200), ("Basic secret", 401), ("Bearer secret2", 401), ("secret", 401)):
+            connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+            connection.request("GET", "/v1/models", headers={"Authorization": value})
+            assert connection.getresponse().status == status
+            connection.close()
         for origin, status, allowed in (("http://page", 200, "http://page"), ("http://other", 400, None)):
             connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
             headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}

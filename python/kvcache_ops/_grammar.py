@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Timer
-from time import thread_time
+from time import monotonic, thread_time
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -40,6 +40,7 @@ _LIMITS = {"initial_lexer_fuel": 200_000, "max_lexer_states": 50_000, "verbose_e
 _SECONDS = 5.0  # that a grammar may take
 _STEP_SECONDS = 0.5  # of a processor, in one step of an answer, which others wait for
 _KEPT = 64  # grammars that are known
+_REFUSED = 60  # seconds that a refusal is known: a busy machine may have been its reason
 
 
 class Grammar:
@@ -110,7 +111,7 @@ class Grammars:
         except Exception as error:  # the package raises no narrower one
             raise KvCacheError(f"llguidance refuses the model's tokenizer: {error}", "grammar_tokenizer") from error
         self._trials = _Trials(self._package)
-        self._known: OrderedDict[str, Grammar | KvCacheError] = OrderedDict()
+        self._known: OrderedDict[str, tuple[Grammar | KvCacheError, float]] = OrderedDict()
         self._lock = Lock()
 
     def of_json(self, schema: Mapping[str, Any]) -> Grammar:
@@ -136,7 +137,10 @@ class Grammars:
     def _made(self, grammar: str) -> Grammar:
         """A grammar in llguidance's form, which was made before, or is tried first."""
         with self._lock:
-            known = self._known.get(grammar)
+            known: Grammar | KvCacheError | None
+            known, made = self._known.get(grammar, (None, 0.0))
+            if isinstance(known, KvCacheError) and monotonic() - made > _REFUSED:
+                known = None
             if known is not None:
                 self._known.move_to_end(grammar)
         if known is None:
@@ -147,7 +151,7 @@ class Grammars:
                     raise
                 known = error
             with self._lock:
-                self._known[grammar] = known
+                self._known[grammar] = known, monotonic()
                 while len(self._known) > _KEPT:
                     self._known.popitem(last=False)
         if isinstance(known, KvCacheError):

@@ -329,13 +329,13 @@ class _ApiKey:
     """Refuses requests without the key, but for those of /health and /metrics."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app, self._expected = app, f"Bearer {key}".encode()
+        self._app, self._expected = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] == "http" and path not in ("/health", "/metrics"):
-            got = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(got, self._expected):
+            scheme, _, got = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(got, self._expected):
                 refusal = Refusal(401, "the API key is missing or wrong", "invalid_api_key")
                 return await refusal.response()(scope, receive, send)
         await self._app(scope, receive, send)
