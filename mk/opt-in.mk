@@ -103,7 +103,7 @@ test-aarch64:
 # proof/fuzz/artifacts. MINIMIZE=1 makes the kept inputs the fewest, of them and of what was new, that reach as much.
 # The flags are those that cargo-fuzz gives; it has no choice of a profile.
 MINUTES ?= 1
-FUZZ_TARGETS ?= validation dlpack session_reader manager_script
+FUZZ_TARGETS ?= validation dlpack quantized_matmul session_reader manager_script
 FUZZ_BUILD := $(TARGET)/fuzz
 FUZZ := $(FUZZ_BUILD)/$(SYSTEM)/sanitize/kvcache-fuzz
 COVERAGE := level=3 inline-8bit-counters pc-table

@@ -5,6 +5,7 @@
 #![expect(missing_docs, reason = "only tests read it: what a name says is not said again")]
 
 mod dlpack;
+mod quantized_matmul;
 mod session_reader;
 mod validation;
 
@@ -17,9 +18,10 @@ use kvcache_testing::manager::script::Operation;
 /// AddressSanitizer; and its function.
 pub type Target = (&'static str, u64, fn(&[u8]));
 
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     ("validation", 150, validation::run),
     ("dlpack", 800, dlpack::run),
+    ("quantized_matmul", 300, quantized_matmul::run),
     ("session_reader", 500, session_reader::run),
     ("manager_script", 60, manager_script),
 ];

@@ -19,6 +19,11 @@ fn dlpack() {
 }
 
 #[test]
+fn quantized_matmul() {
+    run("quantized_matmul");
+}
+
+#[test]
 fn session_reader() {
     run("session_reader");
 }
