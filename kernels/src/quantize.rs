@@ -6,8 +6,8 @@
 //! 1. `s = max(amax / qmax, 1e-5)`, `amax` being the largest magnitude of the group; the quotient and the constant are
 //!    rounded to T1 (in float16 the constant is 168 * 2^-24). With four bits `-s` where an element is `amax` and none
 //!    `-amax`: so the largest element becomes -8;
-//! 2. `code = clamp(round(x / s), low, high)`, from -127 to 127 or from -8 to 7; the quotient is rounded to T1 first, then
-//!    to an integer, or to a float8, of which a zero has the sign of x;
+//! 2. `code = clamp(round(x / s), low, high)`, from -127 to 127 or from -8 to 7; the quotient is rounded to T1 first,
+//!    then to an integer, or to a float8, of which a zero has the sign of x;
 //! 3. `scale = T3(s)`;
 //! 4. `value = T1(T3(code) * scale)`; the product is rounded to T3 first, then to T1.
 //!
@@ -17,9 +17,9 @@
 //! is a float32 operation whose result is rounded to float16: for division and multiplication the second rounding
 //! changes nothing, since float32 has more than twice the precision and two bits.
 //!
-//! Non-finite values propagate: a NaN in a group makes its scale NaN, else an infinity makes it infinite. The group's codes
-//! are then 0, and all its values load as NaN. Finite values can have an infinite scale, too: those of float32 groups
-//! whose `s` is past the largest float16, where T3 is float16.
+//! Non-finite values propagate: a NaN in a group makes its scale NaN, else an infinity makes it infinite. The group's
+//! codes are then 0, and all its values load as NaN. Finite values can have an infinite scale, too: those of float32
+//! groups whose `s` is past the largest float16, where T3 is float16.
 //!
 //! This is the arithmetic that all kernels share: the reference kernel calls it, every other must match it bit for bit.
 

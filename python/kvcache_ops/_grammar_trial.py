@@ -40,9 +40,13 @@ def _try() -> None:
         print(json.dumps(refused), flush=True)
 
 
-if __name__ == "__main__":
+def _main() -> None:
     _bound()
     stack_size(_STACK)
     thread = Thread(target=_try)
     thread.start()
     thread.join()
+
+
+if __name__ == "__main__":
+    _main()

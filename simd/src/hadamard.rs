@@ -39,8 +39,8 @@ pub fn hadamard(values: &mut [f32], order: usize) {
     }
 }
 
-/// Multiplies the whole blocks of `len` values, each rounded at the end, over registers. `order` is at most 256. Prefetches
-/// as many values at `ahead`.
+/// Multiplies the whole blocks of `len` values, each rounded at the end, over registers. `order` is at most 256.
+/// Prefetches as many values at `ahead`.
 ///
 /// # Safety
 /// The conditions are those of [`Simd`]. `from` is valid for reads of the values, `to` for writes; they are one place, or

@@ -1,5 +1,5 @@
-//! Every instruction set gives the reference's bits, on memory between guard pages; a row's bits are the same alone and in
-//! any batch, on any number of threads.
+//! Every instruction set gives the reference's bits, on memory between guard pages; a row's bits are the same alone and
+//! in any batch, on any number of threads.
 
 mod drawn;
 

@@ -12,7 +12,7 @@ from onnx import GraphProto, TensorProto, helper
 from kvcache_ops.models._onnx_graph import Values, all_nodes
 from kvcache_ops.models._weights import check_finite
 
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_FLOATS: tuple[int, ...] = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # What these operators read is no mask, whose -inf is meant.
 _WEIGHTED = (
     "MatMul", "Gemm", "MatMulNBits", "Gather", "GatherBlockQuantized", "DequantizeLinear", "LayerNormalization",

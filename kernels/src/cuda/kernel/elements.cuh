@@ -20,7 +20,7 @@ struct BF16 {
     static constexpr u32 BITS = 16, INF = 0x7f80, QUIET = 0x0040, SCALE_FLOOR = 0x3728;
 };
 
-// Codes have the value that a group's largest magnitude is divided by: the largest code's, or, of int4, less the lowest's.
+// Codes have the value that a group's largest magnitude is divided by: the largest code, or -lowest of int4.
 struct I8 {
     using Bits = u8;
     static constexpr u32 BITS = 8;

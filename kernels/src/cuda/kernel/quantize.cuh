@@ -27,7 +27,7 @@ __device__ __forceinline__ u32 rank(typename T::Bits x) {
 
 // A number that rounds to T as x / y does, given -y and the rounded reciprocal of y, for x and y in T: the code of a
 // division without the instructions that a group's values share, and without those for very large and very small numbers.
-// Only scales and codes are made from it: where |x / y| < 2^-20 its last bits may differ from those of division, but there
+// Only scales and codes are made from it: where |x / y| < 2^-20 its last bits may differ from a division's, but there
 // the code is 0.
 //
 // Float32, and others whose numbers are some of its: the first correction makes the quotient faithful (within one unit

@@ -38,8 +38,8 @@ __device__ __forceinline__ u8* head_in(u8* data, const Strides& strides, const P
     return data + bytes_of_elements<T>(head_at(strides, place) + kv * strides.kv);
 }
 
-// Groups that end in a window are stored by a lane each. A group that is longer than a window, or begins too late in one, is
-// gone over twice, a window at a time: for its scale, and for its codes.
+// Groups that end in a window are stored by a lane each. A group that is longer than a window, or begins too late in
+// one, is gone over twice, a window at a time: for its scale, and for its codes.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void store_rotated(const Parameters& p) {
     if constexpr (!SAME<T3, None>) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void store_rotated(const Parameters& p) {
             u8* cache = head_in<T2>(p.cache, p.cache_strides, place, kv);
             u8* scales = head_in<T3>(p.scale, p.scale_strides, place, kv);
             const u32 order = kv == 0 ? p.rotation_order : 1;
-            // The first elements of the next group and of the window, which begins with a block; the rank of a long group.
+            // The first elements of the next group and of the window, a block's first; the rank of a long group.
             u32 at = 0, from = 0, amax = LEAST;
             bool is_measured = false;
 #pragma unroll 1
