@@ -226,7 +226,8 @@ def run(groups: Groups, title: str, chosen: argparse.Namespace) -> None:
             continue
         rows = make()
         contenders = list({id(each): each for row in rows for each in row.contenders if not each.measured}.values())
-        run_rounds(contenders, chosen.rounds or chosen.default_rounds[chosen.quick], chosen.seconds)
+        if contenders:  # a group's rows may be made of what others have measured
+            run_rounds(contenders, chosen.rounds or chosen.default_rounds[chosen.quick], chosen.seconds)
         for row in rows:
             figures.append(row.measured())
             print(" | ".join(figures[-1].cells), flush=True)

@@ -35,7 +35,7 @@ CACHES = {"float16": "f16", "int8": "u8", "int4": "u4"}  # ours, theirs
 BUDGET = 512  # tokens of a step, of both schedulers
 STEPS = 16  # of decoding, in a sample
 CHECKED, CHECKED_TOKENS = 16, 512  # prompts whose answers' first tokens are compared
-GOALS = {"prompt of 1024": 0.8, "prompt of 4096": 0.8, "decode, batch 16, depth 64": 1.0}
+GOALS = {"prompt of 1024": 1.0, "prompt of 4096": 1.0, "decode, batch 16, depth 64": 1.0}
 for packages in os.environ.get("PEERS", "").split():  # folders of packages that are not installed
     site.addsitedir(packages)
 
