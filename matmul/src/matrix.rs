@@ -15,7 +15,7 @@ pub const COLUMNS: usize = 16;
 /// Bytes of a line: four codes of 8 bits, or eight of 4 bits, of each column.
 pub(crate) const LINE: usize = 4 * COLUMNS;
 
-/// The sizes of a quantized matrix of K rows and N columns.
+/// The sizes of a quantized matrix (N, K): N columns of the product, K elements of a row of x.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatrixShape {
     /// Columns, at least 1.
@@ -68,7 +68,7 @@ impl MatrixShape {
     }
 }
 
-/// A quantized matrix of K rows and N columns, in memory of the caller's.
+/// A quantized matrix (N, K), in memory of the caller's.
 ///
 /// A weight is `scale * (code - 2^(bits - 1))`, or with minima `scale * code + minimum`; codes are unsigned.
 #[derive(Debug, Clone, Copy)]

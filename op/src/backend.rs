@@ -18,7 +18,7 @@ pub enum Backend {
 }
 
 impl Default for Backend {
-    /// The fast kernel with the widest instruction set of this machine.
+    /// The fast kernel with the widest instruction set of this machine, up to `KVCACHE_INSTRUCTION_SET`.
     fn default() -> Self {
         Self::Cpu(Cpu::default())
     }
@@ -55,7 +55,7 @@ pub enum AttentionBackend {
 }
 
 impl Default for AttentionBackend {
-    /// The fast kernel with the widest instruction set of this machine.
+    /// The fast kernel with the widest instruction set of this machine, up to `KVCACHE_INSTRUCTION_SET`.
     fn default() -> Self {
         Self::Cpu(AttentionCpu::default())
     }
@@ -92,7 +92,7 @@ pub enum MatMulBackend {
 }
 
 impl Default for MatMulBackend {
-    /// The fast kernel with the widest instruction set of this machine.
+    /// The fast kernel with the widest instruction set of this machine, up to `KVCACHE_INSTRUCTION_SET`.
     fn default() -> Self {
         Self::Cpu(MatmulCpu::default())
     }

@@ -51,7 +51,7 @@ impl Cpu {
 }
 
 impl Default for Cpu {
-    /// The kernel with the widest instructions that this machine has.
+    /// The kernel with the widest instructions that this machine has, up to `KVCACHE_INSTRUCTION_SET`.
     fn default() -> Self {
         Self::of(InstructionSet::best().of_floats())
     }

@@ -58,7 +58,7 @@ impl MatmulCpu {
 }
 
 impl Default for MatmulCpu {
-    /// The kernel with the best instructions that this machine has.
+    /// The kernel with the best instructions that this machine has, up to `KVCACHE_INSTRUCTION_SET`.
     fn default() -> Self {
         Self { instructions: InstructionSet::best(), parallel_work: Self::PARALLEL_WORK }
     }

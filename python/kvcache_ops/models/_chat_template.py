@@ -92,7 +92,7 @@ class ChatTemplate:
         return self._rendered(messages, given)
 
     def _to_be_continued(self, messages: Sequence[Mapping[str, Any]], given: dict[str, Any]) -> str:
-        """Without what the template writes after the last message's content; a template may strip that of spaces."""
+        """Removes what the template writes after the last message's content, whose spaces it may strip."""
         content = messages[-1].get("content") if messages else None
         if not isinstance(content, str):
             raise KvCacheError("the last message has no text, expected one to continue", "chat_template")
