@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).resolve().parent
-TARGET = FOLDER / "kvcache_ops" / "_schemas.json"
+TARGET = FOLDER / "kvcache_ops" / "ops" / "schemas.json"
 # What the page says of an operator beyond its inputs, and its codes, stay in the YAML.
 KEPT = ("name", "domains", "version", "summary", "dimensions", "attributes", "inputs", "outputs", "types", "rules")
 LISTS = ("attributes", "inputs", "outputs", "rules")

@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 from kvcache_ops import Cache, CacheSpec, _native, step_indices
-from kvcache_ops._cache import ONNX_TYPES
+from kvcache_ops.ops._cache_spec import ONNX_TYPES
 from ml_dtypes import bfloat16, float8_e4m3fn
 from onnx import TensorProto, helper, numpy_helper
 

@@ -82,7 +82,7 @@ def test_a_command_of_the_package_runs(page: Path, line: str) -> None:
 
 def test_flags_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """The book names no flag that a command or the example of a cluster does not have; some are other programs'."""
-    from kvcache_ops._command import main
+    from kvcache_ops.cli._command import main
 
     for command in "build", "chat", "conformance", "generate", "perplexity", "serve", "size":
         with pytest.raises(SystemExit):
@@ -128,7 +128,7 @@ def test_the_guide_to_models(folder: Path) -> None:
 
 def test_the_commands_of_the_guide_to_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, on that file and some text; the chat ends with its input."""
-    from kvcache_ops._command import main
+    from kvcache_ops.cli._command import main
 
     from tiny_models import write_gguf
 

@@ -13,8 +13,9 @@ import kvcache_ops
 import numpy as np
 import onnxruntime
 import pytest
-from kvcache_ops import CacheSpec, _doctor, _selftest
-from kvcache_ops._command import main
+from kvcache_ops import CacheSpec
+from kvcache_ops.cli import _doctor, _selftest
+from kvcache_ops.cli._command import main
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_doctor() -> None:
     """As a user calls it: what there is, two self-tests, exit code 0; the models are new."""
     models = runpy.run_path(str(ROOT / "python/selftest/write_models.py"))["models"]()
-    assert models == json.loads((ROOT / "python/kvcache_ops" / _selftest.FILE).read_text())
+    assert models == json.loads((ROOT / "python/kvcache_ops/cli" / _selftest.FILE).read_text())
     command = [sys.executable, "-m", "kvcache_ops", "doctor", str(ROOT / "examples/austen/decoder_fused.onnx")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and not run.stderr, run

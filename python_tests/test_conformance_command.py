@@ -14,7 +14,7 @@ import numpy.random
 import pytest
 import yaml
 from kvcache_ops import conformance
-from kvcache_ops._command import main
+from kvcache_ops.cli._command import main
 from kvcache_ops.conformance._call import NotRun
 from kvcache_ops.conformance._library import Library
 from kvcache_ops.conformance._program import Program

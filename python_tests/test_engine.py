@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from kvcache_ops import KvCacheError, models
-from kvcache_ops._sampling import Sampler
-from kvcache_ops._text_stream import TextStream
 from kvcache_ops.engine import Engine, Request, Sampling
 from kvcache_ops.manager import Manager, ManagerError, tier
+from kvcache_ops.text._sampling import Sampler
+from kvcache_ops.text._text_stream import TextStream
 from tokenizers.pre_tokenizers import ByteLevel
 
 from compare import refused

@@ -12,10 +12,10 @@ from time import thread_time
 import numpy as np
 import openai
 import pytest
-from kvcache_ops import _grammar
-from kvcache_ops._grammar import Grammars
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import Model
+from kvcache_ops.text import _grammar
+from kvcache_ops.text._grammar import Grammars
 
 from compare import refused
 from served import GREEDY, MESSAGES, TEXTS, Serving, expected, path, serving, shared

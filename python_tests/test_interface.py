@@ -49,7 +49,7 @@ torch.Tensor = object
 torch.library = types.SimpleNamespace(custom_op=lambda *_, **__: types.SimpleNamespace(register_fake=lambda _: None))
 sys.modules["torch"] = torch
 from kvcache_ops import DOMAIN
-from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
+from kvcache_ops.ops._schemas import BY_DOMAIN_AND_NAME
 from kvcache_ops.torch import _attention, _key_value_cache, _operator
 _operator.Operator.__call__ = lambda self, *given: calls.append((self, *given)) or [None] * self._outputs
 for op_type, function in (("KeyValueCache", _key_value_cache.key_value_cache),

@@ -15,8 +15,9 @@ from threading import Event
 
 import numpy as np
 import pytest
-from kvcache_ops import _generate, models
-from kvcache_ops._command import main
+from kvcache_ops import models
+from kvcache_ops.cli import _generate
+from kvcache_ops.cli._command import main
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 
@@ -246,7 +247,9 @@ def test_chat_templates(source: Path) -> None:
 def test_packages_that_are_missing(source: Path, package: str, command: str) -> None:
     """The command that installs them is said."""
     extra = "serve" if command == "serve" else "models"
-    program = f"import sys; sys.modules[{package!r}] = None; from kvcache_ops._command import main; main(sys.argv[1:])"
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; from kvcache_ops.cli._command import main; main(sys.argv[1:])"
+    )
     arguments = [sys.executable, "-c", program, command, str(source), *(["a"] if command == "generate" else [])]
     said = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert f"pip install './python[{extra}]'" in said.stderr and "Traceback" not in said.stderr

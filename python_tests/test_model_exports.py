@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from kvcache_ops import KvCacheError, models
 from kvcache_ops.engine import Engine
-from kvcache_ops.models._onnx_graph import Values
+from kvcache_ops.models._graph_reader import Values
 from kvcache_ops.models._onnx_products import Products
 from onnx import TensorProto, helper, numpy_helper
 

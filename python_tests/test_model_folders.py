@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvcache_ops import models
-from kvcache_ops._command import main
+from kvcache_ops.cli._command import main
 from kvcache_ops.engine import Engine
 from kvcache_ops.models._build import open_checkpoint
 from safetensors.numpy import load_file, save_file

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from kvcache_ops._sampling import Sampler, Sampling
+from kvcache_ops.text._sampling import Sampler, Sampling
 
 OPTIONS: list[dict[str, float]] = [
     {},

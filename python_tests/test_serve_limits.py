@@ -14,13 +14,13 @@ from threading import Event
 
 import pytest
 import uvicorn
-from kvcache_ops._grammar import _end
 from kvcache_ops.engine import Engine, Request
 from kvcache_ops.serve import _application as application_module
 from kvcache_ops.serve import _server, application, serve
 from kvcache_ops.serve._engine_thread import EngineThread, Job, Piece
 from kvcache_ops.serve._metrics import Metrics
 from kvcache_ops.serve._replies import event
+from kvcache_ops.text._grammar import _end
 
 from compare import refused
 from served import GREEDY, TEXTS, Serving, expected, path, serving, shared

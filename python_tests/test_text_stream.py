@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kvcache_ops._text_stream import TextStream
+from kvcache_ops.text._text_stream import TextStream
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 TEXT = "It is 20\u00a0\u20ac, \u201cna\u00efve\u201d \U0001f600\U0001f468\u200d\U0001f469 \u4f60\u597d end"

@@ -23,12 +23,12 @@ except ImportError as _error:
     )
     raise ImportError(_message) from _error
 
-from kvcache_ops._cache import CACHE_LAYOUTS, Cache, CacheSpec
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._indices import StepIndices, step_indices
-from kvcache_ops._int4 import pack_int4, unpack_int4
-from kvcache_ops._nodes import DOMAIN, check_model, make_node
-from kvcache_ops._operators import (
+from kvcache_ops.ops._cache_spec import CACHE_LAYOUTS, Cache, CacheSpec
+from kvcache_ops.ops._indices import StepIndices, step_indices
+from kvcache_ops.ops._int4 import pack_int4, unpack_int4
+from kvcache_ops.ops._nodes import DOMAIN, check_model, make_node
+from kvcache_ops.ops._operators import (
     check,
     check_multi_head_attention,
     check_multi_head_cache_attention,
@@ -36,8 +36,8 @@ from kvcache_ops._operators import (
     multi_head_cache_attention,
     run,
 )
-from kvcache_ops._quantized import pack_panels, pack_scales, quantized_gather, quantized_matmul
-from kvcache_ops._registration import library_path, register
+from kvcache_ops.ops._quantized import pack_panels, pack_scales, quantized_gather, quantized_matmul
+from kvcache_ops.ops._registration import library_path, register
 
 __version__: str = _native.__version__
 

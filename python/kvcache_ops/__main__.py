@@ -6,7 +6,7 @@ import sys
 
 if __name__ == "__main__":
     try:
-        from kvcache_ops._command import main
+        from kvcache_ops.cli._command import main
 
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

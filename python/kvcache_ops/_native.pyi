@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, Protocol, Self, SupportsFloat, SupportsI
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache_ops._cache import T1, T2, T3, CacheSpec
+from kvcache_ops.ops._cache_spec import T1, T2, T3, CacheSpec
 
 __version__: str
 

@@ -26,16 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
-from kvcache_ops._grammar import Grammar, Grammars
-from kvcache_ops._prompt_lookup import PromptLookup
-from kvcache_ops._sampling import Sampler, Sampling, TokenLogprobs, scratch
 from kvcache_ops.manager import Append, Step
 from kvcache_ops.models import Model, load  # which says what to install
-from kvcache_ops.models._caches import GroupsStep
+from kvcache_ops.models._grouped_manager import GroupsStep
 from kvcache_ops.models._model import session_options
+from kvcache_ops.text._grammar import Grammar, Grammars
+from kvcache_ops.text._prompt_lookup import PromptLookup
+from kvcache_ops.text._sampling import Sampler, Sampling, TokenLogprobs, scratch
 
 # isort: split
-from kvcache_ops._text_stream import TextStream
+from kvcache_ops.text._text_stream import TextStream
 
 __all__ = ["Engine", "Request", "Sampling", "TokenLogprobs"]
 

@@ -11,7 +11,6 @@ A refused operation changes nothing, and raises `ManagerError` with `kind` and `
 raises `TypeError`.
 """
 
-from kvcache_ops._cache import CacheSpec
 from kvcache_ops._errors import CapacityError, ManagerError
 from kvcache_ops._native import (
     Append,
@@ -34,6 +33,7 @@ from kvcache_ops._native import (
     slot_stable,
 )
 from kvcache_ops._tier import tier
+from kvcache_ops.ops._cache_spec import CacheSpec
 
 __all__ = [
     "Append",

@@ -1,4 +1,4 @@
-"""Writes kvcache_ops/selftest.json: the models with which `python -m kvcache_ops doctor` asks ONNX Runtime."""
+"""Writes kvcache_ops/cli/selftest.json: the models with which `python -m kvcache_ops doctor` asks ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from base64 import b64encode
 from pathlib import Path
 
 from kvcache_ops import _native
-from kvcache_ops._selftest import FILE, SUITES, key
+from kvcache_ops.cli._selftest import FILE, SUITES, key
 from kvcache_ops.conformance._models import node_model, operator
 
 
@@ -26,5 +26,5 @@ def models() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    path = Path(__file__).resolve().parents[1] / "kvcache_ops" / FILE
+    path = Path(__file__).resolve().parents[1] / "kvcache_ops" / "cli" / FILE
     path.write_text(json.dumps(models(), indent=1) + "\n", encoding="utf-8")

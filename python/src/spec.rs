@@ -31,7 +31,7 @@ struct Fields {
 pub fn builder(spec: &Bound<'_, PyAny>) -> PyResult<CacheSpecBuilder> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let other = || type_error("spec", "kvcache_ops.CacheSpec", spec);
-    if !spec.is_instance(CLASS.import(spec.py(), "kvcache_ops._cache", "CacheSpec")?)? {
+    if !spec.is_instance(CLASS.import(spec.py(), "kvcache_ops.ops._cache_spec", "CacheSpec")?)? {
         return Err(other());
     }
     let fields: Fields = spec.extract()?;

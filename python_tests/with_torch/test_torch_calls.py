@@ -8,7 +8,7 @@ import kvcache_ops
 import pytest
 import torch
 from kvcache_ops import KvCacheError
-from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
+from kvcache_ops.ops._schemas import BY_DOMAIN_AND_NAME
 from kvcache_ops.torch import key_value_cache, multi_head_attention, multi_head_cache_attention
 from kvcache_ops.torch._operator import OF_FLOAT8
 from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from kvcache_ops._command import main
+from kvcache_ops.cli._command import main
 
 if __name__ == "__main__":
     sys.exit(main(["conformance", *sys.argv[1:]]))

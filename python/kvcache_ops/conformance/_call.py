@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import ONNX_TYPES, numpy_type, type_name
-from kvcache_ops._int4 import pack_int4, unpack_int4
+from kvcache_ops.ops._cache_spec import ONNX_TYPES, numpy_type, type_name
+from kvcache_ops.ops._int4 import pack_int4, unpack_int4
 
 Sent = tuple[str, list[int], bytes]
 """A tensor between the native module and here: the name of its type, its shape, its bytes."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from kvcache_ops import _native
-from kvcache_ops._cache import ONNX_TYPES, numpy_type
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._optional import load
 from kvcache_ops.conformance._call import Sent
 from kvcache_ops.conformance._models import node_model, operator
+from kvcache_ops.ops._cache_spec import ONNX_TYPES, numpy_type
 
 Tensors = dict[str, Sent]
 

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import OF_ML_DTYPES, ONNX_TYPES, numpy_type, type_name
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._int4 import pack_int4, unpack_int4
 from kvcache_ops._optional import load
 from kvcache_ops.conformance._call import Int4Array, NotRun
 from kvcache_ops.conformance._models import node_model, operator
+from kvcache_ops.ops._cache_spec import OF_ML_DTYPES, ONNX_TYPES, numpy_type, type_name
+from kvcache_ops.ops._int4 import pack_int4, unpack_int4
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvcache_ops._cache import ONNX_TYPES
 from kvcache_ops._optional import load
-from kvcache_ops._schemas import BY_DOMAIN_AND_NAME, Operator
+from kvcache_ops.ops._cache_spec import ONNX_TYPES
+from kvcache_ops.ops._schemas import BY_DOMAIN_AND_NAME, Operator
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -15,18 +15,18 @@ import onnx
 from onnx import ModelProto, helper
 
 from kvcache_ops._atomic_file import replace as replace_file
-from kvcache_ops._cache import T2, CacheSpec
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._model_cache import locked, part_in
 from kvcache_ops.models._centering import set_means
 from kvcache_ops.models._checkpoint import Checkpoint
 from kvcache_ops.models._decoder import Decoder
 from kvcache_ops.models._gguf import read_gguf
-from kvcache_ops.models._graph import ACTIVATIONS, Graph
+from kvcache_ops.models._graph_writer import ACTIVATIONS, Graph
 from kvcache_ops.models._hugging_face import read_folder
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_export import GENAI, Export, is_export
 from kvcache_ops.models._weights import Weight, convert
+from kvcache_ops.ops._cache_spec import T2, CacheSpec
 
 MODEL, DATA, TOKENIZER = "model.onnx", "model.onnx.data", "tokenizer.json"
 METADATA = "kvcache_ops.model"

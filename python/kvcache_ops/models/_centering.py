@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 
-from kvcache_ops._cache import CacheSpec
-from kvcache_ops._indices import step_indices
 from kvcache_ops._optional import load as load_package
-from kvcache_ops._registration import register
 from kvcache_ops.models._layer_groups import LayerGroups
+from kvcache_ops.ops._cache_spec import CacheSpec
+from kvcache_ops.ops._indices import step_indices
+from kvcache_ops.ops._registration import register
 
 MEAN = ".key_mean"
 """The end of the names of the means, constants of the graph; what stands before it is the key's name."""

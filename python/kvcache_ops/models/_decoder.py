@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from kvcache_ops import _native
-from kvcache_ops._cache import ONNX_TYPES, CacheSpec
-from kvcache_ops._indices import AttentionIndices
-from kvcache_ops._nodes import make_node
-from kvcache_ops._operators import node_attributes
 from kvcache_ops.models._centering import MEAN
 from kvcache_ops.models._config import Config
-from kvcache_ops.models._graph import MICROSOFT, Graph
+from kvcache_ops.models._graph_writer import MICROSOFT, Graph
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._weights import Dense, Weight
+from kvcache_ops.ops._cache_spec import ONNX_TYPES, CacheSpec
+from kvcache_ops.ops._indices import AttentionIndices
+from kvcache_ops.ops._nodes import make_node
+from kvcache_ops.ops._operators import node_attributes
 
 INDICES = tuple(AttentionIndices.__annotations__)
 """The operators' index inputs, as a step of the manager has them."""

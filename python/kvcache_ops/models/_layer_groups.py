@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvcache_ops._cache import CacheSpec
+from kvcache_ops.ops._cache_spec import CacheSpec
 
 
 @dataclass(frozen=True)

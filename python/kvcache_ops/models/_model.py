@@ -14,17 +14,17 @@ import onnx
 from tokenizers import Tokenizer
 
 from kvcache_ops import _native
-from kvcache_ops._cache import CacheSpec
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._nodes import check_nodes
 from kvcache_ops._optional import load as load_package
-from kvcache_ops._registration import register
 from kvcache_ops.manager import Manager, Rope
 from kvcache_ops.models._build import DATA, FORMAT, FORMAT_OF_GROUPS, METADATA, MODEL, TOKENIZER
-from kvcache_ops.models._caches import Caches
 from kvcache_ops.models._config import Config
+from kvcache_ops.models._grouped_manager import Caches
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._onnx_export import GraphConfig, LinkedFile
+from kvcache_ops.ops._cache_spec import CacheSpec
+from kvcache_ops.ops._nodes import check_nodes
+from kvcache_ops.ops._registration import register
 
 _MOST_THREADS = 1024  # ONNX Runtime starts them all
 

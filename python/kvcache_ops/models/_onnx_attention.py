@@ -16,13 +16,13 @@ import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
 from kvcache_ops import _native
-from kvcache_ops._cache import CacheSpec
-from kvcache_ops._nodes import make_node
-from kvcache_ops._operators import node_attributes
 from kvcache_ops.models._decoder import INDICES
-from kvcache_ops.models._graph import MICROSOFT
+from kvcache_ops.models._graph_reader import Values, attributes, called, shape_of, unsupported
+from kvcache_ops.models._graph_writer import MICROSOFT
 from kvcache_ops.models._layer_groups import LayerGroups
-from kvcache_ops.models._onnx_graph import Values, attributes, called, shape_of, unsupported
+from kvcache_ops.ops._cache_spec import CacheSpec
+from kvcache_ops.ops._nodes import make_node
+from kvcache_ops.ops._operators import node_attributes
 
 # The inputs in their order.
 _QKV_AND_PAST = ("query", "key", "value", "past_key", "past_value")

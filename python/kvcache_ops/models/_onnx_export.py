@@ -26,19 +26,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, inliner
 
-from kvcache_ops._cache import T1, CacheSpec
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._model_cache import digest
-from kvcache_ops._nodes import DOMAIN
-from kvcache_ops._quantized import OWN_DOMAIN
 from kvcache_ops.models._checkpoint import check_tokenizer
 from kvcache_ops.models._config import rotary
 from kvcache_ops.models._decoder import INDICES, graph_inputs
 from kvcache_ops.models._folder_tokenizer import of_chats, tokenizer_of
-from kvcache_ops.models._graph import MICROSOFT
-from kvcache_ops.models._layer_groups import LayerGroups
-from kvcache_ops.models._onnx_attention import INPUTS, Attention, Replacement, Rotation
-from kvcache_ops.models._onnx_graph import (
+from kvcache_ops.models._graph_reader import (
     LengthChoice,
     Values,
     all_nodes,
@@ -51,9 +45,15 @@ from kvcache_ops.models._onnx_graph import (
     sort,
     unsupported,
 )
+from kvcache_ops.models._graph_writer import MICROSOFT
+from kvcache_ops.models._layer_groups import LayerGroups
+from kvcache_ops.models._onnx_attention import INPUTS, Attention, Replacement, Rotation
 from kvcache_ops.models._onnx_products import Products
 from kvcache_ops.models._onnx_values import check_values
 from kvcache_ops.models._source_files import json_of, probably
+from kvcache_ops.ops._cache_spec import T1, CacheSpec
+from kvcache_ops.ops._nodes import DOMAIN
+from kvcache_ops.ops._quantized import OWN_DOMAIN
 
 GENAI = "genai_config.json"
 _CONFIG = "config.json"

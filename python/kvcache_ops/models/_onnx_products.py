@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
-from kvcache_ops._quantized import OWN_DOMAIN, pack_panels, pack_scales
-from kvcache_ops.models._graph import activation_bits, store
-from kvcache_ops.models._onnx_graph import Values, attributes, called, unsupported
+from kvcache_ops.models._graph_reader import Values, attributes, called, unsupported
+from kvcache_ops.models._graph_writer import activation_bits, store
 from kvcache_ops.models._weights import check_finite
+from kvcache_ops.ops._quantized import OWN_DOMAIN, pack_panels, pack_scales
 
 _INPUTS = ("A", "B", "scales", "zero_points", "g_idx", "bias")
 _LARGEST_BLOCK = 32

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, TensorProto, helper
 
-from kvcache_ops.models._onnx_graph import Values, all_nodes
+from kvcache_ops.models._graph_reader import Values, all_nodes
 from kvcache_ops.models._weights import check_finite
 
 _FLOATS: tuple[int, ...] = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)

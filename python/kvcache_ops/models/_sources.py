@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvcache_ops import _model_cache
-from kvcache_ops._cache import T2
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.models._build import METADATA, MODEL, build
 from kvcache_ops.models._chat_template import ChatTemplate
 from kvcache_ops.models._gguf import parts
 from kvcache_ops.models._model import Model, load
 from kvcache_ops.models._onnx_export import described_by
+from kvcache_ops.ops._cache_spec import T2
 
 
 def open_model(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcache_ops._optional import load, require
-from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
+from kvcache_ops.ops._schemas import BY_DOMAIN_AND_NAME
 
 require("onnx")
 

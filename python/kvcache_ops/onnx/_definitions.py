@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from onnx import defs, helper
 
-from kvcache_ops._schemas import OPERATORS, Attribute, Operator, Tensor
+from kvcache_ops.ops._schemas import OPERATORS, Attribute, Operator, Tensor
 
 _TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 

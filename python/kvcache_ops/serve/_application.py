@@ -22,7 +22,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._grammar import Grammar
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 from kvcache_ops.serve._call import Call, read_call
@@ -32,6 +31,7 @@ from kvcache_ops.serve._metrics import Metrics
 from kvcache_ops.serve._refusal import OF_THE_SERVER, OVERLOADED, Refusal, of_answer, of_prompt, unsupported
 from kvcache_ops.serve._replies import COMMENT, DONE, Reply, event
 from kvcache_ops.serve._tools import CallReader, Tools, with_short_ids
+from kvcache_ops.text._grammar import Grammar
 
 _LARGEST_BODY = 16 << 20  # bytes
 _MOST_HELD = 256 << 20  # of all bodies that are not parsed

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._sampling import Sampling
 from kvcache_ops.serve._refusal import Refusal, unsupported, wrong
+from kvcache_ops.text._sampling import Sampling
 
 # What these values mean is what is done anyway; others would change the answer.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {

@@ -13,9 +13,9 @@ from math import isfinite
 from typing import Any, NoReturn
 from uuid import uuid4
 
-from kvcache_ops._grammar import check_size, lark_of_json
 from kvcache_ops.models import Model
 from kvcache_ops.serve._refusal import unsupported, wrong
+from kvcache_ops.text._grammar import check_size, lark_of_json
 
 _THOUGHT, _THOUGHT_END = "<think>", "</think>"  # between them nothing is called
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -178,10 +178,10 @@ def _open(given: Namespace, chat: bool = False) -> Model:
 
 def _engine(given: Namespace, chat: bool = False) -> Engine:
     """An engine of a model, which may have to be built: what can be refused before that, is."""
-    from kvcache_ops._sampling import Sampling
     from kvcache_ops.engine import Engine
     from kvcache_ops.manager import tier
     from kvcache_ops.models._model import session_options
+    from kvcache_ops.text._sampling import Sampling
 
     tiers = [tier(address) for address in given.tier]
     Sampling(**_given(given, _SAMPLING))
@@ -216,7 +216,7 @@ def _cache(model: Model) -> str:
 
 def _chat(given: Namespace) -> int:
     engine = _engine(given, chat=True)
-    from kvcache_ops._chat import Chat
+    from kvcache_ops.cli._chat import Chat
 
     with closing(engine):
         return Chat(engine, given.system, **_given(given, _SAMPLING)).run()
@@ -225,7 +225,7 @@ def _chat(given: Namespace) -> int:
 def _generate(given: Namespace) -> int:
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given.prompts]
     engine = _engine(given, given.chat)
-    from kvcache_ops._generate import generate
+    from kvcache_ops.cli._generate import generate
 
     with closing(engine):
         return generate(engine, prompts, given.chat, given.context_shift, **_given(given, _SAMPLING))

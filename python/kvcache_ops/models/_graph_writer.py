@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from kvcache_ops._nodes import DOMAIN
-from kvcache_ops._quantized import OWN_DOMAIN, pack_panels, pack_scales
 from kvcache_ops.models._weights import Blocks, Dense, Weight, stack
+from kvcache_ops.ops._nodes import DOMAIN
+from kvcache_ops.ops._quantized import OWN_DOMAIN, pack_panels, pack_scales
 
 MICROSOFT = "com.microsoft"
 OPSET = 23  # the first with RMSNormalization

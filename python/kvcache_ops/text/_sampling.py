@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._grammar import Grammar
+from kvcache_ops.text._grammar import Grammar
 
 _SMALLEST, _LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 _MOST_STOPS, _MOST_STOP_TEXT = 256, 4096  # each is looked for at every token, also its beginnings

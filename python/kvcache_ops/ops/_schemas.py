@@ -72,7 +72,7 @@ def _tensor(data: dict[str, Any]) -> Tensor:
 
 
 def _read() -> tuple[Operator, ...]:
-    text = files("kvcache_ops").joinpath("_schemas.json").read_text(encoding="utf-8")
+    text = files("kvcache_ops.ops").joinpath("schemas.json").read_text(encoding="utf-8")
     return tuple(_operator(data) for data in json.loads(text))
 
 

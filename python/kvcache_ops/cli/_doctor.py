@@ -14,9 +14,9 @@ import numpy as np
 
 from kvcache_ops import _model_cache, _native
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._nodes import check_model
-from kvcache_ops._registration import check_version, library_path, supported_versions
-from kvcache_ops._selftest import Call, results, through_onnxruntime, through_run
+from kvcache_ops.cli._selftest import Call, results, through_onnxruntime, through_run
+from kvcache_ops.ops._nodes import check_model
+from kvcache_ops.ops._registration import check_version, library_path, supported_versions
 
 
 def doctor(models: Sequence[str]) -> int:

@@ -9,10 +9,10 @@ from operator import methodcaller
 from time import monotonic
 from typing import Any
 
-from kvcache_ops._cache import Cache, CacheSpec
 from kvcache_ops._errors import CapacityError, KvCacheError
 from kvcache_ops.manager import Append, HostMemory, Manager, Step
 from kvcache_ops.models._layer_groups import LayerGroups
+from kvcache_ops.ops._cache_spec import Cache, CacheSpec
 
 # What all managers do, or the first refuses.
 _ON_EACH = ("create", "free", "seq_len", "pos_max", "context_shift", "defrag", "offload_prefix", "check")

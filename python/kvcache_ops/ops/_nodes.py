@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._operators import FLOATS, Attributes, node_attributes
 from kvcache_ops._optional import load
-from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
+from kvcache_ops.ops._operators import FLOATS, Attributes, node_attributes
+from kvcache_ops.ops._schemas import BY_DOMAIN_AND_NAME
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto

@@ -15,7 +15,7 @@ from kvcache_ops import _native
 from kvcache_ops._errors import KvCacheError
 
 if TYPE_CHECKING:
-    from kvcache_ops._operators import Tensor
+    from kvcache_ops.ops._operators import Tensor
 
 OWN_DOMAIN = "kvcache_ops"
 """The domain of these operators."""

@@ -7,11 +7,11 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from kvcache_ops._doctor import doctor
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops._interrupt import terminable
-from kvcache_ops._model_command import add_parsers
-from kvcache_ops._size import GROUPS, table
+from kvcache_ops.cli._doctor import doctor
+from kvcache_ops.cli._model_command import add_parsers
+from kvcache_ops.cli._size import GROUPS, table
 from kvcache_ops.conformance._command import add_arguments, run_command
 
 

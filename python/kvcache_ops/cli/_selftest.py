@@ -12,13 +12,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import type_name
-from kvcache_ops._nodes import DOMAIN
-from kvcache_ops._registration import register
-from kvcache_ops._schemas import BY_DOMAIN_AND_NAME
 from kvcache_ops.conformance._library import run_session
 from kvcache_ops.conformance._report import CaseResult
 from kvcache_ops.conformance._run import run_suites
+from kvcache_ops.ops._cache_spec import type_name
+from kvcache_ops.ops._nodes import DOMAIN
+from kvcache_ops.ops._registration import register
+from kvcache_ops.ops._schemas import BY_DOMAIN_AND_NAME
 
 FILE = "selftest.json"
 """A model of one node for the calls of each case, by `key`. `python/selftest/write_models.py` writes it."""
@@ -55,7 +55,7 @@ def through_run(op_type: str, attributes: dict[str, int], inputs: dict[str, Any]
 
 def through_onnxruntime(onnxruntime: Any) -> Call:
     """Calls in sessions of it."""
-    models = json.loads((files("kvcache_ops") / FILE).read_text(encoding="utf-8"))
+    models = json.loads((files("kvcache_ops.cli") / FILE).read_text(encoding="utf-8"))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     register(options)

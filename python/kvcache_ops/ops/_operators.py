@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops import _native
-from kvcache_ops._cache import CacheSpec, Operand
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._indices import AttentionIndices
+from kvcache_ops.ops._cache_spec import CacheSpec, Operand
+from kvcache_ops.ops._indices import AttentionIndices
 
 
 class Tensor(Protocol):

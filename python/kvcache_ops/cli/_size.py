@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvcache_ops import _native
-from kvcache_ops._cache import T1, T2, T3, CacheSpec
+from kvcache_ops.ops._cache_spec import T1, T2, T3, CacheSpec
 
 GROUPS = (8, 32, 128)
 """The sizes of groups in the table, where none are asked for."""
