@@ -130,10 +130,10 @@ class Selection:
         self.query = self.random.standard_normal((1, self.HEADS, self.HEAD_DIM)).astype(np.float32)
 
     def check(self) -> None:
-        """Raises `WrongAnswer` unless the blocks are those of the largest products."""
+        """Raises `WrongAnswer` unless the selected blocks have the largest products."""
         products = self.keys[:-1] @ self.query.reshape(-1)
         if sorted(np.argsort(-products)[: self.TOPK]) != self.infllm.blocks(self.seq).tolist():
-            raise WrongAnswer("other blocks than those of the largest products are selected")
+            raise WrongAnswer("the selected blocks do not have the largest products")
 
 
 def selection() -> list[Row]:

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A round counts if its threads held a processor for such a part of the time, provided that there are that many rounds.
 ENOUGH_SHARE, ENOUGH_ROUNDS = 0.9, 3
 
-# Of the processor's flags, those that decide which functions are used.
+# The processor's flags that decide which functions are used.
 FLAGS = "avx2 f16c avx_vnni avx512f avx512bw avx512vbmi avx512_vnni avx512_fp16 amx_int8".split()
 
 # In shorter runs the clocks themselves take a part of the time.

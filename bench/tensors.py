@@ -186,8 +186,8 @@ class Tensors:
             raise WrongAnswer(f"{self.case.name}: {who}: the answer is not the reference kernel's")
 
     def check_attention(self, who: str, output: np.ndarray, expected: Expected, tolerance: float = 0) -> None:
-        """Raises `WrongAnswer` unless an output is near these rows: by a part of the largest value, that which the
-        number format explains unless it is given."""
+        """Raises `WrongAnswer` unless an output is near these rows: by a part of the largest value, by default
+        what the number format explains."""
         tolerance = tolerance or (2**-9 if self.case.format.t1 == HALF else 2**-14)
         for b, (rows, answer) in enumerate(expected):
             error, largest = np.abs(output[rows].astype(np.float64) - answer).max(), np.abs(answer).max()

@@ -112,7 +112,7 @@ class Told(Contender):
         """Nothing: all processes have computed something."""
 
     def sample(self, turn: int) -> Measured:
-        """Raises `WrongAnswer` unless the logits are near those of the first contender."""
+        """Raises `WrongAnswer` unless the logits are near the first contender's."""
         time.sleep(REST)
         count = len(self.measured)
         logits, seconds, share = self._process(*self._told(count))

@@ -172,7 +172,7 @@ def groups(made: Iterable[tuple[str, Caches]], quick: bool) -> Groups:
 
 
 def write_as(kind: gguf.GGMLQuantizationType, source: Path, target: Path) -> None:
-    """Writes a GGUF file whose matrices are those of another, in another type."""
+    """Writes a copy of a GGUF file with its matrices in another type."""
     reader, file_type = gguf.GGUFReader(source), gguf.LlamaFileType[f"MOSTLY_{kind.name}"]
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():

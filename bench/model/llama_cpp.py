@@ -116,7 +116,7 @@ class LlamaCpp(Chunked):
         self._model = model = llama.llama_model_load_from_file(source.encode(), llama.llama_model_default_params())
         params = llama.llama_context_default_params()
         if (params.n_batch, params.n_ubatch, params.type_k, params.kv_unified) != (2048, 512, 1, False):
-            raise RuntimeError(f"libllama's structures are not those of {VERSION}")
+            raise RuntimeError(f"libllama's structures have another layout than in {VERSION}")
         params.n_ctx, params.n_seq_max = (sequences + 1) * length, sequences + 1
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = CACHES[cache]
@@ -160,7 +160,7 @@ class LlamaCpp(Chunked):
         )
 
     def place(self, sequences: int, source: int, tokens: list[int]) -> None:
-        """Gives the first `sequences` copies of the source's first rows, which are those of `tokens`."""
+        """Gives the first `sequences` copies of the source's first rows, the rows of `tokens`."""
         for sequence in range(sequences):
             self.clear(sequence)
             if tokens:

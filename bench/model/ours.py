@@ -75,7 +75,7 @@ class Ours(Chunked):
             return self._binding.get_outputs()[0].numpy()
 
     def place(self, sequences: int, source: int, tokens: list[int]) -> None:
-        """Gives the first `sequences` copies of the source's first rows, which are those of `tokens`."""
+        """Gives the first `sequences` copies of the source's first rows, the rows of `tokens`."""
         rows = self._manager.slots(self._sequences[source])[: len(tokens)]
         for sequence in range(sequences):
             self.clear(sequence)

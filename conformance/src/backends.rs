@@ -63,7 +63,7 @@ pub fn static_attributes(values: &AttributeValues) -> StaticAttributes {
     typed(values, StaticAttributes::set)
 }
 
-/// The attributes of an attention operator; those of the cache are not used by `MultiHeadAttention`.
+/// The attributes of an attention operator; `MultiHeadAttention` does not use the cache's.
 pub fn attention_attributes(values: &AttributeValues, floats: &FloatValues) -> CacheAttentionAttributes {
     let mut attributes = typed(values, CacheAttentionAttributes::set);
     for (name, &value) in floats {

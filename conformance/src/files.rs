@@ -15,8 +15,8 @@ use crate::read::embedded;
 use crate::read::{CaseFile, CompareFile, NanFile, StepFile, TENSORS, YAML, dtype, read_tensor};
 use crate::tensor::Tensor;
 
-/// The contents of `case.yaml` and `tensors.safetensors`: those that the case was read from, or those of a random case
-/// of `KeyValueCache`.
+/// The contents of `case.yaml` and `tensors.safetensors`: the files that the case was read from, or new ones
+/// for a random case of `KeyValueCache`.
 ///
 /// # Errors
 /// If a file cannot be read.

@@ -1,4 +1,4 @@
-//! The rules of a legal call, in stages: those of a stage can be asked only where those before hold. No line is shared
+//! The rules of a legal call, in stages: a stage's rules can be asked only where the stages before it hold. No line is shared
 //! with the operators' own checks.
 
 use std::collections::HashSet;
@@ -30,7 +30,7 @@ pub type Kinds = Vec<&'static str>;
 /// Whether a call is legal.
 ///
 /// # Errors
-/// The kinds of the errors that it must be refused with, any of them; those of a stage, without duplicates.
+/// The kinds of the errors that it must be refused with, any of them; of one stage, without duplicates.
 pub fn legal(call: &Call) -> Result<(), Kinds> {
     let legal = match call.operator {
         Operator::KeyValueCache | Operator::MultiHeadCacheAttention => dynamic_batching(call),
@@ -327,7 +327,7 @@ fn dynamic_batching(call: &Call) -> Result<(), Kinds> {
     }
     broken.stage()?;
 
-    // Every token has a slot in [0, MaxT): that of its sequence's start, or of its page's.
+    // Every token has a slot in [0, MaxT), counted from its sequence's start or found through its page.
     let cachestarts = input("cachestarts").indices();
     let (columns, page_size) = match paged {
         true => (input("cachestarts").shape()[1], call.attributes["page_size"]),

@@ -5,7 +5,7 @@
 //! `tensors.safetensors` (the state before, and for each call its inputs, outputs and the state after). The values come
 //! from an oracle in plain numpy (`golden/oracle`, run by `generate.py`) that shares no code with any kernel. With the
 //! feature `embedded` the cases are in the library, which then needs no folder of them. [`random`] makes others, whose
-//! values are the reference kernel's and whose refusals are those of [`legal`].
+//! values are the reference kernel's and whose refusals come from [`legal`].
 //!
 //! To test an implementation, implement [`Implementation`] and [`run`] it:
 //!

@@ -105,7 +105,7 @@ pub(crate) struct CaseFile {
     /// The outputs, if they are others than the required ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) outputs: Option<Vec<String>>,
-    /// The domain, if it is that of static batching.
+    /// The domain, if it is static batching's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) domain: Option<String>,
     pub(crate) types: BTreeMap<String, String>,

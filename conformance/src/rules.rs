@@ -32,7 +32,7 @@ impl Rule {
     }
 }
 
-/// The rules of an operator, in the order of its page but for those of modes and layouts, which come first.
+/// The rules of an operator, in the order of its page, except that modes and layouts come first.
 pub fn rules(operator: Operator) -> &'static [Rule] {
     &RULES[&operator]
 }

@@ -182,7 +182,7 @@ fn received(Sent(name, shape, bytes): Sent<'_>) -> PyResult<Tensor> {
 /// With `messages`, those of refusals must mention what the cases say; cases outside of `only` are not run. With a number
 /// and a seed in `on_demand`, that many cases more are made. `jobs` cases are run at once.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "they are those of the function that Python's users call")]
+#[expect(clippy::too_many_arguments, reason = "the function that Python's users call has them")]
 pub fn run_suites(
     py: Python<'_>,
     function: Py<PyAny>,
@@ -239,7 +239,7 @@ pub fn conformance_cases(
 }
 
 /// The cases of a suite whose names contain `filter`: those of a folder or of this library, and that many of a seed.
-/// The folder is that of the suite, or has a folder for each suite, as `golden` has.
+/// The folder is the suite's own, or has a folder for each suite, as `golden` has.
 fn chosen(name: &str, folder: Option<&Path>, filter: &str, (count, seed): (usize, u64)) -> Result<Vec<Case>, Refusal> {
     let suite = Suite::ALL.into_iter().find(|suite| suite.name() == name);
     let suite = suite.ok_or_else(|| Refusal::new("suite_unknown", format!("there is no suite {name:?}")))?;

@@ -52,7 +52,7 @@ impl Blocks {
         self.got = self.store.get_chain(&self.keys).0;
     }
 
-    /// Whether the blocks that were got last are those that were put.
+    /// Whether the last blocks got equal the blocks put.
     fn is_right(&self) -> bool {
         self.got == self.blocks
     }

@@ -101,7 +101,7 @@ impl Steps {
         for (&seq, row) in self.seqs.iter().zip(pages.chunks(pages.len() / self.seqs.len())) {
             let mut slots = self.manager.slots(seq).map_err(refused)?.enumerate();
             if !slots.all(|(t, slot)| row[t / PAGE_SIZE] as usize + t % PAGE_SIZE == slot) {
-                return Err(refused("the tensors of a step are not those of its sequences' slots"));
+                return Err(refused("the tensors of a step do not name its sequences' slots"));
             }
         }
         let tensors = [pages, own].concat();

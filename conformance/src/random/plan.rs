@@ -29,7 +29,7 @@ pub struct Plan {
     pub moderate: bool,
 }
 
-/// The lengths of groups: those of a vector, and around them.
+/// The lengths of groups: a vector's, and lengths around it.
 pub(super) fn group(unstructured: &mut Unstructured, quant_bit: i64) -> usize {
     let group = match unstructured.below(9) {
         large @ 1.. => [16, 24, 32, 64, 128, 130, 136, 258][large - 1],
@@ -41,7 +41,7 @@ pub(super) fn group(unstructured: &mut Unstructured, quant_bit: i64) -> usize {
 pub(super) fn head_dim(types: TypeCombination, inner: usize, group: usize, most: usize) -> usize {
     match types.t3 {
         Some(_) => inner.min(most / group) * group,
-        // Of all lengths, and of those that are whole cache lines.
+        // Any length, or whole cache lines.
         None => inner * if group.is_multiple_of(2) { 8 } else { 3 },
     }
 }

@@ -1,4 +1,4 @@
-//! What became of each case, and how many ended how: all of them, those of each rule, those with each flaw.
+//! What became of each case, and how many ended how: of all, of each rule, with each flaw.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
