@@ -50,8 +50,10 @@ class Store(dict[str, bytes]):
 def prompt(manager: Manager, memory: HostMemory, tokens: list[int]) -> tuple[int, int]:
     """A sequence of these tokens whose new rows have random bytes, and how many of them were found."""
     s = manager.create()
-    with manager.begin_step([Append(s, tokens=tokens)], memory) as step:
-        found = int(step.cached[0])
+    append = Append(s, tokens=tokens)
+    found = manager.find_prefix(append)
+    with manager.begin_step([append], memory) as step:
+        assert int(step.cached[0]) == found
     for array in (memory.cache, memory.scale):
         if array is not None:
             rows = array[:, :, :, manager.slots(s)[found:]]  # of layout 3, whose axis 3 is the token's

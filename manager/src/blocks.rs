@@ -85,6 +85,8 @@ pub(crate) struct Blocks {
     /// Keys under which the store has given something else. It may be that of a proxy, so it stays until there is a block
     /// for its place.
     bad: HashSet<BlockKey>,
+    /// The answers to [`find`](Self::find) since a step was committed, none for a block that is missing.
+    found: HashMap<BlockKey, Option<Block>>,
     /// Memory of blocks that were read, for those that are written.
     kept: Vec<BytesMut>,
     pub(crate) stats: StoreStats,
@@ -97,6 +99,14 @@ pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
     BlockKey::digest([text.to_string().as_bytes()])
 }
 
+/// The keys of the full pages of tokens that follow a key, each with its number of rows.
+pub(crate) fn chain(mut key: BlockKey, tokens: &[u32], page_size: usize) -> impl Iterator<Item = (BlockKey, usize)> {
+    tokens.chunks_exact(page_size).map(move |tokens| {
+        key = key.followed_by(tokens);
+        (key, page_size)
+    })
+}
+
 impl Blocks {
     /// Blocks of at most `rows` rows.
     pub(crate) fn new(spec: &CacheSpec, rows: usize, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
@@ -104,8 +114,8 @@ impl Blocks {
         getrandom::fill(&mut random)?;
         let (names, row_len) = (Names::new(random), spec.bytes_per_token());
         store.expect_blocks(Block::len_with((rows as u64).saturating_mul(row_len as u64)));
-        let (refused, bad, kept) = (HashMap::new(), HashSet::new(), Vec::new());
-        Ok(Self { store, names, row_len, refused, bad, kept, stats: StoreStats::default() })
+        let (refused, bad, found, kept) = (HashMap::new(), HashSet::new(), HashMap::new(), Vec::new());
+        Ok(Self { store, names, row_len, refused, bad, found, kept, stats: StoreStats::default() })
     }
 
     pub(crate) fn private_key(&mut self) -> BlockKey {
@@ -213,6 +223,38 @@ impl Blocks {
             *self.stats.misses.entry(reason).or_default() += 1;
         }
         (blocks, missed)
+    }
+
+    /// How many blocks of a prompt's chain can be had. They are kept for the next step; if there are more than `most` of
+    /// them, only these.
+    pub(crate) fn find(&mut self, chain: &[(BlockKey, usize)], most: usize) -> usize {
+        let mut blocks = self.kept_answers(chain);
+        blocks.extend(self.read(&chain[blocks.len()..]).0);
+        if self.found.len() + chain.len() > most {
+            self.found.clear();
+        }
+        let found = blocks.len();
+        let answers = blocks.into_iter().map(Some).chain([None]);
+        self.found.extend(chain.iter().map(|link| link.0).zip(answers));
+        found
+    }
+
+    /// The blocks of a prompt's chain for a step. What [`find`](Self::find) has asked for is not asked for again.
+    pub(crate) fn take_found(&mut self, chain: &[(BlockKey, usize)]) -> Vec<Block> {
+        let mut blocks = self.kept_answers(chain);
+        if chain.get(blocks.len()).is_some_and(|(key, _)| !self.found.contains_key(key)) {
+            blocks.extend(self.read(&chain[blocks.len()..]).0);
+        }
+        blocks
+    }
+
+    fn kept_answers(&self, chain: &[(BlockKey, usize)]) -> Vec<Block> {
+        chain.iter().map_while(|(key, _)| self.found.get(key)?.clone()).collect()
+    }
+
+    /// Ends a step: later ones ask anew.
+    pub(crate) fn forget_found(&mut self) {
+        self.found.clear();
     }
 
     /// Lets go of blocks that nobody names any more.

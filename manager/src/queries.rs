@@ -1,9 +1,11 @@
 //! Queries of a manager's sequences.
 
 use crate::append::Append;
+use crate::blocks::chain;
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::seq_id::SeqId;
+use crate::state::FoundPrefix;
 
 impl Manager {
     /// The rows of a sequence.
@@ -46,16 +48,30 @@ impl Manager {
         Ok(self.state.sequence(seq)?.pending())
     }
 
-    /// How many tokens a step that appends these alone would find in the prefix index. The store is not asked for more.
+    /// How many tokens a step would find that appends these alone: in the prefix index, then in the store, as far as
+    /// there are pages for them. What the store gives is kept until a step is committed: the next one takes it, and does
+    /// not ask again for what is missing.
     ///
     /// # Errors
-    /// [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Swapped`].
-    pub fn cached_prefix(&self, append: &Append<'_>) -> Result<usize, Error> {
-        let (spec, sequence) = (self.spec(), self.state.intact(append.seq)?);
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Swapped`].
+    pub fn find_prefix(&mut self, append: &Append<'_>) -> Result<usize, Error> {
+        self.check_closed()?;
+        let Self { spec, state, blocks, .. } = self;
+        let sequence = state.intact(append.seq)?;
         if sequence.len() > 0 || append.first_position(0) != 0 || !spec.prefix_sharing() {
             return Ok(0);
         }
-        Ok(self.state.find_prefix(spec, sequence.root, append.may_be_cached()).pages.len() * spec.page_size())
+        let (page_size, tokens) = (spec.page_size(), append.may_be_cached());
+        let FoundPrefix { pages, .. } = state.find_prefix(spec, sequence.root, tokens);
+        let mut num_pages = pages.len();
+        if let Some(blocks) = blocks {
+            let key = pages.last().map_or(sequence.root, |page| page.0);
+            let cached = pages.iter().filter(|(_, page)| page.is_some_and(|page| state.pages.refcount(page) == 0));
+            let room = state.pages.num_free() + state.cached.len() - cached.count();
+            let chain: Vec<_> = chain(key, &tokens[num_pages * page_size..], page_size).take(room).collect();
+            num_pages += blocks.find(&chain, spec.num_pages());
+        }
+        Ok(num_pages * page_size)
     }
 
     /// The slots of a sequence's rows: where they are once queued copies are made. None while it is swapped out. Rows

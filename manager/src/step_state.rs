@@ -117,7 +117,10 @@ impl Manager {
         self.journal.commit(&mut self.state);
         self.prefix_hits += self.plan.entries.iter().map(|entry| entry.cached).sum::<usize>();
         self.open = None;
-        let Self { spec, state, journal, plan, .. } = self;
+        let Self { spec, state, journal, plan, blocks, .. } = self;
+        if let Some(blocks) = blocks {
+            blocks.forget_found();
+        }
         if spec.window().is_some() {
             let queued = state.queue.len();
             let mut editor = Editor { spec, state, journal, queued };

@@ -255,11 +255,13 @@ impl Manager {
         self.by_row(py, |manager| Ok(manager.slots(s.0)?.map(|slot| slot as i64).collect()))
     }
 
-    /// How many tokens a step would find in the prefix index, but for tiers, that appends these alone.
+    /// How many tokens a step would find that appends these alone: in the prefix index, then in tiers, as far as there
+    /// are pages for them. What tiers give is kept until a step is committed, and the next step takes it.
     ///
-    /// Raises ManagerError: unknown_seq, lost, swapped.
-    fn cached_prefix(&self, py: Python<'_>, append: &Bound<'_, Append>) -> PyResult<usize> {
-        self.with(py, |manager| manager.cached_prefix(&append.get().borrow()))
+    /// Raises ManagerError: step_open, unknown_seq, lost, swapped.
+    fn find_prefix(&self, py: Python<'_>, append: &Bound<'_, Append>) -> PyResult<usize> {
+        let append = append.get().borrow();
+        self.with(py, |manager| py.detach(|| manager.find_prefix(&append)))
     }
 
     /// Shape (seq_len), int64: how far the keys of the rows have still to be rotated, in positions.

@@ -4,6 +4,7 @@ use kvcache_kernels::RowCopy;
 
 use super::{Entry, Planner};
 use crate::append::Append;
+use crate::blocks::chain;
 use crate::error::Error;
 use crate::pages::NULL_PAGE;
 use crate::seq_id::SeqId;
@@ -79,13 +80,8 @@ impl Planner<'_> {
             return 0;
         }
         let Some(blocks) = self.blocks.as_mut() else { return 0 };
-        let mut key = self.state.sequences[seq].key;
-        let mut chain = Vec::with_capacity(pages.len());
-        for tokens in pages.clone() {
-            key = key.followed_by(tokens);
-            chain.push((key, page_size));
-        }
-        let (blocks, _) = blocks.read(&chain);
+        let chain: Vec<_> = chain(self.state.sequences[seq].key, tokens, page_size).collect();
+        let blocks = blocks.take_found(&chain);
         let loaded = blocks.len() * page_size;
         for (block, tokens) in blocks.into_iter().zip(pages) {
             if let Some(page) = self.take() {

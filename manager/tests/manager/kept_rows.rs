@@ -43,7 +43,7 @@ impl Script {
         let (seq, before) = (*seq, tokens.len());
         let new: Vec<u32> = (before..before + n).map(|row| (row / 5 % 3) as u32).collect();
         let (append, untouched) = (Append::tokens(seq, &new), cache.manager.clone());
-        let found = cache.manager.cached_prefix(&append).unwrap();
+        let found = cache.manager.find_prefix(&append).unwrap();
         if let Err(error) = cache.manager.begin_step(&[append]).map(drop) {
             assert!(matches!(error, Error::OutOfPages { .. }) && cache.manager == untouched, "{error}");
             return;
@@ -158,9 +158,9 @@ fn a_prefix_is_found_by_its_last_window_alone() {
     script.cache.manager.free(script.seqs.remove(0).0).unwrap();
     script.seqs.push((script.cache.manager.create(), Vec::new()));
     let whole = Append::tokens(script.seqs[0].0, &tokens);
-    assert_eq!(script.cache.manager.cached_prefix(&whole).unwrap(), 68);
-    assert_eq!(script.cache.manager.cached_prefix(&whole.most_cached(67)).unwrap(), 64);
-    assert_eq!(script.cache.manager.cached_prefix(&whole.most_cached(28)).unwrap(), 0, "the first pages are gone");
+    assert_eq!(script.cache.manager.find_prefix(&whole).unwrap(), 68);
+    assert_eq!(script.cache.manager.find_prefix(&whole.most_cached(67)).unwrap(), 64);
+    assert_eq!(script.cache.manager.find_prefix(&whole.most_cached(28)).unwrap(), 0, "the first pages are gone");
     script.append(0, 69, true);
     script.check();
     assert_eq!((script.cache.manager.prefix_hits(), live_pages(&script.cache.manager)), (68, 2));

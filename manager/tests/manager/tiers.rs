@@ -129,6 +129,50 @@ fn a_step_that_is_rolled_back_leaves_no_page_that_was_not_written() {
     assert_eq!(bytes(&second, b), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
 }
 
+/// A step takes what was found before it, although the store has lost it, and does not ask again for what is missing.
+#[test]
+fn a_prefix_is_found_before_the_step_that_takes_it() {
+    let store = Arc::default();
+    let mut first = made(4, "", &store);
+    let a = first.manager.create();
+    append(&mut first, a, &PROMPT, 1);
+    first.manager.offload_prefix().unwrap();
+    first.update();
+
+    let mut second = made(8, "", &store);
+    let (b, c) = (second.manager.create(), second.manager.create());
+    append(&mut second, c, &PROMPT[..4], 3);
+    let longer = [&PROMPT[..8], &[50; 5]].concat();
+    let prompt = Append::tokens(b, &longer);
+    let before = second.manager.clone();
+    assert_eq!(second.manager.find_prefix(&prompt).unwrap(), 8, "a page of the cache, and one of the store");
+    assert!(second.manager == before);
+    let (kept, asked) = (std::mem::take(&mut *store.blocks.lock().unwrap()), store.gets());
+    assert_eq!(
+        (second.manager.find_prefix(&prompt).unwrap(), store.gets()),
+        (8, asked + 1),
+        "what is missing may come"
+    );
+    drop(second.manager.begin_step(&[prompt]).unwrap());
+    assert_eq!(append(&mut second, b, &longer, 2), 8);
+    assert_eq!(bytes(&second, b), [3, 3, 3, 3, 1, 1, 1, 1, 2, 2, 2, 2, 2]);
+    assert_eq!((store.gets(), second.manager.store_stats().unwrap().hits), (asked + 1, 1));
+    assert_eq!(second.manager.find_prefix(&Append::tokens(b, &PROMPT)).unwrap(), 0, "it has rows");
+
+    // Once a step is committed, the store is asked anew; never for more than there are pages for.
+    *store.blocks.lock().unwrap() = kept;
+    let mut third = made(3, "", &store);
+    let (d, e) = (third.manager.create(), third.manager.create());
+    store.set(&[Fault::Fail]);
+    assert_eq!(third.manager.find_prefix(&Append::tokens(d, &PROMPT)).unwrap(), 0);
+    store.set(&[]);
+    append(&mut third, e, &[60; 5], 4);
+    assert_eq!(third.manager.find_prefix(&Append::tokens(d, &PROMPT)).unwrap(), 4);
+    let step = third.step(&[]);
+    step.detach();
+    assert!(matches!(third.manager.find_prefix(&Append::tokens(d, &PROMPT)), Err(Error::StepOpen)));
+}
+
 #[test]
 fn blocks_of_freed_sequences_are_deleted_and_a_clone_gives_its_own_names() {
     let store = Arc::default();

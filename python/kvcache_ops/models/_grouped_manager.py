@@ -104,7 +104,7 @@ class GroupsManager:
         while found != before:
             before = found
             for manager in self._managers:
-                found = manager.cached_prefix(Append(append.s, tokens=append.tokens, most_cached=found))
+                found = manager.find_prefix(Append(append.s, tokens=append.tokens, most_cached=found))
         return found
 
     def update(self, memories: Sequence[HostMemory]) -> None:

@@ -158,7 +158,12 @@ impl Run {
         self.memory = self.fresh_memory();
         self.model.drain();
         let shared = self.shared(&planned);
+        let found = match appends[..] {
+            [append] if planned[0].n.is_multiple_of(2) => Some(self.manager.find_prefix(&append).unwrap() as i64),
+            _ => None,
+        };
         let step = self.manager.begin_step(&appends).unwrap().apply(&mut self.memory).unwrap();
+        assert!(found.is_none_or(|found| step.cached() == [found]), "a step finds what was found before it");
         let seqs = &self.model.seqs;
 
         // Entries: those of one token first, otherwise in order; of each, what was found in the index.
