@@ -3,68 +3,20 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use kvcache_kernels::RowLoader;
 use kvcache_schema::ElementType::Float32;
 use kvcache_simd::{InstructionSet, amd_family};
 
-use super::dispatch::{
-    CodeFunctions, Functions, IntegerFunctions, QkRowsFunction, ReadFunction, code_functions, functions,
-};
-use super::generic::panel::WORDS;
-use super::generic::qk_panels::PARTS;
+use super::dispatch::{Functions, functions};
 use super::generic::rows::BLOCK;
 use super::generic::softcap::Products;
-use super::generic::softmax::{QueryRow, SUMS};
+use super::generic::softmax::QueryRow;
+use super::read::{Read, Scales};
 use super::source::Source;
 use crate::masking::{alibi_slopes, visible_keys};
 use crate::problem::{AttentionGeometry, AttentionIndices, AttentionPointers, AttentionProblem, Keys, RaggedRows};
 
-/// Bytes of rows that are loaded at once: they stay in the first-level cache until they are used.
-const LOADED_BYTES: usize = 16 << 10;
-
 /// AMD's family of processors whose first-level cache holds 48 KiB.
 const ZEN_5: u32 = 26;
-
-/// Scales as float32 in scratch memory.
-pub(super) struct Scales {
-    pub(super) read: ReadFunction,
-    /// Scales of a row.
-    pub(super) len: usize,
-    /// The bytes from the first row to each row.
-    pub(super) offsets: [usize; BLOCK],
-}
-
-impl Scales {
-    fn new(read: ReadFunction, len: usize) -> Self {
-        Self { read, len, offsets: Self::offsets(len) }
-    }
-
-    /// The bytes from the first of rows of `len` to each.
-    pub(super) fn offsets(len: usize) -> [usize; BLOCK] {
-        std::array::from_fn(|t| t * len * size_of::<f32>())
-    }
-}
-
-/// Groups of that many elements, or whole times as many, are whole registers with all instruction sets.
-const WHOLE: usize = 16;
-
-/// Integer codes, whose scales enter sums.
-#[derive(Clone, Copy)]
-pub(super) struct Integers {
-    pub(super) functions: IntegerFunctions,
-    /// Codes that share a scale, and how many scales a row has.
-    pub(super) group: usize,
-    pub(super) groups: usize,
-    /// Whether the scales of values are multiplied with weights: groups are whole registers. Else values are products
-    /// of code and scale.
-    pub(super) scales_weights: bool,
-}
-
-impl Integers {
-    fn new(functions: IntegerFunctions, group: usize, head_dim: usize) -> Self {
-        Self { functions, group, groups: head_dim / group, scales_weights: group.is_multiple_of(WHOLE) }
-    }
-}
 
 /// A call, and how it is computed.
 pub(super) struct AttentionArgs<'a> {
@@ -72,28 +24,14 @@ pub(super) struct AttentionArgs<'a> {
     pub(super) indices: AttentionIndices<'a>,
     pub(super) functions: Functions,
     pub(super) source: Source<'a>,
-    /// Loads rows that are not the floats which the functions read; none where they are.
-    pub(super) loader: Option<RowLoader>,
-    /// The functions for integer codes, and their groups.
-    pub(super) integers: Option<Integers>,
-    /// The functions for codes that few queries dequantize in registers.
-    pub(super) codes: Option<CodeFunctions>,
-    /// How scales are read that are not where they are; none where they are.
+    /// How rows of keys are read, and rows of values.
+    pub(super) reads: [Read; 2],
+    /// Scales that are not read where they are; none where they are, or where there are none.
     pub(super) scales: Option<Scales>,
-    /// Whether these floats are float32 in whole registers.
-    pub(super) in_place: bool,
-    /// QK scores of few queries over rows of keys; none where a panel is faster.
-    pub(super) qk_rows: Option<QkRowsFunction>,
-    /// Whether PV products read rows of values as these floats, which are whole registers; else as float32.
-    pub(super) pv_in_place: bool,
     /// Elements of a row of float32 in scratch memory: `head_dim`, rounded up to whole registers of any width.
     pub(super) width: usize,
     /// The bytes from the first row in scratch memory to each row.
     pub(super) scratch_offsets: [usize; BLOCK],
-    /// The bytes from the first loaded row to each row.
-    pub(super) loaded_offsets: [usize; BLOCK],
-    /// Rows that are loaded at once.
-    pub(super) loaded_at_once: usize,
     /// Whether what is read soon is prefetched into the first-level cache, else into the second. With it Zen 5 takes 0.8
     /// to 0.9 of the time where a head's rows are contiguous; others are too far apart for the few lines that one set of
     /// that cache holds. Zen 4, whose first level holds less, takes up to 1.3 times as long with it. Intel's processors
@@ -137,47 +75,28 @@ impl<'a> AttentionArgs<'a> {
         };
         // The floats that rows are read as: every number that `KeyValueCache` gives is one, or of a quantized cache
         // every product of code and scale in float32.
-        let loader = |t1, t3, group| RowLoader::new(instructions, (t1, t2, t3), head_dim, group);
-        let (floats, loader) = match quant {
-            Some(quant) => (Float32, loader(Float32, Some(Float32), quant.group)),
-            None if t1 == Float32 || t1 == t2 => (t2, None),
-            None => (t1, loader(t1, None, 1)),
+        let floats = match quant {
+            Some(_) => Float32,
+            None if t1 == Float32 => t2,
+            None => t1,
         };
-        let codes = quant.and_then(|quant| code_functions(instructions, quant.bits, head_dim, quant.group));
-        let (functions, quantized) = functions(instructions, t1, floats, quant);
-        let quantized = quant.zip(quantized);
-        let integers = quantized
-            .as_ref()
-            .and_then(|(quant, functions)| Some(Integers::new(functions.integers?, quant.group, head_dim)));
+        let (functions, quantized) = functions(instructions, [t1, floats], head_dim, quant);
+        let width = head_dim.next_multiple_of(functions.lanes);
+        let (reads, scales) = match quant.zip(quantized) {
+            Some((quant, functions)) => Read::codes(instructions, (t2, quant), &functions, head_dim, width),
+            None => (Read::floats(instructions, [t2, floats], head_dim, width), None),
+        };
         let source = Source::new(problem);
         let prefetch_to_l1 = amd_family() >= ZEN_5 && !source.heads_are_adjacent();
-        let width = head_dim.next_multiple_of(functions.lanes);
-        let whole = head_dim.is_multiple_of(functions.lanes);
-        let each = |bytes: usize| std::array::from_fn(|t| t * width * bytes);
-        let float_bytes = floats.byte_len(1);
         Self {
             geometry,
             indices: problem.indices(),
             functions,
             source,
-            loader,
-            integers,
-            codes,
-            scales: quantized.and_then(|(quant, functions)| {
-                let len = head_dim / quant.group;
-                // In place, registers of scales would end after the tensor.
-                let parts = integers.is_some() && !len.is_multiple_of(WORDS);
-                let in_registers = parts || codes.is_some_and(|codes| !codes.is_wide);
-                let copies = quant.t3 != Float32 || in_registers;
-                copies.then(|| Scales::new(functions.read_scales, len))
-            }),
-            in_place: floats == Float32 && whole,
-            qk_rows: functions.qk_rows.filter(|_| head_dim.is_multiple_of(PARTS)),
-            pv_in_place: whole && (floats == Float32 || functions.qk_rows.is_some()),
+            reads,
+            scales,
             width,
-            scratch_offsets: each(size_of::<f32>()),
-            loaded_offsets: each(float_bytes),
-            loaded_at_once: (LOADED_BYTES / (width * float_bytes).max(1) / SUMS * SUMS).clamp(SUMS, BLOCK),
+            scratch_offsets: std::array::from_fn(|t| t * width * size_of::<f32>()),
             prefetch_to_l1,
             order: problem.rotation_order(),
             slopes: if geometry.is_alibi { alibi_slopes(num_heads) } else { Vec::new() },

@@ -4,15 +4,16 @@ use std::ops::Range;
 
 use kvcache_kernels::LoadedRows;
 
-use super::attention_args::{AttentionArgs, Scales};
+use super::attention_args::AttentionArgs;
 use super::dispatch::PvRowsFunction;
 use super::generic::merge::Accumulator;
 use super::generic::pv_rows::WeightedRows;
-use super::generic::read_rows::Read;
+use super::generic::read_rows::ReadInto;
 use super::generic::rows::{BLOCK, Next, Rows};
 use super::generic::scales::Transpose;
 use super::generic::softmax::QueryRow;
 use super::generic::softmax::{MASKED, SUMS};
+use super::read::{Integers, Read, Scales};
 use super::scratch::LINE;
 use super::source::Offsets;
 
@@ -92,8 +93,8 @@ pub(super) struct BlockMemory {
     /// Rows that are loaded from the cache, and their scales.
     loaded: *mut f32,
     scales: *mut f32,
-    /// The scales of integer codes by groups, and weights of few queries times these.
-    group_scales: *mut f32,
+    /// The scales of keys and of values by groups, of integer codes; and weights of few queries times the latter.
+    group_scales: [*mut f32; 2],
     pub(super) scaled: *mut f32,
     pub(super) weights: *mut f32,
     pub(super) rescale: *mut f32,
@@ -126,29 +127,23 @@ impl BlockMemory {
         };
         let of_block = BLOCK * args.width;
         let of_heads = args.heads_at_once();
-        let scales_weights = args.integers.is_some_and(|integers| integers.scales_weights);
+        let [keys, values] = &args.reads;
+        let of_integers = |read: &Read| read.integers().map_or(0, |integers| BLOCK * integers.groups);
+        let is_loaded = keys.loaded().or(values.loaded()).is_some();
         let memory = Self {
             panel: take(of_block),
             rows: take(of_block),
-            loaded: take(if args.loader.is_some() { of_block } else { 0 }),
+            loaded: take(if is_loaded { of_block } else { 0 }),
             // Whole registers can be read from each scale on.
             scales: take(args.scales.as_ref().map_or(0, |scales| BLOCK * scales.len * of_heads + LINE)),
             // The scales of keys and of values.
-            group_scales: take(2 * of_heads * Self::scales_of_head(args)),
-            scaled: take(if scales_weights && queries < PREFILL_ROWS {
-                queries * Self::scales_of_head(args)
-            } else {
-                0
-            }),
+            group_scales: [keys, values].map(|read| take(of_heads * of_integers(read))),
+            scaled: take(if queries < PREFILL_ROWS { queries * of_integers(values) } else { 0 }),
             weights: take(queries * BLOCK),
             rescale: take(queries),
             ones: take(queries),
         };
         (memory, len)
-    }
-
-    fn scales_of_head(args: &AttentionArgs<'_>) -> usize {
-        args.integers.map_or(0, |integers| BLOCK * integers.groups)
     }
 }
 
@@ -178,7 +173,7 @@ impl<'a> BlockRows<'a> {
     {
         let (from, scale) = args.source.head(kv, self.head);
         let Offsets { cache: offsets, scale: scale_offsets, .. } = self.offsets;
-        let group_bits = args.codes.map_or(0, |codes| codes.group_bits);
+        let group_bits = args.reads[kv].in_registers(0).map_or(0, |functions| functions.group_bits);
         let len = args.geometry.head_dim;
         Rows { from, offsets, scale, scale_offsets, len, group_bits, next: self.ahead(args, kv, next) }.some(tokens)
     }
@@ -202,7 +197,7 @@ impl<'a> BlockRows<'a> {
         let Some(Scales { read, len, offsets }) = &args.scales else { return rows };
         let stored = Rows { from: rows.scale, offsets: rows.scale_offsets, len: *len, next: Next::NONE, ..rows };
         // SAFETY: see `# Safety`: the scales are those of slots, and the memory has room for those of a block.
-        unsafe { read(&Read { rows: stored, to: memory.scales, to_step: *len }) }
+        unsafe { read(&ReadInto { rows: stored, to: memory.scales, to_step: *len }) }
         let scale_offsets = &offsets[..rows.offsets.len()];
         Rows { scale: memory.scales.cast_const().cast(), scale_offsets, ..rows }
     }
@@ -216,14 +211,12 @@ impl<'a> BlockRows<'a> {
     pub(super) unsafe fn group_scales(
         self,
         args: &AttentionArgs<'_>,
-        kv: usize,
+        (kv, integers): (usize, &Integers),
         tokens: usize,
         memory: BlockMemory,
     ) -> *const f32 {
-        let Some(integers) = args.integers else { return memory.group_scales };
-        let each = BlockMemory::scales_of_head(args);
         let first = self.head - self.heads.start;
-        let to = memory.group_scales.wrapping_add(kv * args.heads_at_once() * each);
+        let to = memory.group_scales[kv];
         if kv == KEY {
             self.prefetch_scales(args);
         }
@@ -246,7 +239,7 @@ impl<'a> BlockRows<'a> {
                             true => Rows { offsets: &offsets[..1], len: len * tokens, ..rows },
                             false => rows,
                         };
-                        (scales.read)(&Read { rows, to: memory.scales, to_step: len });
+                        (scales.read)(&ReadInto { rows, to: memory.scales, to_step: len });
                         let of_heads = (len > scales.len).then(|| Scales::offsets(len));
                         let offsets = of_heads.as_ref().unwrap_or(&scales.offsets);
                         let (from, offsets) = (memory.scales.cast_const().cast(), &offsets[..tokens]);
@@ -255,7 +248,7 @@ impl<'a> BlockRows<'a> {
                 }
             }
         }
-        to.wrapping_add(first * each)
+        to.wrapping_add(first * BLOCK * integers.groups)
     }
 
     /// Prefetches this head's share of the scales of the next block, which its first head reads.
@@ -294,7 +287,7 @@ impl<'a> BlockRows<'a> {
         // have prefetches of their own.
         let line = |head| args.source.head(KEY, head).1.addr() / kvcache_simd::LINE;
         let is_there = std::ptr::eq(self.offsets, next.offsets) && line(self.head) == line(next.head);
-        let with_scales = kv == KEY && scale_len > 0 && !is_there && args.integers.is_none();
+        let with_scales = kv == KEY && scale_len > 0 && !is_there && args.reads[KEY].integers().is_none();
         Next {
             rows: args.source.head(kv_ahead, ahead.head).0,
             offsets: &ahead.offsets.cache,
@@ -324,7 +317,7 @@ impl<'a> BlockRows<'a> {
     {
         // SAFETY: see `# Safety`.
         let rows = unsafe { self.codes(args, kv, tokens.clone(), next, memory) };
-        let Some(loader) = &args.loader else { return rows };
+        let Some(loaded) = args.reads[kv].loaded() else { return rows };
         let [cache_step, scale_step] = args.source.steps();
         let scale_step = args.scales.as_ref().map_or(scale_step, |scales| scales.offsets[1]);
         let to = memory.loaded.cast::<u8>();
@@ -337,9 +330,9 @@ impl<'a> BlockRows<'a> {
             let scale = rows.scale.wrapping_add(rows.scale_offsets[first - tokens.start]);
             let rows = LoadedRows { count: end - first, cache, cache_step, scale, scale_step };
             // SAFETY: see `# Safety`: the rows are those of slots, and the memory has room for a block of them.
-            unsafe { loader.load(&rows, to.add(args.loaded_offsets[first - tokens.start]), args.loaded_offsets[1]) }
+            unsafe { loaded.loader.load(&rows, to.add(loaded.offsets[first - tokens.start]), loaded.offsets[1]) }
         }
-        let offsets = &args.loaded_offsets[..tokens.len()];
+        let offsets = &loaded.offsets[..tokens.len()];
         Rows { from: to, offsets, scale_offsets: offsets, ..rows }
     }
 }

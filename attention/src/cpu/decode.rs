@@ -18,7 +18,7 @@ use super::generic::panel::{PANEL, Pack};
 use super::generic::pv_rows::WeightedRows;
 use super::generic::qk_panels::PanelScores;
 use super::generic::qk_rows::RowScores;
-use super::generic::read_rows::Read;
+use super::generic::read_rows::ReadInto;
 use super::generic::rows::BLOCK;
 use super::generic::softmax::{SUMS, ScoreBlock};
 use super::integers::{PackedKeys, add_integer_values};
@@ -43,18 +43,21 @@ pub(super) unsafe fn attend_decode(
     let Queries { rows, query, state } = *queries;
     let padded = keys.len().next_multiple_of(SUMS);
     let BlockMemory { panel, weights, rescale, .. } = memory;
-    // More queries use a value more than once.
-    let codes = args.codes.filter(|_| rows.len() <= 4);
-    let at_once = if args.loader.is_some() && codes.is_none() { args.loaded_at_once } else { BLOCK };
+    let in_registers = [KEY, VALUE].map(|kv| args.reads[kv].in_registers(rows.len()));
+    let at_once = |kv: usize| match args.reads[kv].loaded() {
+        Some(loaded) if in_registers[kv].is_none() => loaded.at_once,
+        _ => BLOCK,
+    };
     // SAFETY: see `# Safety`. The rows from `keys.len()` on are as the last, or of any numbers.
     unsafe {
-        let rows_of = |kv: usize, tokens: Range<usize>| match codes {
+        let rows_of = |kv: usize, tokens: Range<usize>| match in_registers[kv] {
             Some(_) => here.codes(args, kv, tokens, next, memory),
             None => here.floats(args, kv, tokens, next, memory),
         };
-        let qk_rows = codes.and_then(|codes| codes.qk_rows).or(args.qk_rows);
-        match qk_rows.filter(|_| args.integers.is_none()) {
+        let qk_rows = in_registers[KEY].and_then(|codes| codes.qk_rows).or(functions.qk_rows);
+        match qk_rows.filter(|_| args.reads[KEY].integers().is_none()) {
             Some(qk_rows) => {
+                let at_once = at_once(KEY);
                 for first in (0..padded).step_by(at_once) {
                     let some = first..padded.min(first + at_once);
                     qk_rows(&RowScores {
@@ -79,18 +82,17 @@ pub(super) unsafe fn attend_decode(
             rescale,
         })
         .any;
-        if let Some(integers) = args.integers.filter(|integers| integers.scales_weights) {
-            return add_integer_values(args, &integers, queries, keys.len(), masked, [here, next], memory);
+        if let Some(integers) = args.reads[VALUE].integers() {
+            return add_integer_values(args, integers, queries, keys.len(), masked, [here, next], memory);
         }
         let mut rescale = rescale.cast_const();
-        let in_place = codes.is_some() || args.pv_in_place;
-        let pv_in_place = codes.map_or(functions.pv_rows_in_place, |codes| codes.pv_rows);
-        let at_once = if in_place { at_once } else { READ_ROWS };
+        let in_place = in_registers[VALUE].map(|codes| codes.pv_rows).or(functions.pv_rows_in_place);
+        let at_once = in_place.map_or(READ_ROWS, |_| at_once(VALUE));
         for first in (0..keys.len()).step_by(at_once) {
             let some = first..keys.len().min(first + at_once);
             let mut values = rows_of(VALUE, some.clone());
-            if !in_place {
-                (functions.read_rows)(&Read { rows: values, to: panel, to_step: width });
+            if in_place.is_none() {
+                (functions.read_rows)(&ReadInto { rows: values, to: panel, to_step: width });
                 (values.from, values.offsets) = (panel.cast_const().cast(), &args.scratch_offsets[..some.len()]);
                 values.scale_offsets = values.offsets;
             }
@@ -99,13 +101,13 @@ pub(super) unsafe fn attend_decode(
                 queries: rows.len(),
                 rows: values,
                 width,
-                prefetch: in_place,
+                prefetch: in_place.is_some(),
                 rescale,
                 sums: state.values,
                 group: width,
                 group_step: 0,
             };
-            let pv = if in_place { pv_in_place } else { functions.pv_rows };
+            let pv = in_place.unwrap_or(functions.pv_rows);
             match masked {
                 false => pv(&values),
                 true => pv_visible_rows(pv, &values, weights.add(first), memory.ones),
@@ -131,7 +133,7 @@ pub(super) unsafe fn qk_packed(
     let head_dim = args.geometry.head_dim;
     // SAFETY: see `# Safety`.
     unsafe {
-        if let Some(integers) = &args.integers {
+        if let Some(integers) = args.reads[KEY].integers() {
             let packed = PackedKeys::new(args, integers, keys, rows.len(), [here, next], memory);
             return packed.scores(args, integers, (query, rows.len()), [0, keys], weights);
         }

@@ -14,9 +14,9 @@ use super::generic::panel::{Pack, PackCodes, PackKeys};
 use super::generic::pv_panels::{PackRows, PackValues, PvPanels, WeightedPanels};
 use super::generic::pv_rows::{PvRows, WeightedRows};
 use super::generic::qk_codes::{CodeScores, QkCodes, Widen, WidenCodes};
-use super::generic::qk_panels::{PanelScores, QkPanels};
+use super::generic::qk_panels::{PARTS, PanelScores, QkPanels};
 use super::generic::qk_rows::{QkRows, RowScores};
-use super::generic::read_rows::{Read, ReadRows, ReadScales};
+use super::generic::read_rows::{ReadInto, ReadRows, ReadScales};
 use super::generic::scales::{ScaleWeights, Scaled, Transpose, TransposeScales};
 use super::generic::softcap::{Products, SoftCap};
 use super::generic::softmax::{Masked, ScoreBlock, Softmax};
@@ -29,13 +29,16 @@ use super::x86_64::codes::{Codes, LANES};
 pub(crate) type PackFunction = for<'a> unsafe fn(&Pack<'a>);
 
 /// Reads rows as float32.
-pub(crate) type ReadFunction = for<'a> unsafe fn(&Read<'a>);
+pub(crate) type ReadFunction = for<'a> unsafe fn(&ReadInto<'a>);
 
 /// QK scores of few queries.
 pub(crate) type QkRowsFunction = for<'a> unsafe fn(&RowScores<'a>);
 
 /// Adds PV products.
 pub(crate) type PvRowsFunction = for<'a> unsafe fn(&WeightedRows<'a>);
+
+/// Packs rows of values.
+pub(crate) type PackValuesFunction = for<'a> unsafe fn(&PackRows<'a>);
 
 /// The functions of one call. They may be called where the instruction set is supported.
 #[derive(Clone, Copy)]
@@ -46,36 +49,41 @@ pub(crate) struct Functions {
     pub(crate) pack_keys: PackFunction,
     pub(crate) read_rows: ReadFunction,
     pub(crate) qk_panels: unsafe fn(&PanelScores),
-    /// QK scores of few queries without a panel, for keys of whole registers; none where a panel is faster, in which
-    /// each element is converted once.
+    /// QK scores of few queries over rows of keys; none where a panel is faster, in which each element is converted once,
+    /// and where rows are not whole registers.
     pub(crate) qk_rows: Option<QkRowsFunction>,
     pub(crate) soft_cap: unsafe fn(&Products),
     pub(crate) softmax: for<'a> unsafe fn(&ScoreBlock<'a>) -> Masked,
     pub(crate) softmax_rows: for<'a> unsafe fn(&ScoreRows<'a>) -> bool,
-    /// PV products over rows of values that are [read](Self::read_rows), and over those that are where they are.
+    /// PV products over rows of values as they are; none where each element is better converted once, and where rows
+    /// are not whole registers.
+    pub(crate) pv_rows_in_place: Option<PvRowsFunction>,
+    /// PV products over rows of float32 that are [read](Self::read_rows).
     pub(crate) pv_rows: PvRowsFunction,
-    pub(crate) pv_rows_in_place: PvRowsFunction,
-    pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
+    /// Packs rows of values as they are; none where rows are not whole registers.
+    pub(crate) pack_values_in_place: Option<PackValuesFunction>,
+    pub(crate) pack_values: PackValuesFunction,
     pub(crate) pv_panels: for<'a> unsafe fn(&WeightedPanels<'a>),
     pub(crate) merge: unsafe fn(&[Accumulator; 2]),
     pub(crate) finish: unsafe fn(&OutputRow) -> f32,
 }
 
-/// The functions of an instruction set for a call's T1, the floats that its rows are read as, and its quantization.
+/// The functions of an instruction set for a call's T1, the floats that its rows are read as, `head_dim`, and its
+/// quantization.
 pub(crate) fn functions(
     instructions: InstructionSet,
-    t1: ElementType,
-    floats: ElementType,
+    types: [ElementType; 2],
+    head_dim: usize,
     quant: Option<Quant>,
 ) -> (Functions, Option<QuantFunctions>) {
     match instructions {
         #[cfg(target_arch = "aarch64")]
-        InstructionSet::Neon => for_types::<Neon>(t1, floats, quant),
+        InstructionSet::Neon => for_types::<Neon>(types, head_dim, quant),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => for_types::<Avx2>(t1, floats, quant),
+        InstructionSet::Avx2 => for_types::<Avx2>(types, head_dim, quant),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_types::<Avx512<false>>(t1, floats, quant),
-        _ => for_types::<Portable>(t1, floats, quant),
+        InstructionSet::Avx512 | InstructionSet::Avx512Fp16 => for_types::<Avx512<false>>(types, head_dim, quant),
+        _ => for_types::<Portable>(types, head_dim, quant),
     }
 }
 
@@ -96,7 +104,7 @@ pub(crate) struct IntegerFunctions {
     pub(crate) widen: unsafe fn(&Widen),
     pub(crate) qk_floats: for<'a> unsafe fn(&CodeScores<'a>),
     pub(crate) pv_rows: PvRowsFunction,
-    pub(crate) pack_values: for<'a> unsafe fn(&PackRows<'a>),
+    pub(crate) pack_values: PackValuesFunction,
     pub(crate) transpose_scales: for<'a> unsafe fn(&Transpose<'a>),
     pub(crate) scale_weights: unsafe fn(&Scaled),
 }
@@ -163,8 +171,8 @@ fn float8<const WIDE: bool>() -> (Option<QkRowsFunction>, PvRowsFunction) {
 }
 
 fn for_types<S: Tiles>(
-    t1: ElementType,
-    floats: ElementType,
+    [t1, floats]: [ElementType; 2],
+    head_dim: usize,
     quant: Option<Quant>,
 ) -> (Functions, Option<QuantFunctions>) {
     let quantized = |Quant { bits, t3, .. }: Quant| QuantFunctions {
@@ -175,23 +183,25 @@ fn for_types<S: Tiles>(
             QuantBit::Float8 => None,
         },
     };
-    let functions = float_type!(t1, T1 => float_type!(floats, E => for_floats::<S, T1, E>()));
+    let functions = float_type!(t1, T1 => float_type!(floats, E => for_floats::<S, T1, E>(head_dim)));
     (functions, quant.map(quantized))
 }
 
-fn for_floats<S: Tiles, T1: Float, E: Float>() -> Functions {
+fn for_floats<S: Tiles, T1: Float, E: Float>(head_dim: usize) -> Functions {
+    let (converts, whole) = (size_of::<E>() == size_of::<f32>() || S::CONVERTS_F16, head_dim.is_multiple_of(S::LANES));
     Functions {
         lanes: S::LANES,
         read_query: S::outlined::<ReadQuery<T1>>(),
         pack_keys: S::outlined::<PackKeys<E>>(),
         read_rows: S::outlined::<ReadRows<E>>(),
         qk_panels: S::outlined::<QkPanels>(),
-        qk_rows: (size_of::<E>() == size_of::<f32>() || S::CONVERTS_F16).then_some(S::outlined::<QkRows<E>>()),
+        qk_rows: (converts && head_dim.is_multiple_of(PARTS)).then_some(S::outlined::<QkRows<E>>()),
         soft_cap: S::outlined::<SoftCap>(),
         softmax: S::outlined::<Softmax<T1>>(),
         softmax_rows: S::outlined::<SoftmaxRows>(),
+        pv_rows_in_place: (converts && whole).then_some(S::outlined::<PvRows<E>>()),
         pv_rows: S::outlined::<PvRows<f32>>(),
-        pv_rows_in_place: S::outlined::<PvRows<E>>(),
+        pack_values_in_place: whole.then_some(S::outlined::<PackValues<E>>()),
         pack_values: S::outlined::<PackValues<f32>>(),
         pv_panels: S::outlined::<PvPanels>(),
         merge: S::outlined::<Merge>(),

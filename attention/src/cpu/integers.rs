@@ -1,6 +1,6 @@
 //! A block of keys and values that are integer codes, which are multiplied as they are: scales enter the sums.
 
-use super::attention_args::{AttentionArgs, Integers};
+use super::attention_args::AttentionArgs;
 use super::block_rows::{BlockMemory, BlockRows, KEY, Queries, VALUE, pv_visible_rows};
 use super::generic::panel::{PANEL, Pack};
 use super::generic::pv_rows::WeightedRows;
@@ -8,6 +8,7 @@ use super::generic::qk_codes::{CodeScores, Widen};
 use super::generic::rows::{BLOCK, Next, Rows};
 use super::generic::scales::Scaled;
 use super::generic::softmax::SUMS;
+use super::read::Integers;
 
 /// From that many queries on, codes become float32 before they are multiplied.
 const WIDENED: usize = 8;
@@ -39,7 +40,7 @@ impl<'a> PackedKeys<'a> {
         let panel = (queries >= WIDENED).then_some(words.wrapping_add(BLOCK * args.width / 2));
         // SAFETY: see `# Safety`. The rows from `keys` on are as the last.
         unsafe {
-            let scales = here.group_scales(args, KEY, keys, memory);
+            let scales = here.group_scales(args, (KEY, integers), keys, memory);
             let rows = here.stored(args, KEY, 0..BLOCK, next);
             let (next, rows) = (rows.next, Rows { next: Next::NONE, ..rows });
             (integers.functions.pack_keys)(&Pack { rows, keys, panel: words });
@@ -105,7 +106,7 @@ pub(super) unsafe fn add_integer_values(
     let padded = keys.next_multiple_of(SUMS);
     // SAFETY: see `# Safety`. The scales from `keys` on are as the last.
     unsafe {
-        let scales = here.group_scales(args, VALUE, padded, memory);
+        let scales = here.group_scales(args, (VALUE, integers), padded, memory);
         (functions.scale_weights)(&Scaled { weights, queries, keys: padded, scales, groups, to: scaled });
         let values = WeightedRows {
             weights: scaled,

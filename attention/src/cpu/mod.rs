@@ -52,8 +52,8 @@
 //! keys, once weights are final) and `task` (a thread's work: query rows over KV splits); `schedule` (queries and KV
 //! splits to tasks); `prefill` (many query rows of one key head over one block of keys); `decode` (a few rows);
 //! `integers` (a block of integer codes); `block_rows` (a block's rows and memory); `attention_args` (a call's operands
-//! and functions) and `source` (rows to addresses); `dispatch` (which functions); `x86_64`, `neon` and `portable`;
-//! `generic` (the functions over any vector registers).
+//! and functions), `read` (how rows become numbers) and `source` (where they are); `dispatch` (which functions);
+//! `x86_64`, `neon` and `portable`; `generic` (the functions over any vector registers).
 
 mod attention_args;
 mod block_rows;
@@ -67,6 +67,7 @@ mod mass;
 mod neon;
 mod portable;
 mod prefill;
+mod read;
 mod schedule;
 mod scratch;
 mod source;

@@ -18,7 +18,7 @@ use super::block_rows::{BlockMemory, BlockRows, KEY, Queries, VALUE};
 use super::generic::panel::{PANEL, Pack};
 use super::generic::pv_panels::{PackRows, WeightedPanels};
 use super::generic::qk_panels::PanelScores;
-use super::generic::read_rows::Read;
+use super::generic::read_rows::ReadInto;
 use super::generic::rows::{BLOCK, Next};
 use super::generic::softmax::{QueryRow, SUMS, ScoreBlock};
 use super::generic::softmax_rows::ScoreRows;
@@ -48,9 +48,8 @@ pub(super) unsafe fn attend_prefill(
     let seen: Vec<usize> = rows.iter().map(|row| (row.visible - keys.start).min(keys.len())).collect();
     // SAFETY: see `# Safety`. The rows of keys from `keys.len()` on are as the last, or of any numbers.
     unsafe {
-        let packed = args
-            .integers
-            .as_ref()
+        let packed = args.reads[KEY]
+            .integers()
             .map(|integers| (integers, PackedKeys::new(args, integers, padded, rows.len(), [here, next], memory)));
         for first in (0..padded).step_by(PANEL) {
             let keys = PANEL.min(padded - first);
@@ -77,18 +76,19 @@ pub(super) unsafe fn attend_prefill(
         };
         let panels = panel;
         let (mut group, mut scales) = (0, None);
-        if let Some(integers) = args.integers.filter(|integers| integers.scales_weights) {
-            (group, scales) = (integers.group, Some(here.group_scales(args, VALUE, padded, memory)));
+        if let Some(integers) = args.reads[VALUE].integers() {
+            (group, scales) = (integers.group, Some(here.group_scales(args, (VALUE, integers), padded, memory)));
             let rows = here.stored(args, VALUE, 0..keys.len(), next);
             (integers.functions.pack_values)(&PackRows { rows, width, group, panels });
         } else {
             let mut rows = here.floats(args, VALUE, 0..keys.len(), next, memory);
-            if !args.in_place {
-                (functions.read_rows)(&Read { rows, to: memory.rows, to_step: width });
+            let pack = functions.pack_values_in_place.unwrap_or_else(|| {
+                (functions.read_rows)(&ReadInto { rows, to: memory.rows, to_step: width });
                 (rows.from, rows.offsets) = (memory.rows.cast_const().cast(), &args.scratch_offsets[..keys.len()]);
                 (rows.scale_offsets, rows.next) = (rows.offsets, Next::NONE);
-            }
-            (functions.pack_values)(&PackRows { rows, width, group, panels });
+                functions.pack_values
+            });
+            pack(&PackRows { rows, width, group, panels });
         }
         (functions.pv_panels)(&WeightedPanels {
             weights,

@@ -10,7 +10,7 @@ use super::tiles::Tiles;
 /// Rows, and where they are written to.
 ///
 /// The rows can be read; in `to` whole registers can be written.
-pub(crate) struct Read<'a> {
+pub(crate) struct ReadInto<'a> {
     pub(crate) rows: Rows<'a>,
     /// Where the first row is written, and how many elements after it the next, a multiple of a register.
     pub(crate) to: *mut f32,
@@ -21,11 +21,11 @@ pub(crate) struct Read<'a> {
 pub(crate) struct ReadRows<E>(PhantomData<E>);
 
 impl<S: Tiles, E: Float> Function<S> for ReadRows<E> {
-    type Arguments<'a> = Read<'a>;
+    type Arguments<'a> = ReadInto<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(&Read { ref rows, to, to_step }: &Read<'_>) {
+    unsafe fn run(&ReadInto { ref rows, to, to_step }: &ReadInto<'_>) {
         let len = rows.len;
         let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), rows.offsets.len());
         for (i, &offset) in rows.offsets.iter().enumerate() {
@@ -51,11 +51,11 @@ impl<S: Tiles, E: Float> Function<S> for ReadRows<E> {
 pub(crate) struct ReadScales<E>(PhantomData<E>);
 
 impl<S: Tiles, E: Float> Function<S> for ReadScales<E> {
-    type Arguments<'a> = Read<'a>;
+    type Arguments<'a> = ReadInto<'a>;
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run(&Read { ref rows, to, .. }: &Read<'_>) {
+    unsafe fn run(&ReadInto { ref rows, to, .. }: &ReadInto<'_>) {
         let numbers = (rows.offsets.len() * rows.len).next_multiple_of(S::LANES);
         // SAFETY: the rows can be read, and as many float32 be written, in whole registers. The numbers end where the
         // float32 do: none is written over one that has not been read.
