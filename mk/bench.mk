@@ -29,8 +29,8 @@ bench-manager: bench-native
 # What the CUDA kernels cost in instructions and memory traffic, counted by the interpreter of their PTX; it fails where
 # bench/results/cuda.md has other figures.
 .PHONY: bench-cuda
-bench-cuda:
-	cargo test $(WORKSPACE) --test emulated counts_of_the_table -- --nocapture
+bench-cuda: emulation
+	$(EMULATED) cargo test $(WORKSPACE) --test cuda counts -- --nocapture
 
 # Blocks of pages in host memory and files.
 .PHONY: bench-tiers

@@ -31,14 +31,17 @@ test-rust: .venv/ready
 test-kernels:
 	cargo test $(WORKSPACE) --test kernels --test attention --test matmul --test op
 
-# The CUDA code on the CPU: everything that needs a GPU over a driver that interprets the PTX, under the name that
-# libcuda has in the system; last the CUDA provider's operator, in the place of the CPU's.
+# A driver that interprets the PTX, under the name that libcuda has in the system.
 EMULATION := $(TARGET)/emulation
 EMULATED := LD_LIBRARY_PATH="$(EMULATION)" KVCACHE_REQUIRE_GPU=emulated
-.PHONY: test-cuda
-test-cuda: package
+.PHONY: emulation
+emulation: test-build
 	mkdir -p "$(EMULATION)"
 	ln -sf ../debug/libkvcache_cuda_driver.so "$(EMULATION)/libcuda.so"
+
+# The CUDA code on the CPU: everything that needs a GPU; last the CUDA provider's operator, in the place of the CPU's.
+.PHONY: test-cuda
+test-cuda: package emulation
 	$(EMULATED) cargo test $(WORKSPACE) --test cuda
 	$(ON_PACKAGE) $(EMULATED) KVCACHE_CUDA_EMULATED=1 KVCACHE_ORT_LIB="$(TARGET)/debug/libkvcache_ort.so" \
 		$(VENV) -m pytest -q python_tests/test_cuda.py

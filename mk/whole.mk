@@ -28,8 +28,8 @@ test-sanitize:
 
 # The CUDA kernels with one bug each, an edit of their PTX. A test that passes on one is no test of it.
 .PHONY: test-mutants
-test-mutants:
-	cargo test $(WORKSPACE) --features kvcache-emulation-ptx/mutants --test emulated mutants
+test-mutants: emulation
+	$(EMULATED) cargo test $(WORKSPACE) --test cuda -- --ignored mutants
 
 # The fuzz targets without a fuzzer, and thus without its build: the kept inputs, and for FUZZ_SECONDS each others near
 # them, under AddressSanitizer and with checks of overflow.

@@ -110,8 +110,8 @@ pub struct Written {
 
 impl<'a> Checked<'a> {
     /// The call, and memory for what it writes.
-    pub fn with_outputs(self, gpu: &Gpu, t1: ElementType, how: How) -> Result<(Self, Written)> {
-        let output = |shape: &[usize]| how.output(gpu, t1, shape);
+    pub fn with_outputs(self, gpu: &Gpu, t1: ElementType, options: CallOptions) -> Result<(Self, Written)> {
+        let output = |shape: &[usize]| options.output(gpu, t1, shape);
         match self {
             Self::Stores(call) => {
                 let outputs = vec![output(&call.output_shape())?, output(&call.output_shape())?];
@@ -123,8 +123,8 @@ impl<'a> Checked<'a> {
             }
             Self::Attention(mut call) => {
                 let mut outputs = vec![output(&call.output_shape())?];
-                if how.has_mass {
-                    let mass = how.output(gpu, ElementType::Float32, &call.mass_shape())?;
+                if options.has_mass {
+                    let mass = options.output(gpu, ElementType::Float32, &call.mass_shape())?;
                     call = call.with_mass(write(gpu, &mass))?;
                     outputs.push(mass);
                 }
@@ -150,16 +150,18 @@ impl<'a> Checked<'a> {
 
 /// How a call is made.
 #[derive(Clone, Copy, Default)]
-pub struct How {
+pub struct CallOptions {
     /// Whether tensors are aligned for their types and no more.
     pub unaligned: bool,
     /// Whether attention gives its mass, too.
     pub has_mass: bool,
     /// Whether the call is captured into a graph, which is launched.
     pub captured: bool,
+    /// Other bounds than the call's `max_seqlen` and `max_kvlen`, which then may be wrong.
+    pub bounds: Option<[i64; 2]>,
 }
 
-impl How {
+impl CallOptions {
     pub fn upload(self, gpu: &Gpu, tensor: &Tensor) -> Result<Buffer> {
         Buffer::of(gpu, tensor, self.shift(tensor.element()))
     }
@@ -174,53 +176,63 @@ impl How {
 }
 
 /// The tensors of a call in the GPU's memory.
-pub struct Uploaded {
+pub struct Uploaded<'g> {
+    gpu: &'g Gpu,
+    options: CallOptions,
     pub inputs: BTreeMap<&'static str, Buffer>,
     pub cache: Option<Buffer>,
     pub scale: Option<Buffer>,
 }
 
-impl Uploaded {
-    pub fn new(gpu: &Gpu, call: &Call, how: How) -> Result<Self> {
-        let state = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| how.upload(gpu, tensor)).transpose();
+impl<'g> Uploaded<'g> {
+    pub fn new(gpu: &'g Gpu, call: &Call, options: CallOptions) -> Result<Self> {
+        let state = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| options.upload(gpu, tensor)).transpose();
         let (cache, scale) = (state(&call.cache)?, state(&call.scale)?);
-        let mut uploaded = Self { inputs: BTreeMap::new(), cache, scale };
-        uploaded.next(gpu, call, how)?;
+        let mut uploaded = Self { gpu, options, inputs: BTreeMap::new(), cache, scale };
+        uploaded.next(call)?;
         Ok(uploaded)
     }
 
     /// The inputs of the next call; cache and scale stay.
-    pub fn next(&mut self, gpu: &Gpu, call: &Call, how: How) -> Result<()> {
-        let upload = |(&name, tensor)| Ok((name, how.upload(gpu, tensor)?));
+    pub fn next(&mut self, call: &Call) -> Result<()> {
+        let upload = |(&name, tensor)| Ok((name, self.options.upload(self.gpu, tensor)?));
         self.inputs = call.inputs.iter().map(upload).collect::<Result<_>>()?;
         Ok(())
     }
 
-    fn at(&self, gpu: &Gpu, name: &str) -> u64 {
+    fn at(&self, name: &str) -> u64 {
         let buffer = match name {
             "cache" => self.cache.as_ref(),
             "scale" => self.scale.as_ref(),
             _ => self.inputs.get(name),
         };
-        buffer.map_or(0, |buffer| buffer.address(gpu))
+        buffer.map_or(0, |buffer| buffer.address(self.gpu))
     }
 
-    pub fn state(&self, gpu: &Gpu) -> Result<[Option<Tensor>; 2]> {
-        let download = |buffer: &Option<Buffer>| buffer.as_ref().map(|buffer| buffer.download(gpu)).transpose();
+    pub fn state(&self) -> Result<[Option<Tensor>; 2]> {
+        let download = |buffer: &Option<Buffer>| buffer.as_ref().map(|buffer| buffer.download(self.gpu)).transpose();
         Ok([download(&self.cache)?, download(&self.scale)?])
     }
 
     /// The host's check of the call.
-    pub fn check<'a>(&self, gpu: &Gpu, call: &'a Call, rows: Option<usize>) -> Result<Checked<'a>> {
+    pub fn check<'a>(&self, call: &'a Call, rows: Option<usize>) -> Result<Checked<'a>> {
         // SAFETY: the tensors are uploaded, of these types and shapes; all tests synchronize before they drop them.
-        Ok(unsafe { check(call, rows, &|name| self.at(gpu, name)) }.map_err(cuda::Error::from)?)
+        Ok(unsafe { check(call, rows, &|name| self.at(name)) }.map_err(cuda::Error::from)?)
     }
 
     /// Makes the call; gives its outputs, which are done when this returns. What the device found is left in the status
     /// word.
-    pub fn run(&self, gpu: &Gpu, call: &Call, how: How) -> Result<Vec<Tensor>> {
-        let (checked, written) = self.check(gpu, call, None)?.with_outputs(gpu, call.t1(), how)?;
-        match how.captured {
+    pub fn run(&self, call: &Call) -> Result<Vec<Tensor>> {
+        let (gpu, bounded) = (self.gpu, self.options.bounds.map(|bounds| with_bounds(call, bounds)));
+        // The host compares bounds with `kvstarts` where it is given these.
+        let all_rows = |call: &Call| call.inputs["kvstarts"].indices().last().map_or(0, |&rows| rows as usize);
+        let (rows, call) = (bounded.as_ref().map(all_rows), bounded.as_ref().unwrap_or(call));
+        let (checked, written) = self.check(call, rows)?.with_outputs(gpu, call.t1(), self.options)?;
+        let has_static_scales = call.attributes.get("quant_type") == Some(&2);
+        self.inputs.values().try_for_each(|input| input.allow(gpu, false))?;
+        self.scale.iter().try_for_each(|scale| scale.allow(gpu, !has_static_scales))?;
+        self.cache.iter().chain(&written.outputs).chain(&written.scratch).try_for_each(|to| to.allow(gpu, true))?;
+        match self.options.captured {
             true => {
                 if let Checked::Static(_) = checked {
                     let op = StaticKeyValueCache::new(static_attributes(&call.attributes))?;
@@ -236,11 +248,19 @@ impl Uploaded {
     }
 
     /// What the call leaves behind.
-    pub fn after(&self, gpu: &Gpu, call: &Call, how: How) -> Result<CallResult> {
-        let outcome = Outcome::Done(self.run(gpu, call, how)?);
-        let [cache, scale] = self.state(gpu)?;
+    pub fn after(&self, call: &Call) -> Result<CallResult> {
+        let outcome = Outcome::Done(self.run(call)?);
+        let [cache, scale] = self.state()?;
         Ok(CallResult { outcome, cache, scale })
     }
+}
+
+/// The call with other values of `max_seqlen` and `max_kvlen`.
+fn with_bounds(call: &Call, bounds: [i64; 2]) -> Call {
+    let mut call = call.clone();
+    let bounds = bounds.map(|bound| Tensor::of_indices(&[bound], &[1]));
+    call.inputs.extend(["max_seqlen", "max_kvlen"].into_iter().zip(bounds));
+    call
 }
 
 /// A buffer for a call to write. The tests keep it until the stream is done with the call.

@@ -1,10 +1,15 @@
 //! A GPU, and tensors in its memory.
 
 use std::error::Error;
-use std::sync::Arc;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+use std::thread;
 
 use kvcache_conformance::Tensor;
+use kvcache_emulation_ptx::Emulation;
 use kvcache_op::ElementType;
+use kvcache_op::cuda::cudarc::driver::sys::{self, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUresult};
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use kvcache_op::cuda::{StatusWord, primary_context};
 
@@ -36,9 +41,38 @@ impl Gpu {
         Ok(Self { stream: context.new_stream()?, status: StatusWord::new(&context)?, context })
     }
 
+    /// A device of its own, that runs so, where it is emulated; else the first GPU.
+    pub fn emulated(emulation: &Emulation) -> Result<Self> {
+        let gpu = Self::new()?;
+        if !gpu.is_emulated()? {
+            return Ok(gpu);
+        }
+        let gpu = Self::in_context(CudaContext::new_non_primary(0, 0)?)?;
+        gpu.emulate(emulation)?;
+        Ok(gpu)
+    }
+
+    /// Says how an emulated device runs from now on.
+    pub fn emulate(&self, emulation: &Emulation) -> Result<()> {
+        type Emulate = unsafe extern "C" fn(usize, &Emulation) -> CUresult;
+        static DRIVER: LazyLock<libloading::Library> = LazyLock::new(|| {
+            // SAFETY: the driver is open already.
+            unsafe { libloading::Library::new("libcuda.so") }.expect("the emulated driver")
+        });
+        // SAFETY: the emulated driver has this function.
+        let emulate = unsafe { DRIVER.get::<Emulate>("kvcache_emulate") }?;
+        // SAFETY: the context lives; whoever makes an `Emulation` keeps its texts.
+        Ok(unsafe { emulate(self.context.cu_ctx().addr(), emulation) }.result()?)
+    }
+
     /// Whether the driver is the one that runs on the CPU.
     pub fn is_emulated(&self) -> Result<bool> {
         Ok(self.context.name()? == "CUDA on the CPU")
+    }
+
+    /// How many calls can be made at once: one on a GPU, whose stream makes one after the other.
+    pub fn jobs(&self) -> Result<NonZeroUsize> {
+        Ok(if self.is_emulated()? { thread::available_parallelism()? } else { NonZeroUsize::MIN })
     }
 
     /// Fails if the device has found something wrong.
@@ -81,6 +115,14 @@ impl Buffer {
         Self::of(gpu, &untouched(element, shape), shift)
     }
 
+    /// A tensor of this type and shape; its bytes are any.
+    pub fn of_any_bytes(gpu: &Gpu, tensor: &Tensor) -> Result<Self> {
+        let bytes = tensor.bytes().len();
+        // SAFETY: bytes of any value are legal.
+        let slice = unsafe { gpu.stream.alloc(bytes) }?;
+        Ok(Self { slice, shift: 0, element: tensor.element(), shape: tensor.shape().to_vec(), bytes })
+    }
+
     pub fn element(&self) -> ElementType {
         self.element
     }
@@ -93,6 +135,21 @@ impl Buffer {
         self.slice.device_ptr(&gpu.stream).0 + self.shift as u64
     }
 
+    /// Lets launches on an emulated device read the tensor alone, or read and write it; what is around it, neither.
+    pub fn allow(&self, gpu: &Gpu, is_written: bool) -> Result<()> {
+        if self.bytes == 0 || !gpu.is_emulated()? {
+            return Ok(());
+        }
+        let flags = match is_written {
+            true => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            false => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+        };
+        let location = CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
+        let description = CUmemAccessDesc { location, flags };
+        // SAFETY: these bytes of the slice, and a description that lives.
+        Ok(unsafe { sys::cuMemSetAccess(self.address(gpu), self.bytes, &description, 1) }.result()?)
+    }
+
     /// Overwrites the tensor by another of the same type and shape.
     pub fn upload(&mut self, gpu: &Gpu, tensor: &Tensor) -> Result<()> {
         assert_eq!((tensor.element(), tensor.shape()), (self.element, self.shape.as_slice()));
@@ -103,9 +160,14 @@ impl Buffer {
         Ok(())
     }
 
+    /// Some of the tensor's bytes.
+    pub fn bytes(&self, gpu: &Gpu, range: Range<usize>) -> Result<Vec<u8>> {
+        let view = self.slice.slice(self.shift + range.start..self.shift + range.end);
+        Ok(if range.is_empty() { Vec::new() } else { gpu.stream.clone_dtoh(&view)? })
+    }
+
     pub fn download(&self, gpu: &Gpu) -> Result<Tensor> {
-        let view = self.slice.slice(self.shift..self.shift + self.bytes);
-        let bytes = if self.bytes == 0 { Vec::new() } else { gpu.stream.clone_dtoh(&view)? };
+        let bytes = self.bytes(gpu, 0..self.bytes)?;
         Ok(Tensor::new(self.element, self.shape.clone(), &bytes).expect("the bytes of its shape"))
     }
 }

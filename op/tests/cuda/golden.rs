@@ -1,15 +1,19 @@
 //! The golden suites; and the host's checks of calls on a device, which need no device: addresses are never
 //! dereferenced.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
+use std::ffi::{CStr, c_char};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
-use kvcache_conformance::{CallResult, Case, Expected, Implementation, Outcome, Suite, read_cases, run_cases};
+use kvcache_conformance::{CallResult, Case, Expected, Implementation, Outcome, Runner, Suite, read_cases, run_cases};
+use kvcache_emulation_ptx::{Cost, Emulation, Order};
+use kvcache_kernels::cuda::MODULES;
 use kvcache_op::{Error, cuda};
 use libtest_mimic::Failed;
 
-use crate::call::{Checked, How, Uploaded, check};
+use crate::call::{CallOptions, Checked, Uploaded, check};
 use crate::device::{Gpu, Result};
 
 /// The golden cases of a suite; with `KVCACHE_GOLDEN_CASES`, a folder of cases, those beside it.
@@ -41,23 +45,25 @@ pub fn left_to_device(case: &Case, step: usize) -> Option<&str> {
 /// The operators on the GPU as the conformance suite sees them.
 pub struct OnDevice<'a> {
     pub gpu: &'a Gpu,
-    pub how: How,
+    pub options: CallOptions,
 }
 
 impl OnDevice<'_> {
     fn results(&self, case: &Case) -> Result<Vec<CallResult>> {
-        let how = How { has_mass: case.has_mass(), ..self.how };
-        let mut uploaded = Uploaded::new(self.gpu, &case.call(0), how)?;
+        // What is legal stays so with other bounds.
+        let bounds = self.options.bounds.filter(|_| case.is_legal() && case.operator.suite() == Suite::Attention);
+        let options = CallOptions { has_mass: case.has_mass(), bounds, ..self.options };
+        let mut uploaded = Uploaded::new(self.gpu, &case.call(0), options)?;
         let mut results = Vec::new();
         for step in 0..case.steps.len() {
             let call = case.call(step);
-            uploaded.next(self.gpu, &call, how)?;
-            results.push(match uploaded.after(self.gpu, &call, how) {
+            uploaded.next(&call)?;
+            results.push(match uploaded.after(&call) {
                 Ok(result) => result,
                 Err(error) => match *error.downcast::<cuda::Error>()? {
                     cuda::Error::Operator(error) => {
                         let kind = Some(error.kind().to_owned());
-                        let [cache, scale] = uploaded.state(self.gpu)?;
+                        let [cache, scale] = uploaded.state()?;
                         CallResult { outcome: Outcome::Refused { kind, message: error.to_string() }, cache, scale }
                     }
                     other => return Err(other.into()),
@@ -78,21 +84,79 @@ impl Implementation for OnDevice<'_> {
     }
 }
 
-/// Runs the cases of a suite, with tensors that are aligned for their types only, or better. The emulated kernels run
-/// all of them without a driver in between, so a part will do there. `captured`: index inputs are made in memory of the
-/// graph.
-pub fn pass(gpu: &Gpu, suite: Suite, captured: bool) -> std::result::Result<(), Failed> {
-    let every = if gpu.is_emulated()? { 8 } else { 1 };
-    for unaligned in [false, true] {
-        let first = usize::from(unaligned && every > 1);
-        let cases: Vec<_> = cases(suite)?.into_iter().skip(first).step_by(every).collect();
-        let report = run_cases(&OnDevice { gpu, how: How { unaligned, captured, has_mass: false } }, &cases);
+/// The kernels that emulated devices have run.
+static LAUNCHED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+extern "C" fn launched(kernel: *const c_char, _: &Cost) {
+    // SAFETY: the driver names the kernel.
+    let kernel = unsafe { CStr::from_ptr(kernel) }.to_string_lossy().into_owned();
+    LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel);
+}
+
+/// A device whose results of cases with a mass are kept.
+struct Recorded<'a> {
+    device: OnDevice<'a>,
+    with_mass: Mutex<BTreeMap<String, Vec<CallResult>>>,
+}
+
+impl Implementation for Recorded<'_> {
+    fn run(&self, case: &Case) -> std::result::Result<Vec<CallResult>, String> {
+        let results = self.device.run(case)?;
+        if case.has_mass() {
+            let mut with_mass = self.with_mass.lock().unwrap_or_else(PoisonError::into_inner);
+            with_mass.insert(case.name.clone(), results.clone());
+        }
+        Ok(results)
+    }
+}
+
+/// Runs the cases of a suite, with tensors that are aligned for their types only, or better. Emulated devices differ in
+/// what GPUs may differ in. With bounds of 0 no sequence of more than one token is a decoding step of attention, and no
+/// piece a unit: no bit changes. Emulated devices launch every kernel that stores and loads, or attends.
+pub fn pass(suite: Suite) -> std::result::Result<(), Failed> {
+    let device = Emulation { launched: Some(launched), ..Emulation::default() };
+    let of = |order, multiprocessors| Emulation { order, multiprocessors, ..device };
+    let passes = [
+        (of(Order::Forward, 1), false, None),
+        (Emulation { canonical_neg: true, ..of(Order::Backward, 0) }, true, Some([0, 0])),
+        (of(Order::Random(1), 100), false, Some([3, 1 << 40])),
+    ];
+    let (cases, mut results) = (cases(suite)?, Vec::<BTreeMap<_, _>>::new());
+    for (emulation, unaligned, bounds) in passes {
+        let gpu = &Gpu::emulated(&emulation)?;
+        let device = OnDevice { gpu, options: CallOptions { unaligned, bounds, ..CallOptions::default() } };
+        let device = Recorded { device, with_mass: Mutex::default() };
+        let report = Runner { jobs: gpu.jobs()?, ..Runner::default() }.run(&device, &cases);
         println!("{} passed, {} failed, {} unsupported", report.passed(), report.failed(), report.unsupported());
         if report.failed() > 0 || report.passed() < cases.len() / 2 {
             return Err(report.to_string().into());
         }
+        results.push(device.with_mass.into_inner().unwrap_or_else(PoisonError::into_inner));
     }
-    Ok(())
+    if results.iter().any(|other| *other != results[0]) {
+        return Err("bits depend on how the work is cut".into());
+    }
+    let kernels: Vec<_> = match suite {
+        Suite::KeyValueCache => MODULES.iter().flat_map(|module| &module.kernels[..4]).collect(),
+        Suite::Attention => kvcache_attention::cuda::MODULES.iter().flat_map(|module| &module.kernels[..2]).collect(),
+        Suite::Static => Vec::new(),
+    };
+    let launched = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let missing: Vec<_> = kernels.into_iter().filter(|&&kernel| !launched.contains(kernel)).collect();
+    match missing.is_empty() || !Gpu::new()?.is_emulated()? {
+        true => Ok(()),
+        false => Err(format!("{missing:?} are not launched").into()),
+    }
+}
+
+/// Runs the cases of static batching in graphs: index inputs are made in memory of the graph.
+pub fn captured(gpu: &Gpu) -> std::result::Result<(), Failed> {
+    let device = OnDevice { gpu, options: CallOptions { captured: true, ..CallOptions::default() } };
+    let report = run_cases(&device, &cases(Suite::Static)?);
+    match report.failed() > 0 || report.passed() < 50 {
+        true => Err(report.to_string().into()),
+        false => Ok(()),
+    }
 }
 
 /// Rules about values in device memory. The host checks all others.

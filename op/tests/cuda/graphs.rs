@@ -9,7 +9,7 @@ use kvcache_op::schema::{CacheDims, TypeCombination};
 use kvcache_op::{Attributes, CacheLayout, ElementType, KeyValueCache};
 use libtest_mimic::Failed;
 
-use crate::call::{Checked, How, Uploaded, captured, written};
+use crate::call::{CallOptions, Checked, Uploaded, captured, written};
 use crate::device::{Buffer, Gpu, UNTOUCHED, untouched};
 use crate::oracle::expected;
 
@@ -75,7 +75,7 @@ fn graph_of(
     outputs: &[Buffer],
     rows: Option<usize>,
 ) -> crate::device::Result<kvcache_op::cuda::cudarc::driver::CudaGraph> {
-    let Checked::Stores(checked) = uploaded.check(gpu, call, rows)? else { unreachable!("it stores") };
+    let Checked::Stores(checked) = uploaded.check(call, rows)? else { unreachable!("it stores") };
     captured(gpu, || Ok(checked.launch(written(gpu, outputs), &gpu.status, &gpu.stream)?))
 }
 
@@ -90,7 +90,7 @@ pub fn replayed_while_sequences_grow(_: &Gpu) -> Result<(), Failed> {
     prepare(&gpu, types)?;
     // Room for 4 new tokens; what the steps have is less.
     let first = step(types, 4, [0, 0], [0, 0], 0);
-    let mut uploaded = Uploaded::new(&gpu, &first, How::default())?;
+    let mut uploaded = Uploaded::new(&gpu, &first, CallOptions::default())?;
     let mut outputs = outputs(&gpu, types.t1, ROWS)?;
     let graph = graph_of(&gpu, &first, &uploaded, &outputs, Some(ROWS))?;
 
@@ -121,7 +121,7 @@ pub fn replayed_while_sequences_grow(_: &Gpu) -> Result<(), Failed> {
             output.upload(&gpu, &untouched(got.element(), got.shape()))?;
         }
         (cache, scale) = (after.get("cache").cloned(), after.get("scale").cloned());
-        assert!(uploaded.state(&gpu)? == [cache.clone(), scale.clone()], "step {phase}: another cache");
+        assert!(uploaded.state()? == [cache.clone(), scale.clone()], "step {phase}: another cache");
     }
     Ok(())
 }
@@ -131,7 +131,7 @@ pub fn unprepared_kernels_do_not_break_a_capture(_: &Gpu) -> Result<(), Failed> 
     let gpu = Gpu::capturable(CudaContext::new_non_primary(0, 0)?)?;
     let types = TypeCombination::LEGAL[0];
     let call = step(types, 3, [2, 1], [5, 9], 0);
-    let uploaded = Uploaded::new(&gpu, &call, How::default())?;
+    let uploaded = Uploaded::new(&gpu, &call, CallOptions::default())?;
     let outputs = outputs(&gpu, types.t1, 17)?;
     let error = graph_of(&gpu, &call, &uploaded, &outputs, None).err().ok_or("nothing was prepared")?;
     let kind = error.downcast::<kvcache_op::cuda::Error>().map(|error| error.kind());

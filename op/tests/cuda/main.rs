@@ -8,9 +8,13 @@
 mod agree;
 mod attention;
 mod call;
+mod counts;
 mod device;
 mod golden;
 mod graphs;
+mod invariance;
+mod large_caches;
+mod mutants;
 mod oracle;
 mod status;
 mod streams;
@@ -25,19 +29,26 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
-const TESTS: [Test; 24] = [
+const TESTS: [Test; 30] = [
     ("streams::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
-    ("golden::key_value_cache", |gpu| golden::pass(gpu, Suite::KeyValueCache, false)),
-    ("golden::static_batching", |gpu| golden::pass(gpu, Suite::Static, false)),
-    ("golden::captured_static_batching", |_| golden::pass(&Gpu::capturable(primary_context(0)?)?, Suite::Static, true)),
-    ("golden::attention", |gpu| golden::pass(gpu, Suite::Attention, false)),
+    ("golden::key_value_cache", |_| golden::pass(Suite::KeyValueCache)),
+    ("golden::static_batching", |_| golden::pass(Suite::Static)),
+    ("golden::captured_static_batching", |_| golden::captured(&Gpu::capturable(primary_context(0)?)?)),
+    ("golden::attention", |_| golden::pass(Suite::Attention)),
     ("status::golden_cases_that_the_host_cannot_refuse", status::golden_cases_that_the_host_cannot_refuse),
     ("status::random_bad_indices", status::random_bad_indices),
     ("status::keeps_the_first_finding", status::keeps_the_first_finding),
     ("status::attention_that_the_host_cannot_refuse", status::attention_that_the_host_cannot_refuse),
     ("agree::small_calls", agree::small_calls),
     ("agree::large_calls", agree::large_calls),
+    ("agree::static_calls", agree::static_calls),
+    ("agree::rotated_calls", agree::rotated_calls),
     ("agree::ragged_batches", agree::ragged_batches),
+    ("agree::float16_samples", agree::float16_samples),
+    ("agree::float32_near_ties", agree::float32_near_ties),
+    ("counts::table", counts::table),
+    ("large_caches::last_slots", large_caches::last_slots),
+    ("invariance::a_token_depends_on_its_own_sequence_alone", invariance::a_token_depends_on_its_own_sequence_alone),
     ("streams::raw_addresses_on_a_foreign_stream", streams::raw_addresses_on_a_foreign_stream),
     ("streams::calls_on_several_streams", streams::calls_on_several_streams),
     ("streams::contexts_come_and_go", streams::contexts_come_and_go),
@@ -49,7 +60,12 @@ const TESTS: [Test; 24] = [
     ("graphs::unprepared_kernels_do_not_break_a_capture", graphs::unprepared_kernels_do_not_break_a_capture),
     ("attention::long_heads_are_refused", attention::long_heads_are_refused),
     ("attention::scratch_is_checked", attention::scratch_is_checked),
-    ("attention::bounds_decide_no_bit", attention::bounds_decide_no_bit),
+];
+
+/// What takes minutes where every thread is emulated: `--ignored` runs these.
+const LONG: [Test; 2] = [
+    ("agree::every_float16", agree::every_float16),
+    ("mutants::every_mutant_is_found", mutants::every_mutant_is_found),
 ];
 
 fn main() -> ExitCode {
@@ -61,12 +77,14 @@ fn main() -> ExitCode {
     if let Some(reason) = &missing {
         println!("no GPU, its tests are ignored: {reason}");
     }
-    let trial = |(name, test): Test| Trial::test(name, move || test(&Gpu::new()?)).with_ignored_flag(missing.is_some());
+    let trial = |(name, test): Test| Trial::test(name, move || test(&Gpu::new()?));
+    let long = LONG.map(|test| trial(test).with_ignored_flag(true));
     let host = Trial::test("golden::the_host_refuses_what_it_can_know_in_the_same_words", || {
         golden::the_host_refuses_what_it_can_know_in_the_same_words();
         Ok(())
     });
-    let trials = TESTS.map(trial).into_iter().chain([host]);
+    let trials =
+        TESTS.map(|test| trial(test).with_ignored_flag(missing.is_some())).into_iter().chain(long).chain([host]);
     let conclusion = libtest_mimic::run(&arguments, trials.collect());
     match missing {
         Some(_) if required.is_some() && !arguments.list => ExitCode::from(77),

@@ -6,15 +6,15 @@ use kvcache_op::cuda::{Finding, Status};
 use kvcache_testing::random::{Plan, Unstructured};
 use libtest_mimic::Failed;
 
-use crate::call::{How, Uploaded};
+use crate::call::{CallOptions, Uploaded};
 use crate::device::{Gpu, UNTOUCHED};
 use crate::golden::{cases, left_to_device};
 use crate::oracle::{difference, expected, slot};
 
 /// Makes a call on the device and compares it with the oracle: outputs, state, and the status.
 fn agrees_with_oracle(gpu: &Gpu, call: &Call) -> Result<Option<Status>, String> {
-    let how = How::default();
-    let after = Uploaded::new(gpu, call, how).and_then(|uploaded| uploaded.after(gpu, call, how));
+    let options = CallOptions::default();
+    let after = Uploaded::new(gpu, call, options).and_then(|uploaded| uploaded.after(call));
     let (after, status) = (after.map_err(|error| error.to_string())?, gpu.status.take());
     let (expected, findings) = expected(call);
     if !status.map_or(findings.is_empty(), |status| findings.contains(&status)) {
@@ -98,7 +98,7 @@ pub fn keeps_the_first_finding(gpu: &Gpu) -> Result<(), Failed> {
     let cases = cases(Suite::KeyValueCache)?;
     let case = cases.iter().find(|case| case.name.starts_with("refuse-page-range"));
     let mut call = case.ok_or("there is no golden case of a page out of range")?.call(0);
-    let run = |call: &Call| Uploaded::new(gpu, call, How::default())?.run(gpu, call, How::default());
+    let run = |call: &Call| Uploaded::new(gpu, call, CallOptions::default())?.run(call);
     run(&call)?;
     let first = gpu.status.get().ok_or("nothing was found")?;
     assert_eq!(first.finding, Finding::Slot);
@@ -136,7 +136,7 @@ pub fn attention_that_the_host_cannot_refuse(gpu: &Gpu) -> Result<(), Failed> {
         let mut values = tensor.indices();
         change(&mut values);
         *tensor = Tensor::of_indices(&values, tensor.shape());
-        let outputs = Uploaded::new(gpu, &call, How::default())?.run(gpu, &call, How::default())?;
+        let outputs = Uploaded::new(gpu, &call, CallOptions::default())?.run(&call)?;
         let status = gpu.status.take().ok_or(format!("{name}: nothing was found"))?;
         assert_eq!(status.finding, finding, "{name}");
         let untouched = outputs[0].bytes().iter().all(|&byte| byte == UNTOUCHED);

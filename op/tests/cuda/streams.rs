@@ -12,7 +12,7 @@ use kvcache_op::schema::TypeCombination;
 use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache};
 use libtest_mimic::Failed;
 
-use crate::call::{Checked, How, Uploaded, written};
+use crate::call::{CallOptions, Checked, Uploaded, written};
 use crate::device::{Buffer, Gpu};
 use crate::graphs::{self, step};
 use crate::oracle;
@@ -60,7 +60,7 @@ pub fn contexts_come_and_go(_: &Gpu) -> Result<(), Failed> {
     for _ in 0..3 {
         for context in [kvcache_op::cuda::primary_context(0)?, CudaContext::new_non_primary(0, 0)?] {
             let (gpu, call) = (Gpu::in_context(context)?, small_call());
-            let after = Uploaded::new(&gpu, &call, How::default())?.after(&gpu, &call, How::default())?;
+            let after = Uploaded::new(&gpu, &call, CallOptions::default())?.after(&call)?;
             gpu.nothing_found()?;
             assert_eq!(oracle::difference(&call, after, oracle::expected(&call).0), None);
         }
@@ -97,11 +97,11 @@ pub fn the_current_context_stays(gpu: &Gpu) -> Result<(), Failed> {
 
 pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     let call = small_call();
-    let (uploaded, (after, _)) = (Uploaded::new(gpu, &call, How::default())?, oracle::expected(&call));
+    let (uploaded, (after, _)) = (Uploaded::new(gpu, &call, CallOptions::default())?, oracle::expected(&call));
     let outputs = graphs::outputs(gpu, call.t1(), after["key"].shape()[0])?;
     let status = Buffer::of(gpu, &Tensor::of_indices(&[0], &[1]), 0)?;
     gpu.stream.synchronize()?;
-    let Checked::Stores(checked) = uploaded.check(gpu, &call, None)? else { unreachable!("it stores") };
+    let Checked::Stores(checked) = uploaded.check(&call, None)? else { unreachable!("it stores") };
     let (outputs_at, status_at) = (written(gpu, &outputs), status.address(gpu));
 
     gpu.context.bind_to_thread()?;

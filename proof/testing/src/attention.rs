@@ -46,6 +46,10 @@ pub struct Part {
     pub decoding: bool,
 }
 
+/// Makes a call of attention with these attributes, these inputs, and cache and scale, if there are any: gives
+/// `attn_output`.
+pub type Attend<'a> = dyn FnMut(&CacheAttentionAttributes, &Tensors, [Option<&mut Tensor>; 2]) -> Tensor + 'a;
+
 /// The tensors whose numbers are a sequence's own.
 #[derive(Clone, Copy)]
 enum Of {
@@ -120,6 +124,15 @@ impl Model {
 
     /// Makes the calls, in which sequences grow by their parts; returns the rows of each sequence, one after the other.
     pub fn run(&self, kernel: &dyn AttentionKernel, placement: &Placement, calls: &[Vec<Part>]) -> Vec<Vec<u8>> {
+        self.run_with(
+            &mut |attributes, inputs, state| attend(attributes, inputs, state, Some(kernel), None, &Serial),
+            placement,
+            calls,
+        )
+    }
+
+    /// Makes the calls, which attend so.
+    pub fn run_with(&self, attend: &mut Attend<'_>, placement: &Placement, calls: &[Vec<Part>]) -> Vec<Vec<u8>> {
         let count = calls.iter().flatten().map(|part| part.sequence + 1).max().unwrap_or_default();
         let mut ends = vec![0; count];
         calls.iter().flatten().for_each(|part| ends[part.sequence] += part.tokens);
@@ -128,7 +141,7 @@ impl Model {
         for parts in calls {
             let mut parts = parts.clone();
             parts.sort_by_key(|part| !part.decoding);
-            let output = sequences.attend(kernel, &parts, &Serial);
+            let output = sequences.call(&parts, attend, true);
             let row = output.bytes().len() / output.shape()[0].max(1);
             let mut bytes = output.bytes();
             for part in parts {
@@ -244,12 +257,20 @@ impl<'a> Sequences<'a> {
     /// Stores tokens of each sequence, which nothing attends to yet.
     pub fn store(&mut self, tokens: &[usize]) {
         let part = |(sequence, &tokens)| Part { sequence, tokens, decoding: false };
-        self.call(&tokens.iter().enumerate().map(part).collect::<Vec<_>>(), None, None, &Serial);
+        self.call(
+            &tokens.iter().enumerate().map(part).collect::<Vec<_>>(),
+            &mut |attributes, inputs, state| attend(attributes, inputs, state, None, None, &Serial),
+            false,
+        );
     }
 
     /// Makes a call; returns `attn_output`.
     pub fn attend(&mut self, kernel: &dyn AttentionKernel, parts: &[Part], workers: &dyn Workers) -> Tensor {
-        self.call(parts, Some(kernel), None, workers)
+        self.call(
+            parts,
+            &mut |attributes, inputs, state| attend(attributes, inputs, state, Some(kernel), None, workers),
+            true,
+        )
     }
 
     /// Makes a call; returns `attn_output` and `attention_mass`.
@@ -261,27 +282,24 @@ impl<'a> Sequences<'a> {
     ) -> (Tensor, Vec<f32>) {
         let rows: usize = parts.iter().map(|part| self.sequences[part.sequence].len + part.tokens).sum();
         let mut mass = vec![MaybeUninit::new(-7.0); rows * self.model.attention.num_heads as usize];
-        let output = self.call(parts, Some(kernel), Some(&mut mass), workers);
+        let output = self.call(
+            parts,
+            &mut |attributes, inputs, state| attend(attributes, inputs, state, Some(kernel), Some(&mut mass), workers),
+            false,
+        );
         // SAFETY: every element was initialized above.
         (output, mass.into_iter().map(|sum| unsafe { sum.assume_init() }).collect())
     }
 
-    fn call(
-        &mut self,
-        parts: &[Part],
-        kernel: Option<&dyn AttentionKernel>,
-        mass: Option<&mut [MaybeUninit<f32>]>,
-        workers: &dyn Workers,
-    ) -> Tensor {
+    /// Makes a call, and compares it with a call over packed keys and values.
+    fn call(&mut self, parts: &[Part], attend: &mut Attend<'_>, compares: bool) -> Tensor {
         let inputs = self.inputs(parts);
-        let is_alone = mass.is_none();
-        let state = [Some(&mut self.cache), self.scale.as_mut()];
-        let output = attend(&self.attributes, &inputs, state, kernel, mass, workers);
+        let output = attend(&self.attributes, &inputs, [Some(&mut self.cache), self.scale.as_mut()]);
         // A quantized value is code times scale, whose product `KeyValueCache` rounds, and attention need not.
-        if let (Some(kernel), None, true) = (kernel, self.model.types.t3, is_alone) {
+        if compares && self.model.types.t3.is_none() {
             let mut packed = inputs.clone();
             packed.extend(["key", "value"].into_iter().zip(self.load(&inputs)));
-            let over_packed = attend(&self.attributes, &packed, [None, None], Some(kernel), None, workers);
+            let over_packed = attend(&self.attributes, &packed, [None, None]);
             assert!(over_packed == output, "MultiHeadAttention over what the cache holds gives other bits");
         }
         parts.iter().for_each(|part| self.sequences[part.sequence].len += part.tokens);

@@ -1,7 +1,6 @@
 //! Random legal calls of the [conformance kit's](kvcache_conformance::random) generator.
 
-use kvcache_conformance::random::index_inputs;
-pub use kvcache_conformance::random::{Plan, Unstructured, static_call};
+pub use kvcache_conformance::random::{Plan, Unstructured, index_inputs, static_call};
 use kvcache_conformance::{Call, Case, Implementation, Operator, Tensor};
 use kvcache_schema::ElementType;
 

@@ -2,9 +2,10 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
+use kvcache_emulation_ptx::Emulation;
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUdevice_attribute, CUresult};
 
-use crate::state::{CURRENT, Out, current, driver};
+use crate::state::{CURRENT, Out, current, driver, lock};
 
 const NAME: &[u8] = b"CUDA on the CPU\0";
 const ERROR: &std::ffi::CStr = c"an error of the driver on the CPU";
@@ -71,8 +72,11 @@ extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, _device: c_int) -> 
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute: CUdevice_attribute, _device: c_int) -> CUresult {
+    let emulation = || current().ok().and_then(|context| Some(lock().contexts.get(&context)?.emulation));
     value.put(match attribute {
-        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 2,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => {
+            emulation().unwrap_or_default().multiprocessors.cast_signed()
+        }
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 7,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 5,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED => 1,
@@ -85,8 +89,7 @@ extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute: CUdevice_attrib
 extern "C" fn cuDevicePrimaryCtxRetain(context: Out<usize>, _device: c_int) -> CUresult {
     driver(|state| {
         if state.retained == 0 {
-            let id = state.new_handle();
-            state.contexts.insert(PRIMARY, id);
+            state.create(PRIMARY);
         }
         state.retained += 1;
         context.put(PRIMARY);
@@ -123,7 +126,7 @@ extern "C" fn cuCtxCreate_v4(
 ) -> CUresult {
     driver(|state| {
         let new = state.new_handle();
-        state.contexts.insert(new, new);
+        state.create(new);
         CURRENT.with_borrow_mut(|stack| stack.push(new));
         context.put(new);
         Ok(())
@@ -181,8 +184,7 @@ extern "C" fn cuCtxPopCurrent_v2(context: Out<usize>) -> CUresult {
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxGetId(context: usize, id: Out<c_ulonglong>) -> CUresult {
     driver(|state| {
-        let unique = state.contexts.get(&context).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
-        id.put(*unique as c_ulonglong);
+        id.put(state.context(context)?.id as c_ulonglong);
         Ok(())
     })
 }
@@ -201,5 +203,15 @@ extern "C" fn cuCtxSynchronize() -> CUresult {
     driver(|state| {
         current()?;
         state.not_captured()
+    })
+}
+
+/// Says how the device of a context is emulated. Its multiprocessors are asked for by the first launch, and its modules
+/// are read when they are loaded. No function of a real driver.
+#[unsafe(no_mangle)]
+extern "C" fn kvcache_emulate(context: usize, emulation: &Emulation) -> CUresult {
+    driver(|state| {
+        state.context(context)?.emulation = *emulation;
+        Ok(())
     })
 }

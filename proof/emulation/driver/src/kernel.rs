@@ -1,14 +1,15 @@
 //! Modules, kernels and launches.
 
-use std::ffi::{c_char, c_uint, c_void};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CString, c_char, c_uint, c_void};
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use kvcache_emulation_ptx::{Access, Freedom, Memory, Order, Shape, kernels};
+use kvcache_emulation_ptx::{Cost, Emulation, PtxError, Shape, kernels};
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUjit_option, CUresult};
 
 use crate::memory::copy;
-use crate::state::{Function, LoadedModule, Node, Out, State, context_of, current, driver, text};
+use crate::state::{Function, Kernels, LoadedModule, Node, Out, context_of, current, driver, lock, text};
 
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleLoadDataEx(
@@ -18,19 +19,45 @@ extern "C" fn cuModuleLoadDataEx(
     _options: *mut CUjit_option,
     _values: *mut *mut c_void,
 ) -> CUresult {
-    driver(|state| {
-        let context = current()?;
+    let mut emulated = Emulation::default();
+    let asked = driver(|state| {
         state.not_captured()?;
-        let kernels = kernels(text(image), Freedom::default()).map_err(|error| {
+        emulated = state.context(current()?)?.emulation;
+        Ok(())
+    });
+    if asked != CUresult::CUDA_SUCCESS {
+        return asked;
+    }
+    // SAFETY: `Emulation` says how long its texts live.
+    let ptx = unsafe { emulated.ptx(text(image)) };
+    let kernels = match decoded(ptx, emulated.canonical_neg) {
+        Ok(kernels) => kernels,
+        Err(error) => {
             eprintln!("CUDA on the CPU: {error}");
-            CUresult::CUDA_ERROR_INVALID_PTX
-        })?;
-        let kernels = kernels.into_iter().map(|(name, code)| (name, Arc::new(code))).collect();
-        let new = state.new_handle();
+            return CUresult::CUDA_ERROR_INVALID_PTX;
+        }
+    };
+    driver(|state| {
+        let (context, new) = (current()?, state.new_handle());
         state.modules.insert(new, LoadedModule { context, kernels });
         module.put(new);
         Ok(())
     })
+}
+
+/// The kernels of a module, which each context loads, but one thread of all has read.
+fn decoded(ptx: &str, canonical_neg: bool) -> Result<Kernels, PtxError> {
+    type Known = HashMap<(String, bool), Kernels>;
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (ptx.to_owned(), canonical_neg);
+    if let Some(kernels) = known().get(&key) {
+        return Ok(Arc::clone(kernels));
+    }
+    let kernels = kernels(ptx, canonical_neg)?.into_iter().map(|(name, code)| (name, Arc::new(code)));
+    let kernels = Arc::new(kernels.collect::<BTreeMap<_, _>>());
+    known().insert(key, Arc::clone(&kernels));
+    Ok(kernels)
 }
 
 #[unsafe(no_mangle)]
@@ -68,7 +95,8 @@ extern "C" fn cuLaunchKernel(
     parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> CUresult {
-    driver(|state| {
+    let mut launch = None;
+    let prepared = driver(|state| {
         let Function { context, code } = state.functions.get(&function).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         if current()? != *context || context_of(state, stream)? != *context {
             return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
@@ -86,24 +114,42 @@ extern "C" fn cuLaunchKernel(
                 capture.nodes.push(node);
                 Ok(())
             }
-            None => run(state, &node),
+            None => {
+                launch = Some((*context, node));
+                Ok(())
+            }
         }
-    })
+    });
+    launch.map_or(prepared, |(context, node)| run(context, &node).err().unwrap_or(prepared))
 }
 
-/// Runs a node. A launch may access all allocations.
-pub(crate) fn run(state: &mut State, node: &Node) -> Result<(), CUresult> {
-    let (code, shape) = match node {
-        &Node::Copy { to, from, len } => return copy(state, to, from, len),
-        Node::Launch { code, grid, block, parameters } => {
-            (code, Shape { grid: *grid, block: *block, parameters, order: Order::Forward, counts: false })
-        }
+/// Runs a node. A launch has the lock at its beginning and its end alone, so that launches of several threads run at
+/// once.
+pub(crate) fn run(context: usize, node: &Node) -> Result<(), CUresult> {
+    let mut state = lock();
+    let (code, grid, block, parameters) = match node {
+        &Node::Copy { to, from, len } => return copy(&mut state, to, from, len),
+        Node::Launch { code, grid, block, parameters } => (code, *grid, *block, parameters),
     };
-    let memory = Memory::new(state.memory.values().map(|memory| memory.0.region(Access::Any)));
-    // SAFETY: the regions are allocations that live, and are used under the driver's lock.
-    unsafe { kvcache_emulation_ptx::run(code, &memory, shape) }.map(drop).map_err(|fault| {
-        eprintln!("CUDA on the CPU: {fault}");
-        state.fault = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-    })
+    let emulation = state.context(context)?.emulation;
+    let (memory, allocations) = state.memory_of(context);
+    drop(state);
+    let shape = Shape { grid, block, parameters, order: emulation.order, counts: emulation.counts };
+    // SAFETY: the regions are in `allocations`, which live.
+    let done = unsafe { kvcache_emulation_ptx::run(code, &memory, shape) };
+    drop(allocations);
+    match (done, emulation.launched) {
+        (Ok(counts), Some(launched)) => {
+            let kernel = CString::new(code.kernel.as_str()).unwrap_or_default();
+            launched(kernel.as_ptr(), &Cost::from(&counts));
+        }
+        (Ok(_), None) => (),
+        (Err(fault), _) => {
+            eprintln!("CUDA on the CPU: {fault}");
+            let error = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+            lock().context(context)?.fault = Some(error);
+            return Err(error);
+        }
+    }
+    Ok(())
 }

@@ -1,42 +1,40 @@
 //! Device memory and page-locked host memory.
 
 use std::ffi::{c_uchar, c_uint, c_void};
-use std::slice;
+use std::sync::Arc;
+use std::{ptr, slice};
 
-use kvcache_emulation_ptx::DeviceMemory;
-use kvcache_kernels::cuda::cudarc::driver::sys::{CUDA_MEMCPY2D, CUresult};
+use kvcache_emulation_ptx::{Access, DeviceMemory};
+use kvcache_kernels::cuda::cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemAccess_flags, CUmemAccessDesc, CUresult};
 
-use crate::state::{Memory, Node, Out, State, context_of, current, driver};
+use crate::state::{Allocation, Node, Out, State, context_of, current, driver};
+
+/// The allocation that has these bytes.
+fn find(state: &mut State, address: u64, len: usize) -> Result<&mut Allocation, CUresult> {
+    let found = state.memory.range_mut(..=address).next_back();
+    let (start, allocation) = found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let rest = allocation.memory.bytes().len().checked_sub((address - start) as usize);
+    rest.filter(|&rest| rest >= len).map(|_| allocation).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
 
 /// The bytes of an allocation.
 fn find_mut(state: &mut State, address: u64, len: usize) -> Result<&mut [u8], CUresult> {
     if len == 0 {
         return Ok(&mut []);
     }
-    let found = state.memory.range_mut(..=address).next_back();
-    let (start, memory) = found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let offset = (address - start) as usize;
-    memory
-        .0
-        .bytes_mut()
-        .get_mut(offset..)
-        .and_then(|rest| rest.get_mut(..len))
-        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+    find(state, address, len)?;
+    // SAFETY: the bytes are in an allocation of the state, which is borrowed as long. A launch that is running uses them
+    // only where its user has not waited for it.
+    Ok(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address as usize), len) })
 }
 
-fn allocate(state: &mut State, address: Out<u64>, len: usize) -> Result<(), CUresult> {
-    state.not_captured()?;
-    allocate_in_order(state, address, len)
-}
-
-/// Allocates in a stream's order, which may be captured: the memory is then the graph's.
-fn allocate_in_order(state: &mut State, address: Out<u64>, len: usize) -> Result<(), CUresult> {
+fn allocate(state: &mut State, context: usize, address: Out<u64>, len: usize, access: Access) -> Result<(), CUresult> {
     if len == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    let memory = DeviceMemory::new(len, 0);
+    let memory = Arc::new(DeviceMemory::new(len));
     let at = memory.address();
-    state.memory.insert(at, Memory(memory));
+    state.memory.insert(at, Allocation { access: vec![memory.region(access)], memory, context });
     address.put(at);
     Ok(())
 }
@@ -78,8 +76,27 @@ pub(crate) fn copy(state: &mut State, to: u64, from: u64, len: usize) -> Result<
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAllocAsync(address: Out<u64>, len: usize, stream: usize) -> CUresult {
     driver(|state| {
-        context_of(state, stream)?;
-        allocate_in_order(state, address, len)
+        // In a stream's order, which may be captured: the memory is then the graph's.
+        let context = context_of(state, stream)?;
+        allocate(state, context, address, len, Access::Any)
+    })
+}
+
+/// Says what launches may do with a part of an allocation; they may no more access what no call has named. A real driver
+/// does so for memory that is mapped.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemSetAccess(address: u64, len: usize, description: *const CUmemAccessDesc, _count: usize) -> CUresult {
+    // SAFETY: the driver API requires a pointer to a description that is valid for this read.
+    let access = match unsafe { (*description).flags } {
+        CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ => Access::Read,
+        CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => Access::Write,
+        _ => return CUresult::CUDA_ERROR_INVALID_VALUE,
+    };
+    driver(|state| {
+        let regions = &mut find(state, address, len)?.access;
+        regions.retain(|&(start, _, access)| access != Access::Any && start != address);
+        regions.push((address, len, access));
+        Ok(())
     })
 }
 
@@ -109,17 +126,17 @@ extern "C" fn cuMemPoolSetAttribute(pool: usize, _attribute: c_uint, _value: *mu
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAllocFromPoolAsync(address: Out<u64>, len: usize, pool: usize, stream: usize) -> CUresult {
     driver(|state| {
-        context_of(state, stream)?;
         state.pools.get(&pool).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        allocate_in_order(state, address, len)
+        let context = context_of(state, stream)?;
+        allocate(state, context, address, len, Access::Any)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAlloc_v2(address: Out<u64>, len: usize) -> CUresult {
     driver(|state| {
-        current()?;
-        allocate(state, address, len)
+        state.not_captured()?;
+        allocate(state, current()?, address, len, Access::Any)
     })
 }
 
@@ -140,8 +157,9 @@ extern "C" fn cuMemFree_v2(address: u64) -> CUresult {
 #[unsafe(no_mangle)]
 extern "C" fn cuMemHostAlloc(address: Out<u64>, len: usize, _flags: c_uint) -> CUresult {
     driver(|state| {
-        current()?;
-        allocate(state, address, len)
+        state.not_captured()?;
+        // Of page-locked memory launches access status words alone.
+        allocate(state, current()?, address, len, Access::Atomic)
     })
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use kvcache_emulation_ptx::{Code, DeviceMemory};
+use kvcache_emulation_ptx::{Access, Code, DeviceMemory, Emulation, Memory};
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 
 /// Everything that has a handle. Handles are never reused, but for the primary context's.
@@ -14,17 +14,32 @@ pub(crate) struct State {
     last: usize,
     /// How often the primary context has been retained and not released.
     pub(crate) retained: usize,
-    /// Living contexts by handle, each with its unique id.
-    pub(crate) contexts: BTreeMap<usize, usize>,
+    /// Living contexts by handle.
+    pub(crate) contexts: BTreeMap<usize, Context>,
     pub(crate) streams: BTreeMap<usize, Stream>,
     pub(crate) modules: BTreeMap<usize, LoadedModule>,
     pub(crate) functions: BTreeMap<usize, Function>,
     pub(crate) graphs: BTreeMap<usize, Vec<Node>>,
     pub(crate) pools: BTreeSet<usize>,
     /// By address.
-    pub(crate) memory: BTreeMap<u64, Memory>,
-    /// The error of a launch that has faulted. As with a real driver, every later call returns it.
+    pub(crate) memory: BTreeMap<u64, Allocation>,
+}
+
+#[derive(Default)]
+pub(crate) struct Context {
+    /// Is never used again.
+    pub(crate) id: usize,
+    pub(crate) emulation: Emulation,
+    /// The error of a launch that has faulted. As with a real driver, every later call of the context returns it.
     pub(crate) fault: Option<CUresult>,
+}
+
+pub(crate) struct Allocation {
+    pub(crate) context: usize,
+    /// Shared with the launches that are running.
+    pub(crate) memory: Arc<DeviceMemory>,
+    /// The regions that launches may access.
+    pub(crate) access: Vec<(u64, usize, Access)>,
 }
 
 pub(crate) struct Stream {
@@ -38,9 +53,12 @@ pub(crate) struct Capture {
     pub(crate) invalidated: bool,
 }
 
+/// The kernels of a module by name.
+pub(crate) type Kernels = Arc<BTreeMap<String, Arc<Code>>>;
+
 pub(crate) struct LoadedModule {
     pub(crate) context: usize,
-    pub(crate) kernels: BTreeMap<String, Arc<Code>>,
+    pub(crate) kernels: Kernels,
 }
 
 pub(crate) struct Function {
@@ -54,16 +72,28 @@ pub(crate) enum Node {
     Copy { to: u64, from: u64, len: usize },
 }
 
-pub(crate) struct Memory(pub(crate) DeviceMemory);
-
-// SAFETY: a DeviceMemory owns its allocation, which any thread may access, here under the driver's lock.
-unsafe impl Send for Memory {}
-
 impl State {
     pub(crate) fn new_handle(&mut self) -> usize {
         // 0 to 2 are the default streams.
         self.last = self.last.max(0x1000) + 0x10;
         self.last
+    }
+
+    /// Makes a context with this handle.
+    pub(crate) fn create(&mut self, context: usize) {
+        let id = self.new_handle();
+        self.contexts.insert(context, Context { id, ..Context::default() });
+    }
+
+    pub(crate) fn context(&mut self, context: usize) -> Result<&mut Context, CUresult> {
+        self.contexts.get_mut(&context).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+    }
+
+    /// What a launch of a context may access, and the allocations, which live as long.
+    pub(crate) fn memory_of(&self, context: usize) -> (Memory, Vec<Arc<DeviceMemory>>) {
+        let allocations = || self.memory.values().filter(|allocation| allocation.context == context);
+        let regions = allocations().flat_map(|allocation| allocation.access.iter().copied());
+        (Memory::new(regions), allocations().map(|allocation| Arc::clone(&allocation.memory)).collect())
     }
 
     /// Destroys a context, and the modules that it has loaded.
@@ -108,16 +138,17 @@ pub(crate) fn context_of(state: &State, stream: usize) -> Result<usize, CUresult
     }
 }
 
-/// Runs a function of the driver API on the state, unless a launch has faulted.
+/// Runs a function of the driver API on the state, unless a launch of the current context has faulted.
 pub(crate) fn driver(f: impl FnOnce(&mut State) -> Result<(), CUresult>) -> CUresult {
     let mut state = lock();
-    if let Some(fault) = state.fault {
+    let context = current().ok().and_then(|context| state.contexts.get(&context));
+    if let Some(fault) = context.and_then(|context| context.fault) {
         return fault;
     }
     f(&mut state).err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
-fn lock() -> MutexGuard<'static, State> {
+pub(crate) fn lock() -> MutexGuard<'static, State> {
     static DRIVER: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
     DRIVER.lock().unwrap_or_else(PoisonError::into_inner)
 }

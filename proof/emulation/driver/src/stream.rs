@@ -140,11 +140,14 @@ extern "C" fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, 
 
 #[unsafe(no_mangle)]
 extern "C" fn cuGraphLaunch(executable: usize, stream: usize) -> CUresult {
-    driver(|state| {
-        context_of(state, stream)?;
+    let mut launched = None;
+    let prepared = driver(|state| {
         let nodes = state.graphs.get(&executable).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        nodes.iter().try_for_each(|node| run(state, node))
-    })
+        launched = Some((context_of(state, stream)?, nodes));
+        Ok(())
+    });
+    launched
+        .map_or(prepared, |(context, nodes)| nodes.iter().find_map(|node| run(context, node).err()).unwrap_or(prepared))
 }
 
 #[unsafe(no_mangle)]

@@ -11,15 +11,6 @@ pub(crate) type Lanes = [u64; 32];
 /// Computes a register of up to four others.
 pub(crate) type Compute = Box<dyn Fn(&mut Lanes, [&Lanes; 4]) + Send + Sync>;
 
-/// What may differ from one GPU to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Freedom {
-    /// Units in the last place that `rcp.approx` is off, -1 to 1.
-    pub reciprocal: i32,
-    /// Whether `neg` of a NaN gives the canonical NaN, not that with the other sign.
-    pub canonical_neg: bool,
-}
-
 /// A type of PTX: its kind (`u`, `s`, `b`, `f`, or `p` for a predicate) and its bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Type {
@@ -110,8 +101,9 @@ fn toward_zero(x: f32) -> u64 {
     bits - u64::from(f16::from_bits(bits as u16).to_f32().abs() > x.abs())
 }
 
-/// What an instruction of this name computes; `None` if it is not known.
-pub(crate) fn compute(name: &str, freedom: Freedom) -> Option<Compute> {
+/// What an instruction of this name computes; `None` if it is not known. `canonical_neg`: see
+/// [`Emulation`](crate::Emulation).
+pub(crate) fn compute(name: &str, canonical_neg: bool) -> Option<Compute> {
     let parts: Vec<_> = name.split('.').collect();
     match parts[..] {
         ["add", "rn", "f16x2"] => return Some(halves(|a, b| a + b)),
@@ -208,21 +200,8 @@ pub(crate) fn compute(name: &str, freedom: Freedom) -> Option<Compute> {
         (["fma", "rn"], 'f', 32) => float(|a, b, c| odd_sum(f64::from(a) * f64::from(b), c.into()) as f32),
         (["div", "rn"], 'f', 32) => float(|a, b, _| a / b),
         (["rcp", "rn"], 'f', 32) => float(|a, _, _| 1.0 / a),
-        (["rcp", "approx", "ftz"], 'f', 32) => float(move |a, _, _| {
-            let a = if a.is_subnormal() { 0f32.copysign(a) } else { a };
-            match 1.0 / a {
-                exact if exact.is_subnormal() => 0f32.copysign(exact),
-                exact if exact.is_normal() && a.is_normal() => {
-                    f32::from_bits(exact.to_bits().wrapping_add_signed(freedom.reciprocal))
-                }
-                exact => exact,
-            }
-        }),
         (["abs"], 'f', 32) => one(|a| a & 0x7fff_ffff),
-        (["neg"], 'f', 32) => {
-            let canonical = freedom.canonical_neg;
-            one(move |a| if canonical && f(a).is_nan() { 0x7fff_ffff } else { a ^ 0x8000_0000 })
-        }
+        (["neg"], 'f', 32) => one(move |a| if canonical_neg && f(a).is_nan() { 0x7fff_ffff } else { a ^ 0x8000_0000 }),
 
         (["cvt", "f32"], 'f', 16) => float16_to_float32(),
         (["cvt", "rn", "f16"], 'f', 32) => one(|a| nearest(f(a))),

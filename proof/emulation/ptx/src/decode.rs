@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use crate::arithmetic::{Compute, Freedom, Lanes, Type, compute};
+use crate::arithmetic::{Compute, Lanes, Type, compute};
 use crate::text::{Function, PtxError, Statement, Text, error, read};
 
 /// A register, or a constant: see [`CONSTANT`].
@@ -69,7 +69,7 @@ pub(crate) struct Instruction {
 /// A kernel that can be run.
 #[derive(Default)]
 pub struct Code {
-    pub(crate) kernel: String,
+    pub kernel: String,
     pub(crate) instructions: Vec<Instruction>,
     pub(crate) names: Vec<String>,
     /// The names of registers.
@@ -85,14 +85,16 @@ impl fmt::Debug for Code {
     }
 }
 
-/// Reads a module: its kernels by name.
+/// Reads a module: its kernels by name. `canonical_neg`: see [`Emulation`](crate::Emulation).
 ///
 /// # Errors
 /// [`PtxError`], as for an opcode that is not known.
-pub fn kernels(ptx: &str, freedom: Freedom) -> Result<BTreeMap<String, Code>, PtxError> {
+pub fn kernels(ptx: &str, canonical_neg: bool) -> Result<BTreeMap<String, Code>, PtxError> {
     let text = read(ptx)?;
     let entries = text.functions.iter().filter(|(_, function)| function.is_entry);
-    entries.map(|(name, function)| Ok((name.clone(), Decoder::new(&text, freedom).kernel(name, function)?))).collect()
+    entries
+        .map(|(name, function)| Ok((name.clone(), Decoder::new(&text, canonical_neg).kernel(name, function)?)))
+        .collect()
 }
 
 /// With a message, to which the statement and its line are added.
@@ -105,7 +107,7 @@ fn known<T>(value: Option<T>) -> Decoded<T> {
 
 struct Decoder<'a> {
     text: &'a Text,
-    freedom: Freedom,
+    canonical_neg: bool,
     code: Code,
     /// Registers by name, those of the innermost scope last.
     scopes: Vec<HashMap<String, Register>>,
@@ -128,10 +130,10 @@ struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    fn new(text: &'a Text, freedom: Freedom) -> Self {
+    fn new(text: &'a Text, canonical_neg: bool) -> Self {
         Self {
             text,
-            freedom,
+            canonical_neg,
             code: Code::default(),
             scopes: vec![HashMap::new()],
             constants: HashMap::new(),
@@ -216,7 +218,7 @@ impl<'a> Decoder<'a> {
 
     /// Adds what an instruction of this name computes.
     fn compute(&mut self, name: &str, to: &str, from: &[Register]) -> Decoded {
-        let computed = known(compute(name, self.freedom))?;
+        let computed = known(compute(name, self.canonical_neg))?;
         let mut sources = [self.constant(0); 4];
         sources.get_mut(..from.len()).ok_or("too many operands")?.copy_from_slice(from);
         let to = self.register(to)?;

@@ -8,27 +8,21 @@
 //! instructions, sectors of global memory and passes over the banks of shared memory. It shows nothing of the driver's
 //! compiler, of the order in which a GPU makes one thread's accesses visible to others, and of time.
 //!
-//! [`EmulatedCuda`] is a [`Kernel`](kvcache_kernels::Kernel) and [`EmulatedAttention`] an
-//! [`AttentionKernel`](kvcache_attention::AttentionKernel); both are tested like the CPU's. A [`Mutant`] is a kernel with
-//! one bug, on which the tests must fail: that proves the tests.
+//! The emulated driver runs launches here, as an [`Emulation`] says: in any order, and with any kernel in the place of an
+//! embedded one. Tests must fail on a kernel with a bug: that proves the tests.
 
 #![expect(missing_docs, reason = "only tests read it: what a name says is not said again")]
 
 mod arithmetic;
-mod attention;
 mod decode;
-mod kernel;
+mod emulation;
 mod machine;
 mod memory;
-mod modules;
 mod shadow;
 mod text;
 
-pub use arithmetic::Freedom;
-pub use attention::EmulatedAttention;
 pub use decode::{Code, kernels};
-pub use kernel::EmulatedCuda;
+pub use emulation::{Cost, Emulation};
 pub use machine::{Counts, Fault, Order, Shape, run};
 pub use memory::{Access, DeviceMemory, Memory};
-pub use modules::{Mutant, code, launch};
 pub use text::PtxError;

@@ -25,6 +25,7 @@ const WARP: u32 = 32;
 const MOST_STEPS: u64 = 1 << 26;
 
 /// The order of warps between two barriers, and of a warp's lanes that are at different places.
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     Forward,
@@ -53,22 +54,6 @@ pub struct Counts {
     pub sectors: [u64; 2],
     /// Passes over the banks of shared memory, and how many there would be without conflicts.
     pub passes: [u64; 2],
-}
-
-impl Counts {
-    pub fn add(&mut self, other: &Self) {
-        other
-            .instructions
-            .iter()
-            .for_each(|(name, count)| *self.instructions.entry(name.clone()).or_default() += count);
-        (0..2).for_each(|i| self.sectors[i] += other.sectors[i]);
-        (0..2).for_each(|i| self.passes[i] += other.passes[i]);
-    }
-
-    /// Instructions of warps.
-    pub fn total(&self) -> u64 {
-        self.instructions.values().sum()
-    }
 }
 
 struct Warp {

@@ -1,4 +1,4 @@
-//! Device memory, which is the host's, and which parts of it a launch may access.
+//! Emulated device memory, and the regions that a launch may read or write.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
@@ -53,7 +53,9 @@ impl Memory {
         };
         match (access, how) {
             (Access::Read, Use::Read | Use::ReadOnly) => Ok(false),
-            (Access::Write, Use::Read | Use::Write) | (Access::Atomic, Use::Atomic) | (Access::Any, _) => Ok(true),
+            (Access::Write, Use::Read | Use::ReadOnly | Use::Write)
+            | (Access::Atomic, Use::Atomic)
+            | (Access::Any, _) => Ok(true),
             _ => Err(format!("{how:?} of memory that is for {access:?}")),
         }
     }
@@ -77,44 +79,43 @@ impl Memory {
 
 const ALIGN: usize = 256;
 
-/// An allocation of device memory, `shift` bytes behind an address that is a multiple of 256.
+/// From so many bytes on, the pages of an allocation are made when they are written.
+const SPARSE: usize = 1 << 30;
+
+/// An allocation of device memory, at a multiple of 256 bytes.
 #[derive(Debug)]
 pub struct DeviceMemory {
-    allocation: NonNull<u8>,
+    data: NonNull<u8>,
     layout: Layout,
-    shift: usize,
     len: usize,
 }
 
+// SAFETY: the allocation is owned, and any thread may use it.
+unsafe impl Send for DeviceMemory {}
+// SAFETY: it is accessed through raw pointers only, or through `&mut self`.
+unsafe impl Sync for DeviceMemory {}
+
 impl DeviceMemory {
-    /// Memory of `len` bytes, each of them 0xa5.
-    pub fn new(len: usize, shift: usize) -> Self {
-        let layout = Self::layout_of(shift + len, ALIGN);
-        // SAFETY: the layout has at least one byte: see layout_of.
-        let Some(allocation) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-        // SAFETY: the allocation has `layout.size()` bytes.
-        unsafe { allocation.write_bytes(0xa5, layout.size()) };
-        Self { allocation, layout, shift, len }
+    /// Memory of `len` bytes, each of them 0xa5; zeros, where these are a gigabyte or more.
+    pub fn new(len: usize) -> Self {
+        let sparse = len >= SPARSE;
+        // Zeros that are not written cost no memory only at the allocator's own alignment.
+        let align = if sparse { 16 } else { ALIGN };
+        let layout = Layout::from_size_align(len.max(1), align).unwrap_or_else(|error| panic!("{len} bytes: {error}"));
+        // SAFETY: the layout has at least one byte.
+        let data = unsafe { if sparse { alloc_zeroed(layout) } else { alloc(layout) } };
+        let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
+        if !sparse {
+            // SAFETY: the allocation has `layout.size()` bytes.
+            unsafe { data.write_bytes(0xa5, layout.size()) };
+        }
+        Self { data, layout, len }
     }
 
-    /// Memory of `len` zeros, whose pages are only allocated when they are written. Launches do not check that each
-    /// byte of it is written by one thread only.
-    pub fn sparse(len: usize) -> Self {
-        // The allocator's own alignment: with a larger one it would write the zeros itself.
-        let layout = Self::layout_of(len, 16);
-        // SAFETY: the layout has at least one byte: see layout_of.
-        let Some(allocation) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
-        Self { allocation, layout, shift: 0, len }
-    }
-
-    pub fn of(bytes: &[u8], shift: usize) -> Self {
-        let mut memory = Self::new(bytes.len(), shift);
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut memory = Self::new(bytes.len());
         memory.bytes_mut().copy_from_slice(bytes);
         memory
-    }
-
-    pub fn of_indices(indices: &[i64]) -> Self {
-        Self::of(&indices.iter().flat_map(|index| index.to_ne_bytes()).collect::<Vec<_>>(), 0)
     }
 
     pub fn region(&self, access: Access) -> (u64, usize, Access) {
@@ -122,35 +123,23 @@ impl DeviceMemory {
     }
 
     pub fn address(&self) -> u64 {
-        self.data().as_ptr().expose_provenance() as u64
+        self.data.as_ptr().expose_provenance() as u64
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation has `len` bytes behind the shift, which new and sparse have initialized.
-        unsafe { std::slice::from_raw_parts(self.data().as_ptr(), self.len) }
+        // SAFETY: the allocation has `len` bytes, which `new` has initialized.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.data().as_ptr(), self.len) }
-    }
-
-    fn data(&self) -> NonNull<u8> {
-        // SAFETY: the allocation has at least `shift + len` bytes.
-        unsafe { self.allocation.add(self.shift) }
-    }
-
-    fn layout_of(len: usize, align: usize) -> Layout {
-        match Layout::from_size_align(len.max(1), align) {
-            Ok(layout) => layout,
-            Err(error) => panic!("{len} bytes: {error}"),
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
     }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: `allocation` has been allocated with this layout.
-        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
+        // SAFETY: `data` has been allocated with this layout.
+        unsafe { dealloc(self.data.as_ptr(), self.layout) }
     }
 }

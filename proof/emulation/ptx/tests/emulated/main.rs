@@ -1,10 +1,4 @@
-//! The embedded PTX in its interpreter: against golden cases, the reference kernel, and the rules for kernels.
+//! The interpreter's rules, and functions of the kernels by themselves. The kernels run in the tests of `op`.
 
 mod arithmetic;
-mod attention;
-mod counts;
-mod golden;
-mod large_caches;
-#[cfg(feature = "mutants")]
-mod mutants;
 mod rules;

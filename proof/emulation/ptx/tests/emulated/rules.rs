@@ -1,6 +1,6 @@
 //! What the interpreter finds, and what it allows: small kernels, most of which break one rule.
 
-use kvcache_emulation_ptx::{Access, Counts, DeviceMemory, Fault, Freedom, Memory, Order, Shape, kernels};
+use kvcache_emulation_ptx::{Access, Counts, DeviceMemory, Fault, Memory, Order, Shape, kernels};
 
 /// The words that the kernels read and write.
 const WORDS: usize = 64;
@@ -30,9 +30,9 @@ fn run_in(order: Order, grid: u32, body: &str) -> Result<(Vec<u32>, Counts), Fau
 }}
 "
     );
-    let kernels = kernels(&ptx, Freedom::default()).unwrap_or_else(|error| panic!("{error}\n{ptx}"));
+    let kernels = kernels(&ptx, false).unwrap_or_else(|error| panic!("{error}\n{ptx}"));
     let words: Vec<u8> = (0..WORDS as u32).flat_map(u32::to_le_bytes).collect();
-    let memory = DeviceMemory::of(&words, 0);
+    let memory = DeviceMemory::of(&words);
     let parameters = memory.address().to_le_bytes();
     let shape = Shape { grid, block: 64, parameters: &parameters, order, counts: true };
     let regions = Memory::new([memory.region(Access::Any)]);
@@ -168,8 +168,8 @@ $END: ret;
     { .param .b64 param0; st.param.b64 [param0+0], %rd2; .param .b32 param1; st.param.b32 [param1+0], %r2;
     call.uni twice, (param0, param1); }
 }";
-    let kernel = &kernels(ptx, Freedom::default()).unwrap()["kernel"];
-    let memory = DeviceMemory::of(&[0; 8 * WORDS], 0);
+    let kernel = &kernels(ptx, false).unwrap()["kernel"];
+    let memory = DeviceMemory::of(&[0; 8 * WORDS]);
     let parameters = [&memory.address().to_le_bytes()[..], &100u32.to_le_bytes()].concat();
     let shape = Shape { grid: 1, block: 64, parameters: &parameters, order: Order::Forward, counts: false };
     // SAFETY: the region lives, and nobody else uses it.
@@ -186,7 +186,7 @@ fn unknown_instructions_name_their_line() {
         ("add.cc.s32 %r1, %r1, 1;", "unknown"),
     ] {
         let ptx = format!(".visible .entry kernel()\n{{\n.reg .b32 %r<4>;\n{text}\n}}\n");
-        let error = kernels(&ptx, Freedom::default()).unwrap_err();
+        let error = kernels(&ptx, false).unwrap_err();
         assert!(error.line == 4 && error.message.contains(what), "{error}");
     }
 }

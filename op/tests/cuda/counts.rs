@@ -2,15 +2,22 @@
 //! is no GPU. The table in bench/results/cuda.md has these figures.
 
 use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use kvcache_conformance::random::{Unstructured, index_inputs};
 use kvcache_conformance::{Case, Expected, Implementation, Operator, Step, Tensor};
-use kvcache_emulation_ptx::{Counts, EmulatedAttention, EmulatedCuda};
-use kvcache_schema::ElementType;
+use kvcache_emulation_ptx::{Cost, Emulation};
+use kvcache_op::ElementType;
+use libtest_mimic::Failed;
 
-use crate::golden::Emulated;
+use crate::call::CallOptions;
+use crate::device::Gpu;
+use crate::golden::OnDevice;
+
+/// Bounds with which sequences of several tokens are decoding steps, of several pieces.
+pub const LARGE_BOUNDS: [i64; 2] = [1 << 40; 2];
 
 /// Key heads, and elements of a head.
 const HEADS: usize = 8;
@@ -74,38 +81,47 @@ pub fn case(operator: Operator, t2: ElementType, queries: usize, heads_per_key: 
     }
 }
 
-/// What each kernel does in a call.
-fn counted(case: &Case) -> BTreeMap<&'static str, Counts> {
-    let launched = &*Box::leak(Box::new(Mutex::new(BTreeMap::new())));
-    let device =
-        EmulatedCuda { launched: Some(launched), counts: true, multiprocessors: 132, ..EmulatedCuda::default() };
-    let emulated = Emulated(EmulatedAttention { device, ..EmulatedAttention::default() });
-    emulated.run(case).expect("the case can be run");
-    launched.lock().expect("no launch has panicked").clone()
+static COSTS: Mutex<BTreeMap<String, Cost>> = Mutex::new(BTreeMap::new());
+
+extern "C" fn launched(kernel: *const c_char, cost: &Cost) {
+    // SAFETY: the driver names the kernel.
+    let kernel = unsafe { CStr::from_ptr(kernel) }.to_string_lossy().into_owned();
+    COSTS.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel, *cost);
+}
+
+/// What each kernel costs in a call.
+fn counted(case: &Case) -> Result<BTreeMap<String, Cost>, Failed> {
+    let emulation = Emulation { multiprocessors: 132, counts: true, launched: Some(launched), ..Emulation::default() };
+    let (gpu, bounds) = (&Gpu::emulated(&emulation)?, Some(LARGE_BOUNDS));
+    OnDevice { gpu, options: CallOptions { bounds, ..CallOptions::default() } }.run(case)?;
+    Ok(std::mem::take(&mut *COSTS.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
 /// The rows of the table: what is called, then the figures of a kernel.
-fn rows() -> Vec<(String, [f64; 5])> {
+fn rows() -> Result<Vec<(String, [f64; 5])>, Failed> {
     let mut rows = Vec::new();
     let mut add = |operator, t2: ElementType, queries: usize, heads_per_key: usize, about: &str| {
-        for (kernel, counts) in counted(&case(operator, t2, queries, heads_per_key)) {
-            let kernel = kernel.trim_start_matches("kvcache_").split("_f16").next().unwrap_or(kernel);
+        for (kernel, cost) in counted(&case(operator, t2, queries, heads_per_key))? {
+            let kernel = kernel.trim_start_matches("kvcache_").split("_f16").next().unwrap_or(&kernel);
             // Of the values that a store or a load moves; of the keys, values and scales that attention reads.
             let bytes = match kernel.split('_').next() {
+                // As that of `KeyValueCache`.
+                Some("store") if operator != Operator::KeyValueCache => continue,
                 Some("store") => 4 * queries * HEADS * HEAD_DIM,
                 Some("load") => 4 * KEYS * HEADS * HEAD_DIM,
                 _ if t2 == ElementType::Float16 => 4 * KEYS * HEADS * HEAD_DIM,
                 _ => t2.byte_len(2 * KEYS * HEADS * HEAD_DIM) + 4 * KEYS * HEADS * HEAD_DIM / GROUP,
             };
-            let total = counts.total() as f64;
-            let [sectors, ideal] = counts.sectors.map(|count| count as f64);
-            let [passes, without] = counts.passes.map(|count| count as f64);
+            let total = cost.instructions as f64;
+            let [sectors, ideal] = cost.sectors.map(|count| count as f64);
+            let [passes, without] = cost.passes.map(|count| count as f64);
             let figures = [total, total / bytes as f64, sectors, sectors / ideal, passes / without.max(1.0)];
             rows.push((format!("{about}: `{kernel}`"), figures));
         }
+        Ok::<_, Failed>(())
     };
     for t2 in [ElementType::Float16, ElementType::Int8, ElementType::Int4] {
-        add(Operator::KeyValueCache, t2, 256, 1, &format!("256 of 1,024 tokens, {t2}"));
+        add(Operator::KeyValueCache, t2, 256, 1, &format!("256 of 1,024 tokens, {t2}"))?;
     }
     for (t2, heads) in [
         (ElementType::Float16, 1),
@@ -114,7 +130,7 @@ fn rows() -> Vec<(String, [f64; 5])> {
         (ElementType::Int8, 4),
         (ElementType::Int4, 4),
     ] {
-        add(Operator::MultiHeadCacheAttention, t2, 1, heads, &format!("decode, {t2}, {heads} heads a key head"));
+        add(Operator::MultiHeadCacheAttention, t2, 1, heads, &format!("decode, {t2}, {heads} heads a key head"))?;
     }
     add(
         Operator::MultiHeadCacheAttention,
@@ -122,20 +138,22 @@ fn rows() -> Vec<(String, [f64; 5])> {
         4,
         4,
         "4 of 1,024 tokens, float16, 4 heads a key head",
-    );
-    rows
+    )?;
+    Ok(rows)
 }
 
 /// The committed table is right within 2 %: `make bench-cuda` prints it.
-#[test]
-fn counts_of_the_table() {
-    let rows = rows();
+pub fn table(gpu: &Gpu) -> Result<(), Failed> {
+    if !gpu.is_emulated()? {
+        return Ok(());
+    }
+    let rows = rows()?;
     let table = rows.iter().map(|(about, [total, each, sectors, ideal, passes])| {
         format!("| {about} | {total:.0} | {each:.3} | {sectors:.0} | {ideal:.2} | {passes:.2} |")
     });
     let table: Vec<_> = table.collect();
     println!("{}", table.join("\n"));
-    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bench/results/cuda.md");
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/results/cuda.md");
     let committed = std::fs::read_to_string(committed).expect("the table is there");
     for (about, figures) in &rows {
         let line = committed.lines().find(|line| line.starts_with(&format!("| {about} |"))).unwrap_or_default();
@@ -144,4 +162,5 @@ fn counts_of_the_table() {
         let agrees = told.len() == figures.len() && told.iter().zip(figures).all(near);
         assert!(agrees, "bench/results/cuda.md has other figures than\n{}", table.join("\n"));
     }
+    Ok(())
 }
