@@ -200,7 +200,6 @@ pub(crate) fn compute(name: &str, canonical_neg: bool) -> Option<Compute> {
         (["fma", "rn"], 'f', 32) => float(|a, b, c| odd_sum(f64::from(a) * f64::from(b), c.into()) as f32),
         (["div", "rn"], 'f', 32) => float(|a, b, _| a / b),
         (["rcp", "rn"], 'f', 32) => float(|a, _, _| 1.0 / a),
-        (["abs"], 'f', 32) => one(|a| a & 0x7fff_ffff),
         (["neg"], 'f', 32) => one(move |a| if canonical_neg && f(a).is_nan() { 0x7fff_ffff } else { a ^ 0x8000_0000 }),
 
         (["cvt", "f32"], 'f', 16) => float16_to_float32(),

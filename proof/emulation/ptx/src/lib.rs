@@ -14,6 +14,7 @@
 #![expect(missing_docs, reason = "only tests read it: what a name says is not said again")]
 
 mod arithmetic;
+mod code;
 mod decode;
 mod emulation;
 mod machine;
@@ -21,7 +22,8 @@ mod memory;
 mod shadow;
 mod text;
 
-pub use decode::{Code, kernels};
+pub use code::Code;
+pub use decode::kernels;
 pub use emulation::{Cost, Emulation};
 pub use machine::{Counts, Fault, Order, Shape, run};
 pub use memory::{Access, DeviceMemory, Memory};
