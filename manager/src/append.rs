@@ -3,7 +3,6 @@
 use crate::error::Error;
 use crate::positions::MAX_POSITION;
 use crate::seq_id::SeqId;
-use crate::spec::CacheSpec;
 use crate::state::State;
 
 /// New rows of a sequence.
@@ -79,7 +78,7 @@ impl<'a> Append<'a> {
     }
 
     /// Checks what is the append's own: all but whether there are pages for it.
-    pub(crate) fn check(&self, append: usize, spec: &CacheSpec, state: &State) -> Result<(), Error> {
+    pub(crate) fn check(&self, append: usize, state: &State) -> Result<(), Error> {
         let sequence = state.intact(self.seq)?;
         let n = self.len();
         if n == 0 {
@@ -99,8 +98,8 @@ impl<'a> Append<'a> {
         }
         // Both are positions.
         let kvlen = (sequence.len() + self.seen).saturating_add(n);
-        let (page_size, need) = (spec.page_size(), kvlen.div_ceil(spec.page_size()));
-        match spec.max_pages() {
+        let (page_size, need) = (state.page_size(), kvlen.div_ceil(state.page_size()));
+        match state.spec.max_pages() {
             Some(max_pages) if need > max_pages => {
                 Err(Error::TooManyPages { append, kvlen, page_size, need, max_pages })
             }

@@ -142,7 +142,7 @@ fn check_keys(state: &State, page_size: usize) -> Result<(), Error> {
             continue;
         }
         let (mut key, pages) = (passed.key, &sequence.table()[passed.rows / page_size..]);
-        for (&page, tokens) in pages.iter().zip(state.tokens(sequence, page_size)) {
+        for (&page, tokens) in pages.iter().zip(state.tokens(sequence)) {
             let full = tokens.len() == page_size;
             if full {
                 key = key.followed_by(tokens);

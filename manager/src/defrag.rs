@@ -7,14 +7,14 @@ use kvcache_kernels::RowCopy;
 use crate::cells;
 use crate::seq_id::SeqId;
 use crate::sequence::MemoryLocation;
-use crate::spec::{CacheSpec, Mode};
+use crate::spec::Mode;
 use crate::state::State;
 
 impl State {
     /// Moves rows together by at most `max_moves` copies, which it gives.
-    pub(crate) fn defragment(&mut self, spec: &CacheSpec, max_moves: Option<usize>) -> Vec<RowCopy> {
-        let copies = match spec.mode() {
-            Mode::Paged { .. } => return self.compact(spec, max_moves.unwrap_or(usize::MAX)),
+    pub(crate) fn defragment(&mut self, max_moves: Option<usize>) -> Vec<RowCopy> {
+        let copies = match self.spec.mode() {
+            Mode::Paged { .. } => return self.compact(max_moves.unwrap_or(usize::MAX)),
             Mode::Runs => self.slide_runs(max_moves.unwrap_or(usize::MAX)),
             Mode::Cells => self.fill_holes(max_moves),
         };
@@ -23,8 +23,8 @@ impl State {
     }
 
     /// Moves the highest live page to the lowest free one below it, `pages` times at most. Returns the copies.
-    pub(crate) fn compact(&mut self, spec: &CacheSpec, pages: usize) -> Vec<RowCopy> {
-        let page_size = spec.page_size();
+    pub(crate) fn compact(&mut self, pages: usize) -> Vec<RowCopy> {
+        let page_size = self.page_size();
         let live = (0..self.pages.len() as u32).rev().filter(|&page| self.pages.refcount(page) > 0);
         let pairs = live.zip(self.pages.freed()).take(pages);
         let moves: Vec<(u32, u32)> = pairs.take_while(|(src, dst)| dst < src).collect();

@@ -18,7 +18,7 @@ impl Manager {
     pub(crate) fn key_positions_into(&self, positions: &mut Vec<i64>) {
         positions.clear();
         if self.spec().mode() != Mode::Cells {
-            for entry in &self.plan.entries {
+            for entry in &self.state.plan.entries {
                 positions.extend(self.state.sequences[entry.seq].positions.iter());
             }
         } else if let [written, seen] = *self.tensors.batch.kvstarts.get(1..).unwrap_or_default() {
@@ -46,7 +46,7 @@ impl Manager {
     pub(crate) fn mask_into<T: MaskElement>(&self, spec: &MaskSpec<'_>, mask: &mut [T]) -> Result<(), Error> {
         let (shape, slopes) = (self.mask_shape(spec), spec.slopes());
         let visibility = spec.visibility(self.spec().window(), self.spec().sink());
-        let entries = self.plan.entries.iter().map(|entry| (entry, &self.state.sequences[entry.seq]));
+        let entries = self.state.plan.entries.iter().map(|entry| (entry, &self.state.sequences[entry.seq]));
         match self.spec().mode() {
             Mode::Cells => {
                 let blocks = entries.map(|(entry, sequence)| {

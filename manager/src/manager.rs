@@ -6,11 +6,9 @@ use std::sync::Arc;
 use kvcache_kernels::RowCopy;
 
 use crate::blocks::{Blocks, rows_of_a_block};
-use crate::edit::{ContextShift, Editor};
+use crate::edit::ContextShift;
 use crate::error::Error;
-use crate::journal::Journal;
 use crate::memory::CacheMemory;
-use crate::plan::Plan;
 use crate::seq_id::SeqId;
 use crate::spec::{CacheSpec, Mode};
 use crate::state::{Open, State};
@@ -32,14 +30,10 @@ pub struct Create<'a> {
 /// Ranges of positions may have any bounds: a start below 0 is 0, and an end below 0 is infinity.
 #[derive(Debug, Clone)]
 pub struct Manager {
-    pub(crate) spec: CacheSpec,
     pub(crate) state: State,
     pub(crate) open: Option<Open>,
-    pub(crate) journal: Journal,
-    pub(crate) plan: Plan,
     pub(crate) tensors: Tensors,
     pub(crate) prefix_hits: usize,
-    pub(crate) blocks: Option<Blocks>,
 }
 
 /// A range of positions as the half-open one that it stands for.
@@ -63,16 +57,7 @@ impl Manager {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn new(spec: CacheSpec) -> Result<Self, Error> {
-        Ok(Self {
-            state: State::new(&spec)?,
-            spec,
-            open: None,
-            journal: Journal::default(),
-            plan: Plan::default(),
-            tensors: Tensors::default(),
-            prefix_hits: 0,
-            blocks: None,
-        })
+        Self::with_blocks(spec, None)
     }
 
     /// A manager of an empty cache that also has a store: sequences can be swapped out, and full pages that are
@@ -85,15 +70,16 @@ impl Manager {
     /// [`Error::OutOfMemory`], [`Error::Random`].
     pub fn with_store(spec: CacheSpec, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
         let blocks = Blocks::new(&spec, rows_of_a_block(&spec), store)?;
-        let mut manager = Self::new(spec)?;
-        manager.state.has_store = true;
-        manager.blocks = Some(blocks);
-        Ok(manager)
+        Self::with_blocks(spec, Some(blocks))
+    }
+
+    fn with_blocks(spec: CacheSpec, blocks: Option<Blocks>) -> Result<Self, Error> {
+        Ok(Self { state: State::new(spec, blocks)?, open: None, tensors: Tensors::default(), prefix_hits: 0 })
     }
 
     /// The specification of the cache that it manages.
     pub fn spec(&self) -> &CacheSpec {
-        &self.spec
+        &self.state.spec
     }
 
     /// Changes are refused while a step is open. Comes first: it also finds out what a memory that has panicked in an
@@ -102,28 +88,23 @@ impl Manager {
         if self.open.is_some() {
             return Err(Error::StepOpen);
         }
-        self.state.settle(&self.spec);
+        self.state.settle();
         Ok(())
     }
 
-    /// The parts of a manager that has a store.
-    pub(crate) fn stored(&mut self) -> Result<(&CacheSpec, &mut State, &mut Blocks), Error> {
-        let Self { spec, state, blocks, .. } = self;
-        blocks.as_mut().map(|blocks| (&*spec, state, blocks)).ok_or(Error::NoTiers)
+    /// The blocks of a manager that has a store.
+    pub(crate) fn blocks(&mut self) -> Result<&mut Blocks, Error> {
+        self.state.blocks.as_mut().ok_or(Error::NoTiers)
     }
 
     /// An edit: all of it, or nothing.
-    pub(crate) fn edit<T>(&mut self, edit: impl FnOnce(&mut Editor<'_>) -> Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn edit<T>(&mut self, edit: impl FnOnce(&mut State) -> Result<T, Error>) -> Result<T, Error> {
         self.check_closed()?;
-        let Self { spec, state, journal, .. } = self;
-        let queued = state.queue.len();
-        let edited = edit(&mut Editor { spec, state, journal, queued });
+        self.state.begin();
+        let edited = edit(&mut self.state);
         match edited {
-            Ok(_) => journal.commit(state),
-            Err(_) => {
-                journal.rollback(state, |_| false);
-                state.queue.truncate(queued);
-            }
+            Ok(_) => self.state.commit(),
+            Err(_) => self.state.rollback(|_| false),
         }
         edited
     }
@@ -135,7 +116,7 @@ impl Manager {
 
     /// A new sequence without rows.
     pub fn create_with(&mut self, create: &Create<'_>) -> SeqId {
-        let sequence = self.state.new_sequence(&self.spec, Arc::from(create.salt), create.reserve);
+        let sequence = self.state.new_sequence(Arc::from(create.salt), create.reserve);
         self.state.sequences.insert(sequence)
     }
 
@@ -145,7 +126,7 @@ impl Manager {
     /// # Errors
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`]; in the mode `runs` [`Error::NoSlot`].
     pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, Error> {
-        self.edit(|editor| editor.fork(seq))
+        self.edit(|state| state.fork(seq))
     }
 
     /// Removes a sequence. Pages that no other sequence has are free, or stay cached for prompts that begin with the
@@ -171,11 +152,11 @@ impl Manager {
     pub fn seq_rm(&mut self, seq: impl Into<Option<SeqId>>, range: impl RangeBounds<i64>) -> Result<usize, Error> {
         let range = positions(range);
         match seq.into() {
-            Some(seq) => self.edit(|editor| editor.remove_positions(seq, range)),
-            None => self.edit(|editor| {
-                let intact = editor.state.sequences.iter().filter(|(_, sequence)| !sequence.lost);
+            Some(seq) => self.edit(|state| state.remove_positions(seq, range)),
+            None => self.edit(|state| {
+                let intact = state.sequences.iter().filter(|(_, sequence)| !sequence.lost);
                 let seqs: Vec<SeqId> = intact.map(|(seq, _)| seq).collect();
-                seqs.into_iter().try_fold(0, |rows, seq| Ok(rows + editor.remove_positions(seq, range.clone())?))
+                seqs.into_iter().try_fold(0, |rows, seq| Ok(rows + state.remove_positions(seq, range.clone())?))
             }),
         }
     }
@@ -187,7 +168,7 @@ impl Manager {
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::NotEmpty`], [`Error::OutOfPages`],
     /// [`Error::NoSlot`].
     pub fn seq_cp(&mut self, src: SeqId, dst: SeqId, range: impl RangeBounds<i64>) -> Result<usize, Error> {
-        self.edit(|editor| editor.copy_positions(src, dst, positions(range)))
+        self.edit(|state| state.copy_positions(src, dst, positions(range)))
     }
 
     /// Empties all other sequences. They stay, without rows.
@@ -211,7 +192,7 @@ impl Manager {
     /// [`Error::PositionOverflow`], [`Error::PositionOrder`] where positions would fall along the rows,
     /// [`Error::OutOfPages`], [`Error::NoSlot`].
     pub fn seq_add(&mut self, seq: SeqId, range: impl RangeBounds<i64>, delta: i64) -> Result<(), Error> {
-        self.edit(|editor| editor.add(seq, positions(range), delta))?;
+        self.edit(|state| state.add_to_positions(seq, positions(range), delta))?;
         self.state.pages.settle_head();
         Ok(())
     }
@@ -222,7 +203,7 @@ impl Manager {
     /// # Errors
     /// [`Error::Range`] for a divisor below 1, and those of [`seq_add`](Self::seq_add).
     pub fn seq_div(&mut self, seq: SeqId, range: impl RangeBounds<i64>, divisor: i64) -> Result<(), Error> {
-        self.edit(|editor| editor.divide(seq, positions(range), divisor))
+        self.edit(|state| state.divide_positions(seq, positions(range), divisor))
     }
 
     /// Makes room for a conversation that outgrows its context, if it does: removes positions after those to keep and
@@ -232,7 +213,7 @@ impl Manager {
     /// # Errors
     /// [`Error::Range`], [`Error::NoProgress`], and those of [`seq_rm`](Self::seq_rm) and [`seq_add`](Self::seq_add).
     pub fn context_shift(&mut self, seq: SeqId, shift: &ContextShift) -> Result<i64, Error> {
-        self.edit(|editor| editor.context_shift(seq, shift))
+        self.edit(|state| state.context_shift(seq, shift))
     }
 
     /// Self-extend: lets a model see beyond the context that it was trained for, by giving neighboring tokens that are
@@ -244,7 +225,7 @@ impl Manager {
     /// [`Error::Range`], [`Error::GroupWidth`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`],
     /// [`Error::NotShiftable`], [`Error::ShiftLimit`], [`Error::OutOfPages`], [`Error::NoSlot`].
     pub fn self_extend(&mut self, seq: SeqId, ga_n: i64, ga_w: i64) -> Result<i64, Error> {
-        self.edit(|editor| editor.self_extend(seq, ga_n, ga_w))
+        self.edit(|state| state.self_extend(seq, ga_n, ga_w))
     }
 
     /// Moves rows together: cells into the first holes, runs and pages down. Returns the copies, at most `max_moves`,
@@ -254,7 +235,7 @@ impl Manager {
     /// [`Error::StepOpen`].
     pub fn defrag(&mut self, max_moves: Option<usize>) -> Result<Vec<RowCopy>, Error> {
         self.check_closed()?;
-        Ok(self.state.defragment(&self.spec, max_moves))
+        Ok(self.state.defragment(max_moves))
     }
 
     /// Moves the highest page that is used to the lowest free one below it, `pages` times at most. Returns the copies,
@@ -264,8 +245,8 @@ impl Manager {
     /// [`Error::StepOpen`].
     pub fn compact(&mut self, pages: usize) -> Result<Vec<RowCopy>, Error> {
         self.check_closed()?;
-        match self.spec.mode() {
-            Mode::Paged { .. } => Ok(self.state.compact(&self.spec, pages)),
+        match self.spec().mode() {
+            Mode::Paged { .. } => Ok(self.state.compact(pages)),
             Mode::Runs | Mode::Cells => Ok(Vec::new()),
         }
     }
@@ -279,9 +260,9 @@ impl Manager {
     /// If the memory does. Sequences are then lost as well.
     pub fn update(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
         self.check_closed()?;
-        self.state.prepare_update(&self.spec);
-        let updated = self.state.update(&self.spec, memory, self.blocks.as_mut());
-        self.state.settle(&self.spec);
+        self.state.prepare_update();
+        let updated = self.state.update(memory);
+        self.state.settle();
         updated
     }
 }
@@ -290,9 +271,6 @@ impl Manager {
 /// the free pages and the cached ones in the order in which they will be taken.
 impl PartialEq for Manager {
     fn eq(&self, other: &Self) -> bool {
-        self.spec == other.spec
-            && self.state == other.state
-            && self.open == other.open
-            && self.prefix_hits == other.prefix_hits
+        self.state == other.state && self.open == other.open && self.prefix_hits == other.prefix_hits
     }
 }

@@ -56,20 +56,21 @@ impl Manager {
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Swapped`].
     pub fn find_prefix(&mut self, append: &Append<'_>) -> Result<usize, Error> {
         self.check_closed()?;
-        let Self { spec, state, blocks, .. } = self;
+        let state = &mut self.state;
         let sequence = state.intact(append.seq)?;
-        if sequence.len() > 0 || append.first_position(0) != 0 || !spec.prefix_sharing() {
+        if sequence.len() > 0 || append.first_position(0) != 0 || !state.spec.prefix_sharing() {
             return Ok(0);
         }
-        let (page_size, tokens) = (spec.page_size(), append.may_be_cached());
-        let FoundPrefix { pages, .. } = state.find_prefix(spec, sequence.root, tokens);
+        let (page_size, tokens) = (state.page_size(), append.may_be_cached());
+        let FoundPrefix { pages, .. } = state.find_prefix(sequence.root, tokens);
         let mut num_pages = pages.len();
-        if let Some(blocks) = blocks {
+        if state.blocks.is_some() {
             let key = pages.last().map_or(sequence.root, |page| page.0);
             let cached = pages.iter().filter(|(_, page)| page.is_some_and(|page| state.pages.refcount(page) == 0));
-            let room = state.pages.num_free() + state.cached.len() - cached.count();
+            let room = state.available() - cached.count();
             let chain: Vec<_> = chain(key, &tokens[num_pages * page_size..], page_size).take(room).collect();
-            num_pages += blocks.find(&chain, spec.num_pages());
+            let most = state.spec.num_pages();
+            num_pages += state.blocks.as_mut().map_or(0, |blocks| blocks.find(&chain, most));
         }
         Ok(num_pages * page_size)
     }

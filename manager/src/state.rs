@@ -1,4 +1,7 @@
 //! All that operations change: sequences, pages, prefix index, the list of cached pages, and what a memory has to do.
+//!
+//! A step or an edit [begins](State::begin), notes every change in the journal, and ends by [`commit`](State::commit) or
+//! [`rollback`](State::rollback). Its methods are in `plan` and `edit`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,11 +11,13 @@ use slotmap::SlotMap;
 
 use crate::bits::Bits;
 use crate::block::{BlockKey, BlockKind};
-use crate::blocks::{self, PendingOffload};
+use crate::blocks::{self, Blocks, PendingOffload};
 use crate::cells;
 use crate::error::Error;
+use crate::journal::Journal;
 use crate::lru::Lru;
 use crate::pages::{NULL_PAGE, Pages};
+use crate::plan::Plan;
 use crate::prefix::Prefix;
 use crate::seq_id::SeqId;
 use crate::sequence::{MemoryLocation, Passed, Sequence};
@@ -37,6 +42,12 @@ pub(crate) enum Open {
 /// `cells` a page is a cell; in the mode `runs` cells are free or reserved for a run.
 #[derive(Debug, Clone)]
 pub(crate) struct State {
+    pub(crate) spec: CacheSpec,
+    /// What undoes the open step or the edit.
+    pub(crate) journal: Journal,
+    /// The plan of the open step, or of the last one.
+    pub(crate) plan: Plan,
+    pub(crate) blocks: Option<Blocks>,
     pub(crate) sequences: SlotMap<SeqId, Sequence>,
     created: u64,
     pub(crate) pages: Pages,
@@ -49,8 +60,6 @@ pub(crate) struct State {
     pub(crate) dropped: Vec<BlockKey>,
     /// What the keys of all pages have in common.
     seed: BlockKey,
-    /// The manager has a store, where the rows of evicted pages go.
-    pub(crate) has_store: bool,
     /// An edit may have left keys to rotate since an update has found none: spares steps the search for them.
     pub(crate) may_rotate: bool,
     /// The keys that the next update rotates.
@@ -74,7 +83,7 @@ pub(crate) struct Used {
 }
 
 impl State {
-    pub(crate) fn new(spec: &CacheSpec) -> Result<Self, Error> {
+    pub(crate) fn new(spec: CacheSpec, blocks: Option<Blocks>) -> Result<Self, Error> {
         let num_pages = spec.num_pages();
         let mut pages = match spec.mode() {
             Mode::Paged { .. } => Pages::stack(num_pages)?,
@@ -86,6 +95,9 @@ impl State {
             pages.share(NULL_PAGE);
         }
         Ok(Self {
+            journal: Journal::default(),
+            plan: Plan::default(),
+            blocks,
             sequences: SlotMap::with_key(),
             created: 0,
             pages,
@@ -94,12 +106,21 @@ impl State {
             queue: Vec::new(),
             offloads: Vec::new(),
             dropped: Vec::new(),
-            seed: blocks::seed(spec),
-            has_store: false,
+            seed: blocks::seed(&spec),
+            spec,
             may_rotate: false,
             rotations: Vec::new(),
             phase: None,
         })
+    }
+
+    pub(crate) fn page_size(&self) -> usize {
+        self.spec.page_size()
+    }
+
+    /// Pages, or cells, that can be taken: free and cached ones.
+    pub(crate) fn available(&self) -> usize {
+        self.pages.num_free() + self.cached.len()
     }
 
     pub(crate) fn sequence(&self, seq: SeqId) -> Result<&Sequence, Error> {
@@ -116,14 +137,19 @@ impl State {
         }
     }
 
+    /// A name that no other block has.
+    pub(crate) fn private_key(&mut self) -> Result<BlockKey, Error> {
+        Ok(self.blocks.as_mut().ok_or(Error::NoTiers)?.private_key())
+    }
+
     pub(crate) fn next_created(&mut self) -> u64 {
         self.created += 1;
         self.created
     }
 
     /// A sequence that is no sequence of the state yet.
-    pub(crate) fn new_sequence(&mut self, spec: &CacheSpec, salt: Arc<[u8]>, reserve: usize) -> Sequence {
-        let place = match spec.mode() {
+    pub(crate) fn new_sequence(&mut self, salt: Arc<[u8]>, reserve: usize) -> Sequence {
+        let place = match self.spec.mode() {
             Mode::Runs => MemoryLocation::Run(0..0),
             Mode::Paged { .. } | Mode::Cells => MemoryLocation::Table(Vec::new()),
         };
@@ -139,7 +165,7 @@ impl State {
 
     /// Notes a sealed page that is evicted: where there is a store, its rows go there before anything overwrites them.
     pub(crate) fn offload(&mut self, page: u32, key: BlockKey) {
-        if self.has_store {
+        if self.blocks.is_some() {
             let page_size = self.prefix.tokens(page).len();
             let slots = page as usize * page_size..(page as usize + 1) * page_size;
             let behind = self.queue.len();
@@ -207,27 +233,27 @@ impl State {
         }
     }
 
-    pub(crate) fn n_kv(&self, spec: &CacheSpec) -> usize {
-        cells::n_kv(self.used_slots(spec).end, spec.num_pages() * spec.page_size(), spec.pad())
+    pub(crate) fn n_kv(&self) -> usize {
+        cells::n_kv(self.used_slots().end, self.spec.num_pages() * self.spec.page_size(), self.spec.pad())
     }
 
     /// The number of used slots, and the slot after the last of them.
-    pub(crate) fn used_slots(&self, spec: &CacheSpec) -> Used {
+    pub(crate) fn used_slots(&self) -> Used {
         match self.pages.busy() {
             Some(busy) => Used { count: busy.count(), end: busy.end() },
             None => {
                 let live = |&page: &u32| self.pages.refcount(page) > 0;
                 let end = (0..self.pages.len() as u32).rev().find(live).map_or(0, |page| page as usize + 1);
-                let nulls = usize::from(spec.keep_rows());
+                let nulls = usize::from(self.spec.keep_rows());
                 let count = self.pages.len() - self.pages.num_free() - self.cached.len() - nulls;
-                Used { count: count * spec.page_size(), end: end * spec.page_size() }
+                Used { count: count * self.spec.page_size(), end: end * self.spec.page_size() }
             }
         }
     }
 
     /// The part of the slots up to the last used one that is free.
-    pub(crate) fn fragmentation(&self, spec: &CacheSpec) -> f64 {
-        cells::fragmentation(self.n_kv(spec), self.used_slots(spec).count)
+    pub(crate) fn fragmentation(&self) -> f64 {
+        cells::fragmentation(self.n_kv(), self.used_slots().count)
     }
 
     /// Why that many neighboring cells cannot be had.
@@ -238,7 +264,8 @@ impl State {
 
     /// The known tokens of a sequence after the rows that a window has passed, page by page; the last ones may be fewer
     /// than a page.
-    pub(crate) fn tokens<'a>(&'a self, sequence: &'a Sequence, page_size: usize) -> impl Iterator<Item = &'a [u32]> {
+    pub(crate) fn tokens<'a>(&'a self, sequence: &'a Sequence) -> impl Iterator<Item = &'a [u32]> {
+        let page_size = self.page_size();
         let known = if sequence.swapped.is_some() { 0 } else { sequence.known };
         let segments = sequence.segments(sequence.passed.rows.min(known)..known, page_size);
         segments.flat_map(move |segment| {
@@ -248,9 +275,9 @@ impl State {
 
     /// The longest sealed chain after `root` that these tokens begin with; where a window keeps rows, one that has all
     /// pages of its last tokens, which a following token sees.
-    pub(crate) fn find_prefix(&self, spec: &CacheSpec, root: BlockKey, tokens: &[u32]) -> FoundPrefix {
-        let page_size = spec.page_size();
-        let window = spec.window().filter(|_| spec.keep_rows());
+    pub(crate) fn find_prefix(&self, root: BlockKey, tokens: &[u32]) -> FoundPrefix {
+        let page_size = self.spec.page_size();
+        let window = self.spec.window().filter(|_| self.spec.keep_rows());
         let (mut key, mut pages) = (root, Vec::new());
         for chunk in tokens.chunks_exact(page_size) {
             key = key.followed_by(chunk);
@@ -279,10 +306,10 @@ impl State {
     }
 
     /// The prefix key of the full pages of known rows among a sequence's first `rows`.
-    pub(crate) fn prefix_key(&self, spec: &CacheSpec, sequence: &Sequence, rows: usize) -> BlockKey {
-        let page_size = spec.page_size();
+    pub(crate) fn prefix_key(&self, sequence: &Sequence, rows: usize) -> BlockKey {
+        let page_size = self.spec.page_size();
         let full = sequence.known.min(rows) / page_size;
-        if !spec.prefix_sharing() {
+        if !self.spec.prefix_sharing() {
             sequence.root
         } else if full == sequence.known / page_size {
             sequence.key
@@ -293,7 +320,7 @@ impl State {
             // None of the rows that a window has passed goes alone.
             let (passed, key) =
                 if full == 0 { (0, sequence.root) } else { (sequence.passed.rows, sequence.passed.key) };
-            let tokens = self.tokens(sequence, page_size).take(full - passed / page_size);
+            let tokens = self.tokens(sequence).take(full - passed / page_size);
             tokens.fold(key, |key, tokens| key.followed_by(tokens))
         }
     }
@@ -302,11 +329,9 @@ impl State {
 /// Equal in all that later operations depend on.
 impl PartialEq for State {
     fn eq(&self, other: &Self) -> bool {
-        let page_size = |state: &Self| state.prefix.tokens(0).len();
-        let tokens = |state: &Self, sequence: &Sequence| {
-            state.tokens(sequence, page_size(state)).flatten().copied().collect::<Vec<_>>()
-        };
-        self.pages == other.pages
+        let tokens = |state: &Self, sequence: &Sequence| state.tokens(sequence).flatten().copied().collect::<Vec<_>>();
+        self.spec == other.spec
+            && self.pages == other.pages
             && self.prefix == other.prefix
             && self.cached.iter().eq(other.cached.iter())
             && (&self.queue, &self.offloads) == (&other.queue, &other.offloads)

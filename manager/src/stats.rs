@@ -50,14 +50,14 @@ impl Manager {
         }
         Stats {
             slots: (num_pages - nulls) * page_size,
-            used: state.used_slots(self.spec()).count,
+            used: state.used_slots().count,
             free: state.pages.num_free() * page_size,
             cached: state.cached.len() * page_size,
             shared: shared * page_size,
             largest_free_run: largest * page_size,
-            fragmentation: state.fragmentation(self.spec()),
+            fragmentation: state.fragmentation(),
             head: state.pages.head(),
-            n_kv: state.n_kv(self.spec()),
+            n_kv: state.n_kv(),
             sequences: state.sequences.len(),
             swapped: state.sequences.values().filter(|sequence| sequence.swapped.is_some()).count(),
             prefix_hits: self.prefix_hits(),

@@ -11,25 +11,19 @@ use std::collections::HashSet;
 
 use crate::append::Append;
 use crate::blocks;
-use crate::edit::Editor;
 use crate::error::Error;
-use crate::journal::Journal;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
-use crate::plan::Planner;
-use crate::spec::CacheSpec;
 use crate::state::{Open, State};
 use crate::update::copy;
 
 impl Manager {
     pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.check_closed()?;
-        let Self { spec, state, journal, plan, blocks, .. } = self;
-        state.prepare_update(spec);
-        let planned = (Planner { spec, state, journal, plan, blocks: blocks.as_mut() }).plan(appends);
-        let filled = planned.and_then(|()| self.tensors.fill(&self.spec, &self.state, &self.plan.entries, appends));
-        if let Err(error) = filled {
-            self.journal.rollback(&mut self.state, |_| false);
+        self.state.prepare_update();
+        let planned = self.state.plan_step(appends);
+        if let Err(error) = planned.and_then(|()| self.tensors.fill(&self.state, appends)) {
+            self.state.rollback(|_| false);
             return Err(error);
         }
         self.open = Some(Open::Planned);
@@ -50,29 +44,29 @@ impl Manager {
 
     /// Ends what is open as if it had never begun. Cached pages that may have been `written` leave the index.
     fn rollback(&mut self, written: impl FnMut(u32) -> bool) {
-        self.journal.rollback(&mut self.state, written);
-        self.state.settle(&self.spec);
+        self.state.rollback(written);
+        self.state.settle();
         self.tensors.forget_rows();
         self.open = None;
     }
 
     pub(crate) fn apply(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
         self.drain(memory)?;
-        let moved = self.load_blocks(memory).and_then(|()| copy(memory, &self.plan.copies));
+        let moved = self.load_blocks(memory).and_then(|()| copy(memory, &self.state.plan.copies));
         if moved.is_err() {
-            let page_size = self.spec.page_size();
-            let copied = self.plan.copies.iter().map(|copy| (copy.dst / page_size) as u32);
-            let written: HashSet<u32> = copied.chain(self.plan.loads.iter().map(|load| load.0)).collect();
+            let (page_size, plan) = (self.state.page_size(), &self.state.plan);
+            let copied = plan.copies.iter().map(|copy| (copy.dst / page_size) as u32);
+            let written: HashSet<u32> = copied.chain(plan.loads.iter().map(|load| load.0)).collect();
             self.rollback(|page| written.contains(&page));
         }
-        self.plan.loads.clear();
+        self.state.plan.loads.clear();
         moved
     }
 
     /// Writes the blocks that the step has found in the store to their pages.
     fn load_blocks(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        let page_size = self.spec.page_size();
-        self.plan.loads.iter().try_for_each(|(page, block)| {
+        let page_size = self.state.page_size();
+        self.state.plan.loads.iter().try_for_each(|(page, block)| {
             let slots: Vec<usize> = (*page as usize * page_size..).take(page_size).collect();
             blocks::load(block, &slots, memory)
         })
@@ -82,7 +76,7 @@ impl Manager {
     pub(crate) fn drain(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
         // Rows that an update rotates were live before the plan; pages that its copies were to write when they failed
         // leave the prefix index when it is settled.
-        if let Err(error) = self.state.update(&self.spec, memory, self.blocks.as_mut()) {
+        if let Err(error) = self.state.update(memory) {
             self.rollback(|_| false);
             return Err(error);
         }
@@ -92,46 +86,38 @@ impl Manager {
     }
 
     /// Plans to add sequences whose rows a memory then writes, and opens that as a step is opened.
-    pub(crate) fn plan_load<T>(
-        &mut self,
-        plan: impl FnOnce(&CacheSpec, &mut State, &mut Journal) -> Result<T, Error>,
-    ) -> Result<T, Error> {
+    pub(crate) fn plan_load<T>(&mut self, plan: impl FnOnce(&mut State) -> Result<T, Error>) -> Result<T, Error> {
         self.check_closed()?;
-        let Self { spec, state, journal, .. } = self;
-        state.prepare_update(spec);
-        let planned = plan(spec, state, journal);
+        self.state.prepare_update();
+        self.state.begin();
+        let planned = plan(&mut self.state);
         match planned {
             Ok(_) => self.open = Some(Open::Planned),
-            Err(_) => journal.rollback(state, |_| false),
+            Err(_) => self.state.rollback(|_| false),
         }
         planned
     }
 
     /// Ends what [`plan_load`](Self::plan_load) has opened: the sequences stay.
     pub(crate) fn commit_load(&mut self) {
-        self.journal.commit(&mut self.state);
+        self.state.commit();
         self.open = None;
     }
 
     pub(crate) fn commit(&mut self) {
-        self.journal.commit(&mut self.state);
-        self.prefix_hits += self.plan.entries.iter().map(|entry| entry.cached).sum::<usize>();
+        self.state.commit();
         self.open = None;
-        let Self { spec, state, journal, plan, blocks, .. } = self;
-        if let Some(blocks) = blocks {
+        self.state.trim_windows();
+        let state = &mut self.state;
+        self.prefix_hits += state.plan.entries.iter().map(|entry| entry.cached).sum::<usize>();
+        if let Some(blocks) = &mut state.blocks {
             blocks.forget_found();
         }
-        if spec.window().is_some() {
-            let queued = state.queue.len();
-            let mut editor = Editor { spec, state, journal, queued };
-            plan.entries.iter().for_each(|entry| editor.trim(entry.seq));
-            journal.commit(state);
-        }
-        if let Some(threshold) = spec.defrag_threshold()
+        if let Some(threshold) = state.spec.defrag_threshold()
             && state.pages.any_freed()
-            && state.fragmentation(spec) > threshold
+            && state.fragmentation() > threshold
         {
-            state.defragment(spec, None);
+            state.defragment(None);
         }
     }
 }

@@ -5,13 +5,12 @@ use std::ops::Range;
 use crate::block::{Block, BlockKey, BlockKind};
 use crate::blocks::{self, PendingOffload};
 use crate::error::Error;
-use crate::journal::Journal;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::pages::NULL_PAGE;
 use crate::seq_id::SeqId;
 use crate::sequence::{MemoryLocation, Sequence, Swapped, SwappedRows};
-use crate::spec::{CacheSpec, Mode};
+use crate::spec::Mode;
 use crate::state::State;
 use crate::step::Guard;
 
@@ -35,23 +34,24 @@ impl Manager {
     /// [`Error::Swapped`]. The sequence stays in the cache then.
     pub fn swap_out(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
-        let (spec, state, blocks) = self.stored()?;
-        let sequence = state.intact(seq)?;
-        blocks.put_refused()?;
-        let page_size = spec.page_size();
+        self.blocks()?;
+        self.state.intact(seq)?;
+        self.blocks()?.put_refused()?;
+        let page_size = self.state.page_size();
+        let state = &mut self.state;
+        let sequence = &state.sequences[seq];
         let behind = state.queue.len();
         // Of rows that a window has passed there is nothing to keep.
         let slots: Vec<usize> = sequence.slots(page_size).skip(sequence.passed.rows).collect();
-        let tokens = state.tokens(sequence, page_size).flatten().copied().collect();
-        let (mut rows, mut offloads) = (Vec::new(), Vec::new());
-        for slots in slots.chunks(blocks::rows_of_a_block(spec)) {
+        let tokens = state.tokens(sequence).flatten().copied().collect();
+        let mut rows = Vec::new();
+        for slots in slots.chunks(blocks::rows_of_a_block(&state.spec)) {
             let page = (slots.len() == page_size).then_some((slots[0] / page_size) as u32);
             let sealed = page.and_then(|page| Some((state.prefix.key(page)?, state.prefix.seal_of(page))));
-            let block = blocks.private_key();
+            let block = state.private_key()?;
             rows.push(SwappedRows { block, len: slots.len(), sealed });
-            offloads.push(PendingOffload { behind, key: block, kind: BlockKind::Private, slots: slots.to_vec() });
+            state.offloads.push(PendingOffload { behind, key: block, kind: BlockKind::Private, slots: slots.to_vec() });
         }
-        state.offloads.extend(offloads);
         let sequence = &mut state.sequences[seq];
         sequence.swapped = Some(Swapped { rows, tokens });
         sequence.version += 1;
@@ -74,15 +74,13 @@ impl Manager {
     /// If the memory does. The sequence stays swapped out then.
     pub fn swap_in(&mut self, seq: SeqId, memory: &mut (impl CacheMemory + ?Sized)) -> Result<usize, Error> {
         self.check_closed()?;
-        self.stored()?;
+        self.blocks()?;
         let Some(swapped) = self.state.sequence(seq)?.swapped.clone() else {
             return self.state.intact(seq).map(|_| 0);
         };
         let Sequence { reserve, passed, .. } = self.state.sequences[seq];
-        let nulls = passed.rows / self.spec.page_size();
-        let plan = |manager: &mut Self| {
-            manager.plan_load(|spec, state, journal| land(spec, state, journal, &swapped.rows, reserve, nulls))
-        };
+        let nulls = passed.rows / self.state.page_size();
+        let plan = |manager: &mut Self| manager.plan_load(|state| state.place_swapped(&swapped.rows, reserve, nulls));
         let mut planned = plan(self)?;
         let is_block = |key| swapped.rows.iter().any(|rows| rows.block == key);
         if self.state.offloads.iter().any(|offload| is_block(offload.key)) {
@@ -105,9 +103,7 @@ impl Manager {
         drop(loading);
         self.state.dropped.extend(swapped.rows.iter().map(|rows| rows.block));
         self.delete_dropped();
-        if let Some(blocks) = &mut self.blocks {
-            blocks.keep(read);
-        }
+        self.blocks()?.keep(read);
         Ok(rows)
     }
 
@@ -117,14 +113,15 @@ impl Manager {
     /// # Errors
     /// [`Error::NoTiers`], [`Error::UnknownSeq`].
     pub fn prefetch(&mut self, seqs: &[SeqId]) -> Result<(), Error> {
-        let (_, state, blocks) = self.stored()?;
+        self.blocks()?;
+        let state = &self.state;
         let mut keys = Vec::new();
         for &seq in seqs {
             let rows = state.sequence(seq)?.swapped.iter().flat_map(|swapped| &swapped.rows);
-            let missing = rows.filter(|rows| in_cache(state, rows).is_none());
+            let missing = rows.filter(|rows| state.in_cache(rows).is_none());
             keys.extend(missing.map(|rows| rows.block));
         }
-        blocks.prefetch(&keys);
+        self.blocks()?.prefetch(&keys);
         Ok(())
     }
 
@@ -135,7 +132,8 @@ impl Manager {
     /// [`Error::NoTiers`], [`Error::StepOpen`].
     pub fn offload_prefix(&mut self) -> Result<(), Error> {
         self.check_closed()?;
-        let (_, state, _) = self.stored()?;
+        self.blocks()?;
+        let state = &mut self.state;
         // The pages of a chain were sealed one after the other: the last is stored first, so that it is the first to
         // go.
         let mut pages: Vec<u32> = state.prefix.sealed().map(|(page, _)| page).collect();
@@ -150,13 +148,13 @@ impl Manager {
 
     /// The blocks that were written to the store and read from it; nothing without one.
     pub fn store_stats(&self) -> Option<&blocks::StoreStats> {
-        self.blocks.as_ref().map(|blocks| &blocks.stats)
+        self.state.blocks.as_ref().map(|blocks| &blocks.stats)
     }
 
     /// Deletes the blocks that no sequence names any more.
     pub(crate) fn delete_dropped(&mut self) {
         let dropped = std::mem::take(&mut self.state.dropped);
-        if let Some(blocks) = &mut self.blocks {
+        if let Some(blocks) = &mut self.state.blocks {
             blocks.delete(dropped);
         }
     }
@@ -168,9 +166,8 @@ impl Manager {
         rows: &[SwappedRows],
         missing: &[(usize, Range<usize>)],
     ) -> Result<Vec<Block>, Error> {
-        let (_, _, blocks) = self.stored()?;
         let chain: Vec<(BlockKey, usize)> = missing.iter().map(|&(i, _)| (rows[i].block, rows[i].len)).collect();
-        let (read, missed) = blocks.read(&chain);
+        let (read, missed) = self.blocks()?.read(&chain);
         match (missing.get(read.len()), missed) {
             (Some((_, range)), reason) => {
                 let rows = rows.iter().map(|rows| rows.len).sum();
@@ -183,7 +180,8 @@ impl Manager {
 
     /// Gives a sequence its place, whose rows are written.
     fn land(&mut self, seq: SeqId, place: MemoryLocation, slots: &[usize], swapped: &Swapped) {
-        let (state, page_size) = (&mut self.state, self.spec.page_size());
+        let page_size = self.state.page_size();
+        let state = &mut self.state;
         for (&slot, &token) in slots.iter().zip(&swapped.tokens) {
             state.prefix.slot_tokens_mut()[slot] = token;
         }
@@ -195,7 +193,7 @@ impl Manager {
                 && row <= swapped.tokens.len()
                 && state.prefix.key(page).is_none()
             {
-                self.journal.seal(state, page, key);
+                state.seal_page(page, key);
             }
         }
         let sequence = &mut state.sequences[seq];
@@ -205,66 +203,47 @@ impl Manager {
     }
 }
 
-/// The page that has rows which were swapped out, if it still does.
-fn in_cache(state: &State, rows: &SwappedRows) -> Option<u32> {
-    rows.sealed.and_then(|(key, seal)| state.prefix.same(key, seal))
-}
+impl State {
+    /// The page that has rows which were swapped out, if it still does.
+    fn in_cache(&self, rows: &SwappedRows) -> Option<u32> {
+        rows.sealed.and_then(|(key, seal)| self.prefix.same(key, seal))
+    }
 
-/// Gives rows that are swapped out slots, after `nulls` null pages. All changes are in the journal; after an error they
-/// have to be rolled back.
-fn land(
-    spec: &CacheSpec,
-    state: &mut State,
-    journal: &mut Journal,
-    rows: &[SwappedRows],
-    reserve: usize,
-    nulls: usize,
-) -> Result<Placement, Error> {
-    let (page_size, len) = (spec.page_size(), rows.iter().map(|rows| rows.len).sum::<usize>());
-    let mut missing = Vec::new();
-    if spec.mode() == Mode::Runs {
-        let run = if len == 0 { Some((0, 0)) } else { journal.take_run(state, len, reserve) };
-        let (start, reserved) = run.ok_or_else(|| state.no_slot(len))?;
-        missing.extend(ranges(rows));
-        return Ok(Placement {
-            place: MemoryLocation::Run(start..start + reserved),
-            slots: (start..start + len).collect(),
-            missing,
-        });
-    }
-    // Before any page is taken, which might be one of these.
-    let kept: Vec<Option<u32>> = rows.iter().map(|rows| in_cache(state, rows)).collect();
-    kept.iter().flatten().for_each(|&page| journal.map(state, page));
-    let pages_of = |rows: usize| rows.div_ceil(page_size);
-    let need = rows.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(rows, _)| pages_of(rows.len)).sum();
-    let free = state.pages.num_free() + state.cached.len();
-    let cells = spec.mode() == Mode::Cells;
-    if need > free {
-        return Err(if cells { state.no_slot(need) } else { Error::OutOfPages { need, free } });
-    }
-    let run = if cells && need > 0 { journal.take_cells(state, need) } else { None };
-    let mut neighbors = run.map(|start| start as u32..);
-    let mut table = vec![NULL_PAGE; nulls];
-    table.iter().for_each(|&page| journal.share(state, page));
-    for ((i, range), kept) in ranges(rows).zip(kept) {
-        if let Some(page) = kept {
-            table.push(page);
-            continue;
-        }
-        for _ in 0..pages_of(range.len()) {
-            table.push(match neighbors.as_mut().and_then(Iterator::next) {
-                Some(cell) => {
-                    journal.share(state, cell);
-                    cell
-                }
-                None => journal.take(state).unwrap_or_else(|| unreachable!("pages are counted before")),
+    /// Gives rows that are swapped out slots, after `nulls` null pages.
+    fn place_swapped(&mut self, rows: &[SwappedRows], reserve: usize, nulls: usize) -> Result<Placement, Error> {
+        let (page_size, len) = (self.page_size(), rows.iter().map(|rows| rows.len).sum::<usize>());
+        let mut missing = Vec::new();
+        if self.spec.mode() == Mode::Runs {
+            let run = if len == 0 { Some((0, 0)) } else { self.take_run(len, reserve) };
+            let (start, reserved) = run.ok_or_else(|| self.no_slot(len))?;
+            missing.extend(ranges(rows));
+            return Ok(Placement {
+                place: MemoryLocation::Run(start..start + reserved),
+                slots: (start..start + len).collect(),
+                missing,
             });
         }
-        missing.push((i, range));
+        // Before any page is taken, which might be one of these.
+        let kept: Vec<Option<u32>> = rows.iter().map(|rows| self.in_cache(rows)).collect();
+        kept.iter().flatten().for_each(|&page| self.map_page(page));
+        let pages_of = |rows: usize| rows.div_ceil(page_size);
+        let need = rows.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(rows, _)| pages_of(rows.len)).sum();
+        self.require(need)?;
+        let mut cells = self.take_neighbors(need);
+        let mut table = vec![NULL_PAGE; nulls];
+        table.iter().for_each(|&page| self.share_page(page));
+        for ((i, range), kept) in ranges(rows).zip(kept) {
+            if let Some(page) = kept {
+                table.push(page);
+                continue;
+            }
+            table.extend((0..pages_of(range.len())).map(|_| self.take_next(&mut cells)));
+            missing.push((i, range));
+        }
+        let pages = &table[nulls..];
+        let slots = (0..len).map(|row| pages[row / page_size] as usize * page_size + row % page_size).collect();
+        Ok(Placement { place: MemoryLocation::Table(table), slots, missing })
     }
-    let pages = &table[nulls..];
-    let slots = (0..len).map(|row| pages[row / page_size] as usize * page_size + row % page_size).collect();
-    Ok(Placement { place: MemoryLocation::Table(table), slots, missing })
 }
 
 /// The rows of each block.

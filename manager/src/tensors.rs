@@ -6,9 +6,8 @@ use ndarray::{ArrayD, IxDyn};
 use crate::append::Append;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::plan::Entry;
 use crate::seq_id::SeqId;
-use crate::spec::{CacheSpec, Mode};
+use crate::spec::Mode;
 use crate::state::State;
 
 #[derive(Debug, Clone, Default)]
@@ -32,13 +31,8 @@ struct Row {
 
 impl Tensors {
     /// Makes the tensors of a step. They are not valid after an error.
-    pub(crate) fn fill(
-        &mut self,
-        spec: &CacheSpec,
-        state: &State,
-        entries: &[Entry],
-        appends: &[Append<'_>],
-    ) -> Result<(), Error> {
+    pub(crate) fn fill(&mut self, state: &State, appends: &[Append<'_>]) -> Result<(), Error> {
+        let entries = &state.plan.entries;
         self.batch.clear();
         self.token_ids.clear();
         self.cached.clear();
@@ -50,16 +44,16 @@ impl Tensors {
                 None => self.token_ids.resize(self.token_ids.len() + entry.n, -1),
             }
         }
-        match spec.mode() {
+        match state.spec.mode() {
             Mode::Paged { .. } => {
-                self.reshape_cachestarts(spec, state, entries)?;
-                self.fill_cachestarts(spec, state, entries);
+                self.reshape_cachestarts(state)?;
+                self.fill_cachestarts(state);
             }
             Mode::Runs => {
                 self.set_cachestarts(entries.iter().map(|entry| state.sequences[entry.seq].slot(0, 1)));
             }
             Mode::Cells => {
-                self.fill_cells(spec, state, entries.first());
+                self.fill_cells(state);
                 return Ok(());
             }
         }
@@ -69,14 +63,14 @@ impl Tensors {
         Ok(())
     }
 
-    /// Two entries: one that writes all new rows, and the view, all cells up to the last busy one. `first` is the entry
-    /// of the first new row; without one there is nothing to see.
-    fn fill_cells(&mut self, spec: &CacheSpec, state: &State, first: Option<&Entry>) {
-        let slot = first.map(|first| state.sequences[first.seq].slot(first.start, 1));
+    /// Two entries: one that writes all new rows, and the view, all cells up to the last busy one. Without a new
+    /// row there is nothing to see.
+    fn fill_cells(&mut self, state: &State) {
+        let slot = state.plan.entries.first().map(|first| state.sequences[first.seq].slot(first.start, 1));
         self.set_cachestarts(slot.into_iter().flat_map(|slot| [slot, 0]));
         if slot.is_some() {
             self.batch.push_entry(0, self.batch.positions.len());
-            self.batch.push_entry(state.n_kv(spec), 0);
+            self.batch.push_entry(state.n_kv(), 0);
         }
     }
 
@@ -90,9 +84,10 @@ impl Tensors {
 
     /// Gives `cachestarts` the shape of a step. What a fixed width makes of many entries may be more than there is
     /// memory for.
-    fn reshape_cachestarts(&mut self, spec: &CacheSpec, state: &State, entries: &[Entry]) -> Result<(), Error> {
+    fn reshape_cachestarts(&mut self, state: &State) -> Result<(), Error> {
+        let entries = &state.plan.entries;
         let widest = || entries.iter().map(|entry| state.sequences[entry.seq].table().len()).max().unwrap_or(0);
-        let shape = [entries.len(), spec.max_pages().unwrap_or_else(widest)];
+        let shape = [entries.len(), state.spec.max_pages().unwrap_or_else(widest)];
         if self.cachestarts.shape() == shape {
             return Ok(());
         }
@@ -109,9 +104,10 @@ impl Tensors {
     }
 
     /// Writes what the last step has not left in its place: new pages, where the batch is the same.
-    fn fill_cachestarts(&mut self, spec: &CacheSpec, state: &State, entries: &[Entry]) {
+    fn fill_cachestarts(&mut self, state: &State) {
+        let entries = &state.plan.entries;
         let width = self.cachestarts.shape()[1].max(1);
-        let page_size = spec.page_size() as u64;
+        let page_size = state.page_size() as u64;
         self.rows.resize(entries.len(), Row::default());
         let memory = self.cachestarts.as_slice_mut().unwrap_or_else(|| unreachable!("made from a vector"));
         let rows = self.rows.iter_mut().zip(memory.chunks_exact_mut(width));
@@ -123,7 +119,7 @@ impl Tensors {
                 *row = Row { seq: entry.seq, version: sequence.version, pages: 0 };
             } else if entry.replaced {
                 // Of the pages that were there, only the one that the step writes into can be another.
-                row.pages = row.pages.min(entry.start / spec.page_size());
+                row.pages = row.pages.min(entry.start / state.page_size());
             }
             let (starts, new) = (&mut starts[row.pages..], &table[row.pages..]);
             match u32::try_from(page_size) {

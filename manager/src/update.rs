@@ -4,11 +4,9 @@ use std::collections::{BTreeSet, HashSet};
 
 use kvcache_kernels::{Rotation, RowCopy};
 
-use crate::blocks::Blocks;
 use crate::error::Error;
 use crate::memory::CacheMemory;
 use crate::sequence::Sequence;
-use crate::spec::CacheSpec;
 use crate::state::{Phase, State};
 
 /// Runs copies, if there are any.
@@ -19,26 +17,21 @@ pub(crate) fn copy(memory: &mut (impl CacheMemory + ?Sized), copies: &[RowCopy])
 impl State {
     /// Notes the keys to rotate by where rows are now, for the next [`update`](Self::update): the plan of a step, which
     /// comes between the two, moves rows that the update has to find in their old places.
-    pub(crate) fn prepare_update(&mut self, spec: &CacheSpec) {
+    pub(crate) fn prepare_update(&mut self) {
         self.rotations.clear();
         self.may_rotate = self.may_rotate && self.sequences.values().any(Sequence::is_pending);
         if self.may_rotate {
-            self.find_rotations(spec.page_size());
+            self.find_rotations(self.page_size());
         }
     }
 
     /// Runs queued copies, offloads rows they would overwrite, then rotates pending keys. Where the memory fails or
     /// panics, [`settle`](Self::settle) has to follow.
-    pub(crate) fn update(
-        &mut self,
-        spec: &CacheSpec,
-        memory: &mut (impl CacheMemory + ?Sized),
-        blocks: Option<&mut Blocks>,
-    ) -> Result<(), Error> {
+    pub(crate) fn update(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
         if !self.queue.is_empty() || !self.offloads.is_empty() {
             let mut made = 0;
             self.phase = Some(Phase::Copies(made));
-            if let Some(blocks) = blocks {
+            if let Some(blocks) = &mut self.blocks {
                 for offload in &self.offloads {
                     copy(memory, &self.queue[made..offload.behind])?;
                     made = offload.behind;
@@ -52,7 +45,7 @@ impl State {
             self.phase = None;
         }
         if !self.rotations.is_empty()
-            && let Some(rope) = spec.rope()
+            && let Some(rope) = self.spec.rope()
         {
             self.phase = Some(Phase::Rotations);
             memory.rotate_keys(&self.rotations, rope).map_err(|source| Error::Memory { source })?;
@@ -67,7 +60,8 @@ impl State {
     }
 
     /// After a memory has failed in an update: the sequences whose rows it may have damaged are lost.
-    pub(crate) fn settle(&mut self, spec: &CacheSpec) {
+    pub(crate) fn settle(&mut self) {
+        let page_size = self.page_size();
         match self.phase.take() {
             None => {}
             Some(Phase::Copies(made)) => {
@@ -76,10 +70,10 @@ impl State {
                 let written: HashSet<usize> =
                     self.queue.drain(..).skip(made).flat_map(|copy| copy.dst..copy.dst + copy.len).collect();
                 for sequence in self.sequences.values_mut() {
-                    let touched = sequence.slots(spec.page_size()).any(|slot| written.contains(&slot));
+                    let touched = sequence.slots(page_size).any(|slot| written.contains(&slot));
                     sequence.lost |= touched;
                 }
-                let pages: BTreeSet<u32> = written.iter().map(|slot| (slot / spec.page_size()) as u32).collect();
+                let pages: BTreeSet<u32> = written.iter().map(|slot| (slot / page_size) as u32).collect();
                 pages.into_iter().for_each(|page| self.forget(page));
             }
             Some(Phase::Rotations) => {

@@ -4,28 +4,28 @@ use std::ops::Range;
 
 use kvcache_kernels::RowCopy;
 
-use super::Editor;
 use crate::error::Error;
 use crate::seq_id::SeqId;
 use crate::sequence::MemoryLocation;
 use crate::spec::Mode;
+use crate::state::State;
 
-impl Editor<'_> {
+impl State {
     /// Returns a new sequence with all rows of another, and with its salt.
     pub(crate) fn fork(&mut self, src: SeqId) -> Result<SeqId, Error> {
-        let created = self.state.next_created();
-        let sequence = self.state.intact(src)?;
+        let created = self.next_created();
+        let sequence = self.intact(src)?;
         let rows = 0..sequence.len();
         let sibling = sequence.sibling(created);
-        let fork = self.journal.create(self.state, sibling);
+        let fork = self.insert(sibling);
         self.copy_to(src, fork, rows)?;
         Ok(fork)
     }
 
     /// Copies to a sequence without rows those of another whose positions are in a range; returns how many they are.
     pub(crate) fn copy_positions(&mut self, src: SeqId, dst: SeqId, positions: Range<i64>) -> Result<usize, Error> {
-        let sequence = self.state.intact(src)?;
-        let len = self.state.intact(dst)?.len();
+        let sequence = self.intact(src)?;
+        let len = self.intact(dst)?.len();
         if src == dst || positions.is_empty() {
             return Ok(0);
         }
@@ -43,28 +43,27 @@ impl Editor<'_> {
 
     /// Copies to a sequence without rows some of another's.
     fn copy_to(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) -> Result<(), Error> {
-        self.journal.edit(self.state, dst);
+        self.note_edit(dst);
         if self.spec.mode() == Mode::Cells {
-            self.journal.set_head(self.state, 0);
+            self.set_head(0);
         }
         if !rows.is_empty() {
             match self.spec.mode() {
-                Mode::Cells => self.share(src, dst, rows.clone()),
-                Mode::Paged { .. } if rows.start == 0 => self.share(src, dst, rows.clone()),
+                Mode::Cells => self.share_rows(src, dst, rows.clone()),
+                Mode::Paged { .. } if rows.start == 0 => self.share_rows(src, dst, rows.clone()),
                 Mode::Paged { .. } => self.copy_to_pages(src, dst, rows.clone())?,
                 Mode::Runs => self.copy_to_run(src, dst, rows.clone())?,
             }
         }
-        let from = &self.state.sequences[src];
-        let known =
-            if rows.start == 0 && from.root == self.state.sequences[dst].root { from.known.min(rows.end) } else { 0 };
-        let key = self.state.prefix_key(self.spec, from, known);
+        let from = &self.sequences[src];
+        let known = if rows.start == 0 && from.root == self.sequences[dst].root { from.known.min(rows.end) } else { 0 };
+        let key = self.prefix_key(from, known);
         let positions = from.positions.slice(rows.clone());
         let rotated = from.rotated.as_ref().map(|rotated| rotated.slice(rows.clone()));
         // A sequence without rows has no past, whatever another one has.
         let passed = from.passed;
         let past = if rows.is_empty() { (0, None, 0) } else { (from.shifts, from.gone, from.ga_i) };
-        let to = &mut self.state.sequences[dst];
+        let to = &mut self.sequences[dst];
         (to.positions, to.rotated, (to.shifts, to.gone, to.ga_i)) = (positions, rotated, past);
         if passed.rows > 0 && !rows.is_empty() {
             to.passed = passed;
@@ -78,42 +77,42 @@ impl Editor<'_> {
     }
 
     /// Adds pages, or cells, of rows to the other table as well.
-    fn share(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) {
+    fn share_rows(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) {
         let page_size = self.page_size();
         let pages = rows.start / page_size..rows.end.div_ceil(page_size);
-        let table = self.state.sequences[src].table()[pages].to_vec();
+        let table = self.sequences[src].table()[pages].to_vec();
         for &page in &table {
-            self.journal.share(self.state, page);
+            self.share_page(page);
         }
-        *self.state.sequences[dst].table_mut() = table;
+        *self.sequences[dst].table_mut() = table;
     }
 
     fn copy_to_pages(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) -> Result<(), Error> {
         let page_size = self.page_size();
         let need = rows.len().div_ceil(page_size);
         self.require(need)?;
-        let table: Vec<u32> = (0..need).map(|_| self.take()).collect();
-        let segments: Vec<_> = self.state.sequences[src].segments(rows.clone(), page_size).collect();
+        let table: Vec<u32> = (0..need).map(|_| self.take_required()).collect();
+        let segments: Vec<_> = self.sequences[src].segments(rows.clone(), page_size).collect();
         for segment in segments {
             let mut done = 0;
             while done < segment.len {
                 let row = segment.row + done - rows.start;
                 let len = (page_size - row % page_size).min(segment.len - done);
                 let dst = table[row / page_size] as usize * page_size + row % page_size;
-                self.copy(RowCopy { src: segment.slot + done, dst, len });
+                self.queue_copy(RowCopy { src: segment.slot + done, dst, len });
                 done += len;
             }
         }
-        *self.state.sequences[dst].table_mut() = table;
+        *self.sequences[dst].table_mut() = table;
         Ok(())
     }
 
     fn copy_to_run(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) -> Result<(), Error> {
-        let (need, base) = (rows.len(), self.state.sequences[src].slot(rows.start, 1));
-        let reserve = self.state.sequences[dst].reserve;
-        let (start, len) = self.journal.take_run(self.state, need, reserve).ok_or_else(|| self.state.no_slot(need))?;
-        self.copy(RowCopy { src: base, dst: start, len: need });
-        self.state.sequences[dst].place = MemoryLocation::Run(start..start + len);
+        let (need, base) = (rows.len(), self.sequences[src].slot(rows.start, 1));
+        let reserve = self.sequences[dst].reserve;
+        let (start, len) = self.take_run(need, reserve).ok_or_else(|| self.no_slot(need))?;
+        self.queue_copy(RowCopy { src: base, dst: start, len: need });
+        self.sequences[dst].place = MemoryLocation::Run(start..start + len);
         Ok(())
     }
 }

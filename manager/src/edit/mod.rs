@@ -8,54 +8,59 @@ mod shift;
 pub use self_extend::self_extend_positions;
 pub use shift::ContextShift;
 
+use std::ops::Range;
+
 use kvcache_kernels::RowCopy;
 
 use crate::error::Error;
-use crate::journal::Journal;
-use crate::spec::{CacheSpec, Mode};
+use crate::spec::Mode;
 use crate::state::State;
 
-/// The state that an edit reads and changes. All changes are in the journal, but for copies that are queued.
-pub(crate) struct Editor<'a> {
-    pub(crate) spec: &'a CacheSpec,
-    pub(crate) state: &'a mut State,
-    pub(crate) journal: &'a mut Journal,
-    /// Copies that were queued before the edit.
-    pub(crate) queued: usize,
-}
-
-impl Editor<'_> {
-    fn page_size(&self) -> usize {
-        self.spec.page_size()
-    }
-
+impl State {
     /// Checks that this many pages, or cells, can be taken.
-    fn require(&self, need: usize) -> Result<(), Error> {
-        let free = self.state.pages.num_free() + self.state.cached.len();
+    pub(crate) fn require(&self, need: usize) -> Result<(), Error> {
+        let free = self.available();
         if need <= free {
             return Ok(());
         }
         Err(match self.spec.mode() {
             Mode::Paged { .. } => Error::OutOfPages { need, free },
-            Mode::Runs | Mode::Cells => self.state.no_slot(need),
+            Mode::Runs | Mode::Cells => self.no_slot(need),
         })
     }
 
     /// Takes a page, which [`require`](Self::require) has found.
-    fn take(&mut self) -> u32 {
-        self.take_from(0)
+    fn take_required(&mut self) -> u32 {
+        self.take_required_from(0)
     }
 
     /// Takes a page, or a cell from `first` on: none before it is free.
-    fn take_from(&mut self, first: usize) -> u32 {
-        let taken = self.journal.take_from(self.state, first);
+    fn take_required_from(&mut self, first: usize) -> u32 {
+        let taken = self.take_page_from(first);
         taken.unwrap_or_else(|| unreachable!("pages are counted before they are taken"))
     }
 
-    fn copy(&mut self, copy: RowCopy) {
-        self.journal.copy_tokens(self.state, copy);
+    /// In the mode `cells`, takes as many neighboring cells, if there are such, for [`take_next`](Self::take_next).
+    pub(crate) fn take_neighbors(&mut self, n: usize) -> Option<Range<u32>> {
+        let start = if self.spec.mode() == Mode::Cells && n > 0 { self.take_cells(n)? } else { return None };
+        Some(start as u32..(start + n) as u32)
+    }
+
+    /// Takes the next of `cells`, or else a page that [`require`](Self::require) has found, for one table entry.
+    pub(crate) fn take_next(&mut self, cells: &mut Option<Range<u32>>) -> u32 {
+        match cells.as_mut().and_then(Iterator::next) {
+            Some(cell) => {
+                self.share_page(cell);
+                cell
+            }
+            None => self.take_required(),
+        }
+    }
+
+    fn queue_copy(&mut self, copy: RowCopy) {
+        self.copy_tokens(copy);
         let RowCopy { src, dst, len } = copy;
-        match self.state.queue[self.queued..].last_mut() {
+        match self.queue[self.journal.queued..].last_mut() {
             // As long as the latter does not read what the former writes, the two are one.
             Some(last)
                 if last.src + last.len == src
@@ -64,7 +69,7 @@ impl Editor<'_> {
             {
                 last.len += len;
             }
-            _ => self.state.queue.push(copy),
+            _ => self.queue.push(copy),
         }
     }
 }

@@ -4,18 +4,28 @@ use std::ops::Range;
 
 use kvcache_kernels::RowCopy;
 
-use super::Editor;
 use crate::error::Error;
 use crate::pages::NULL_PAGE;
 use crate::seq_id::SeqId;
 use crate::sequence::{MemoryLocation, Passed};
 use crate::spec::Mode;
+use crate::state::State;
 
-impl Editor<'_> {
-    /// Removes the rows of a sequence that no later token will see, in pages whole pages of them.
-    pub(crate) fn trim(&mut self, seq: SeqId) {
+impl State {
+    /// After a step: removes the rows of its sequences that no later token will see, in pages whole pages of them.
+    pub(crate) fn trim_windows(&mut self) {
+        if self.spec.window().is_some() {
+            self.begin();
+            for i in 0..self.plan.entries.len() {
+                self.trim(self.plan.entries[i].seq);
+            }
+            self.commit();
+        }
+    }
+
+    fn trim(&mut self, seq: SeqId) {
         let Some(window) = self.spec.window() else { return };
-        let sequence = &self.state.sequences[seq];
+        let sequence = &self.sequences[seq];
         let kept = (window + self.spec.slack()) as i64;
         let first = if self.spec.keep_rows() { sequence.passed.rows } else { self.spec.sink() };
         let mut rows = first..sequence.positions.rows_before(sequence.positions.next() - kept + 1);
@@ -29,28 +39,28 @@ impl Editor<'_> {
             return self.pass(seq, rows);
         }
         let gone = sequence.positions.at(rows.end - 1);
-        if let Err(error) = self.remove_for_good(seq, rows) {
+        if let Err(error) = self.remove_rows_for_good(seq, rows) {
             unreachable!("whole pages, cells, and rows of a run leave without new ones: {error}");
         }
-        let sequence = &mut self.state.sequences[seq];
+        let sequence = &mut self.sequences[seq];
         sequence.gone = sequence.gone.max(Some(gone));
     }
 
     /// Gives rows, whole pages after those that a window passed before, the null page. It is not in the journal.
     fn pass(&mut self, seq: SeqId, rows: Range<usize>) {
-        let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.end);
+        let key = self.prefix_key(&self.sequences[seq], rows.end);
         let pages = rows.start / self.page_size()..rows.end / self.page_size();
-        let sequence = &mut self.state.sequences[seq];
+        let sequence = &mut self.sequences[seq];
         (sequence.passed, sequence.version) = (Passed { rows: rows.end, key }, sequence.version + 1);
         let gone = sequence.table()[pages.clone()].to_vec();
         sequence.table_mut()[pages].fill(NULL_PAGE);
-        gone.iter().for_each(|_| self.journal.share(self.state, NULL_PAGE));
+        gone.iter().for_each(|_| self.share_page(NULL_PAGE));
         self.drop_pages(&gone);
     }
 
     /// Refuses what needs rows that a window has passed, where these stay.
     pub(super) fn check_whole(&self, seq: SeqId) -> Result<(), Error> {
-        match self.state.sequences[seq].passed.rows {
+        match self.sequences[seq].passed.rows {
             0 => Ok(()),
             _ => Err(Error::NotShiftable { why: "a window has freed the pages of the first rows" }),
         }
@@ -58,7 +68,7 @@ impl Editor<'_> {
 
     /// Removes the rows of a sequence whose positions are in a range; returns how many they were.
     pub(crate) fn remove_positions(&mut self, seq: SeqId, positions: Range<i64>) -> Result<usize, Error> {
-        let sequence = self.state.intact(seq)?;
+        let sequence = self.intact(seq)?;
         let rows = sequence.positions.rows(positions.clone());
         if rows.is_empty() {
             return Ok(0);
@@ -70,22 +80,22 @@ impl Editor<'_> {
             }
         }
         let removed = rows.len();
-        self.remove(seq, rows)?;
+        self.remove_rows(seq, rows)?;
         Ok(removed)
     }
 
-    pub(super) fn remove(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
-        if rows.end < self.state.sequences[seq].len() {
+    pub(super) fn remove_rows(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
+        if rows.end < self.sequences[seq].len() {
             self.check_whole(seq)?;
         }
-        self.journal.edit(self.state, seq);
-        self.remove_for_good(seq, rows)
+        self.note_edit(seq);
+        self.remove_rows_for_good(seq, rows)
     }
 
     /// Removes rows of a sequence, which is not in the journal: what cannot fail need not be undone.
-    pub(crate) fn remove_for_good(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
-        let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.start);
-        let sequence = &self.state.sequences[seq];
+    pub(crate) fn remove_rows_for_good(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
+        let key = self.prefix_key(&self.sequences[seq], rows.start);
+        let sequence = &self.sequences[seq];
         match &sequence.place {
             MemoryLocation::Run(_) => self.slide(seq, rows.clone()),
             MemoryLocation::Table(_) if rows.end == sequence.len() => self.cut(seq, rows.start),
@@ -94,7 +104,7 @@ impl Editor<'_> {
             }
             MemoryLocation::Table(_) => self.close_up(seq, rows.clone())?,
         }
-        let sequence = &mut self.state.sequences[seq];
+        let sequence = &mut self.sequences[seq];
         sequence.remove_positions(rows);
         sequence.key = key;
         sequence.version += 1;
@@ -108,7 +118,7 @@ impl Editor<'_> {
     /// Keeps the pages of the first rows of a table.
     fn cut(&mut self, seq: SeqId, len: usize) {
         let pages = len.div_ceil(self.page_size());
-        let gone = self.state.sequences[seq].table_mut().split_off(pages);
+        let gone = self.sequences[seq].table_mut().split_off(pages);
         self.drop_pages(&gone);
     }
 
@@ -116,7 +126,7 @@ impl Editor<'_> {
     /// without.
     fn drop_pages(&mut self, pages: &[u32]) {
         for &page in pages.iter().rev() {
-            self.journal.unshare(self.state, page);
+            self.unshare_page(page);
         }
     }
 
@@ -125,36 +135,36 @@ impl Editor<'_> {
     /// others, unless these are in a page that other sequences have.
     fn remove_pages(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
         let page_size = self.page_size();
-        let sequence = &self.state.sequences[seq];
+        let sequence = &self.sequences[seq];
         let (first, last) = (rows.start / page_size, rows.end / page_size);
         let front = rows.start % page_size;
         if front == 0 {
-            let gone: Vec<u32> = self.state.sequences[seq].table_mut().drain(first..last).collect();
+            let gone: Vec<u32> = self.sequences[seq].table_mut().drain(first..last).collect();
             self.drop_pages(&gone);
             return Ok(());
         }
         let behind = (page_size - front).min(sequence.len() - rows.end);
         let (head, tail) = (sequence.table()[first], sequence.table()[last]);
-        let own = |page: u32| self.state.pages.refcount(page) == 1;
+        let own = |page: u32| self.pages.refcount(page) == 1;
         let slot = |page: u32| page as usize * page_size;
         let to_tail = |page: u32| RowCopy { src: slot(head), dst: slot(page), len: front };
         let to_head = |page: u32| RowCopy { src: slot(tail) + front, dst: slot(page) + front, len: behind };
         let merged = if own(tail) && (front <= behind || !own(head)) {
-            self.journal.unseal(self.state, tail);
-            self.copy(to_tail(tail));
+            self.unseal_page(tail);
+            self.queue_copy(to_tail(tail));
             tail
         } else if own(head) {
-            self.journal.unseal(self.state, head);
-            self.copy(to_head(head));
+            self.unseal_page(head);
+            self.queue_copy(to_head(head));
             head
         } else {
             self.require(1)?;
-            let page = self.take();
-            self.copy(to_tail(page));
-            self.copy(to_head(page));
+            let page = self.take_required();
+            self.queue_copy(to_tail(page));
+            self.queue_copy(to_head(page));
             page
         };
-        let old: Vec<u32> = self.state.sequences[seq].table_mut().splice(first..=last, [merged]).collect();
+        let old: Vec<u32> = self.sequences[seq].table_mut().splice(first..=last, [merged]).collect();
         let gone: Vec<u32> = old.into_iter().filter(|&page| page != merged).collect();
         self.drop_pages(&gone);
         Ok(())
@@ -163,25 +173,25 @@ impl Editor<'_> {
     /// Removes rows; all later rows move into their places. Pages that others have are replaced.
     fn close_up(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
         let page_size = self.page_size();
-        let sequence = &self.state.sequences[seq];
+        let sequence = &self.sequences[seq];
         let (len, first) = (sequence.len(), rows.start / page_size);
         let kept = (len - rows.len()).div_ceil(page_size);
         let old = sequence.table()[first..].to_vec();
         let mut pages = old[..kept - first].to_vec();
-        let shared = |page: &u32| self.state.pages.refcount(*page) > 1;
+        let shared = |page: &u32| self.pages.refcount(*page) > 1;
         self.require(pages.iter().filter(|page| shared(page)).count())?;
         let mut gone = old[kept - first..].to_vec();
         let slot = |pages: &[u32], row: usize| pages[row / page_size - first] as usize * page_size + row % page_size;
         for (index, page) in pages.iter_mut().enumerate() {
-            if self.state.pages.refcount(*page) == 1 {
-                self.journal.unseal(self.state, *page);
+            if self.pages.refcount(*page) == 1 {
+                self.unseal_page(*page);
                 continue;
             }
-            let own = self.take();
+            let own = self.take_required();
             let front = rows.start % page_size;
             if index == 0 && front > 0 {
                 let src = *page as usize * page_size;
-                self.copy(RowCopy { src, dst: own as usize * page_size, len: front });
+                self.queue_copy(RowCopy { src, dst: own as usize * page_size, len: front });
             }
             gone.push(std::mem::replace(page, own));
         }
@@ -189,10 +199,10 @@ impl Editor<'_> {
         while row < len {
             let to = row - rows.len();
             let n = (page_size - row % page_size).min(page_size - to % page_size).min(len - row);
-            self.copy(RowCopy { src: slot(&old, row), dst: slot(&pages, to), len: n });
+            self.queue_copy(RowCopy { src: slot(&old, row), dst: slot(&pages, to), len: n });
             row += n;
         }
-        let table = self.state.sequences[seq].table_mut();
+        let table = self.sequences[seq].table_mut();
         table.truncate(first);
         table.append(&mut pages);
         self.drop_pages(&gone);
@@ -202,25 +212,25 @@ impl Editor<'_> {
     /// Removes rows of a run: the fewer of the rows in front and the later ones move. Cells in front of the first row
     /// are given back.
     fn slide(&mut self, seq: SeqId, rows: Range<usize>) {
-        let sequence = &self.state.sequences[seq];
+        let sequence = &self.sequences[seq];
         let Range { start, end } = sequence.run();
         let (front, behind) = (rows.start, sequence.len() - rows.end);
         let reserved = if front + behind == 0 {
-            self.journal.free_cells(start..end);
+            self.free_cells(start..end);
             0..0
         } else if front < behind {
             let moved = start + rows.len();
             if front > 0 {
-                self.copy(RowCopy { src: start, dst: moved, len: front });
+                self.queue_copy(RowCopy { src: start, dst: moved, len: front });
             }
-            self.journal.free_cells(start..moved);
+            self.free_cells(start..moved);
             moved..end
         } else {
             if behind > 0 {
-                self.copy(RowCopy { src: start + rows.end, dst: start + rows.start, len: behind });
+                self.queue_copy(RowCopy { src: start + rows.end, dst: start + rows.start, len: behind });
             }
             start..end
         };
-        self.state.sequences[seq].place = MemoryLocation::Run(reserved);
+        self.sequences[seq].place = MemoryLocation::Run(reserved);
     }
 }

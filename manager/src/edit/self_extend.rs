@@ -1,10 +1,10 @@
 //! Self-extend: neighboring tokens that are far behind share a position.
 
-use super::Editor;
 use crate::bits::zeros;
 use crate::error::Error;
 use crate::positions::MAX_POSITION;
 use crate::seq_id::SeqId;
+use crate::state::State;
 
 struct Grouping {
     /// The first position that is not grouped yet.
@@ -38,10 +38,10 @@ impl Grouping {
     }
 }
 
-impl Editor<'_> {
+impl State {
     /// Groups positions; returns the one of the next token.
     pub(crate) fn self_extend(&mut self, seq: SeqId, ga_n: i64, ga_w: i64) -> Result<i64, Error> {
-        let sequence = self.state.intact(seq)?;
+        let sequence = self.intact(seq)?;
         let (n_past, ga_i) = (sequence.positions.next(), sequence.ga_i);
         let grouping = Grouping::new(n_past, ga_i, ga_n, ga_w)?;
         if grouping.grouped == 0 {
@@ -50,9 +50,9 @@ impl Editor<'_> {
         if ga_n > 1 {
             let rows = sequence.positions.rows(ga_i..i64::MAX);
             self.check_shiftable(seq)?;
-            self.map(seq, rows, false, |position| grouping.position(position))?;
+            self.map_positions(seq, rows, false, |position| grouping.position(position))?;
         }
-        let sequence = &mut self.state.sequences[seq];
+        let sequence = &mut self.sequences[seq];
         let moved = |gone: i64| if gone < ga_i { gone } else { grouping.position(gone) };
         (sequence.ga_i, sequence.gone) = (grouping.end(), sequence.gone.map(moved));
         Ok(sequence.positions.next())

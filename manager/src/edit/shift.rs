@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use kvcache_kernels::RowCopy;
 
-use super::Editor;
 use crate::error::Error;
 use crate::positions::MAX_POSITION;
 use crate::seq_id::SeqId;
 use crate::spec::{KeyForm, Mode};
+use crate::state::State;
 
 /// A conversation that outgrows its context: what it has and needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,20 +23,20 @@ pub struct ContextShift {
     pub n_discard: Option<i64>,
 }
 
-impl Editor<'_> {
+impl State {
     /// Adds `delta` to the positions of rows in a range. Rows that would come below 0 are removed.
-    pub(crate) fn add(&mut self, seq: SeqId, positions: Range<i64>, delta: i64) -> Result<(), Error> {
-        let sequence = self.state.intact(seq)?;
+    pub(crate) fn add_to_positions(&mut self, seq: SeqId, positions: Range<i64>, delta: i64) -> Result<(), Error> {
+        let sequence = self.intact(seq)?;
         let mut rows = sequence.positions.rows(positions.clone());
         if positions.is_empty() || delta == 0 {
             return Ok(());
         }
         // The next search for cells begins at the first one that is freed.
-        self.journal.set_head(self.state, usize::MAX);
+        self.set_head(usize::MAX);
         if rows.is_empty() {
             return Ok(());
         }
-        let sequence = &self.state.sequences[seq];
+        let sequence = &self.sequences[seq];
         let last = sequence.positions.at(rows.end - 1);
         if last.checked_add(delta).is_none_or(|last| last > MAX_POSITION) {
             let first = sequence.positions.at(rows.start).saturating_add(delta);
@@ -50,19 +50,19 @@ impl Editor<'_> {
         }
         self.check_order(seq, &rows, &kept, |position| position + delta)?;
         if !removed.is_empty() {
-            self.remove(seq, removed.clone())?;
+            self.remove_rows(seq, removed.clone())?;
             rows.end -= removed.len();
         }
-        self.map(seq, rows, true, |position| position + delta)?;
-        let sequence = &mut self.state.sequences[seq];
+        self.map_positions(seq, rows, true, |position| position + delta)?;
+        let sequence = &mut self.sequences[seq];
         // A row that would have come below 0 would have been removed.
         let moved = |gone: i64| if positions.contains(&gone) { gone.saturating_add(delta) } else { gone };
         sequence.gone = sequence.gone.map(moved).filter(|&gone| gone >= 0).map(|gone| gone.min(MAX_POSITION));
         Ok(())
     }
 
-    pub(crate) fn divide(&mut self, seq: SeqId, positions: Range<i64>, divisor: i64) -> Result<(), Error> {
-        let sequence = self.state.intact(seq)?;
+    pub(crate) fn divide_positions(&mut self, seq: SeqId, positions: Range<i64>, divisor: i64) -> Result<(), Error> {
+        let sequence = self.intact(seq)?;
         Error::check_range("d", divisor, 1, i64::MAX)?;
         let rows = sequence.positions.rows(positions.clone());
         // Position 0 stays.
@@ -71,15 +71,15 @@ impl Editor<'_> {
         }
         self.check_shiftable(seq)?;
         self.check_order(seq, &rows, &rows, |position| position / divisor)?;
-        self.map(seq, rows, false, |position| position / divisor)?;
-        let sequence = &mut self.state.sequences[seq];
+        self.map_positions(seq, rows, false, |position| position / divisor)?;
+        let sequence = &mut self.sequences[seq];
         sequence.gone = sequence.gone.map(|gone| if positions.contains(&gone) { gone / divisor } else { gone });
         Ok(())
     }
 
     /// Makes room in a context: returns how many positions were discarded, 0 where there is room.
     pub(crate) fn context_shift(&mut self, seq: SeqId, shift: &ContextShift) -> Result<i64, Error> {
-        let n_past = self.state.intact(seq)?.positions.next();
+        let n_past = self.intact(seq)?.positions.next();
         let ContextShift { n_ctx, n_new, n_keep, n_discard } = *shift;
         for (name, got, min) in [("n_ctx", n_ctx, 1), ("n_new", n_new, 0), ("n_keep", n_keep, 0)] {
             Error::check_range(name, got, min, i64::MAX)?;
@@ -94,8 +94,8 @@ impl Editor<'_> {
         }
         let behind = n_keep.saturating_add(n_discard);
         self.remove_positions(seq, n_keep..behind)?;
-        self.add(seq, behind..i64::MAX, -n_discard)?;
-        self.journal.set_head(self.state, 0);
+        self.add_to_positions(seq, behind..i64::MAX, -n_discard)?;
+        self.set_head(0);
         Ok(n_discard)
     }
 
@@ -108,7 +108,7 @@ impl Editor<'_> {
         if let Some(why) = self.spec.not_shiftable() {
             return Err(Error::NotShiftable { why });
         }
-        let shifts = self.state.sequences[seq].shifts;
+        let shifts = self.sequences[seq].shifts;
         match self.spec.shift_limit() {
             Some(limit) if shifts >= limit => Err(Error::ShiftLimit { shifts, limit }),
             _ => Ok(()),
@@ -124,7 +124,7 @@ impl Editor<'_> {
         kept: &Range<usize>,
         f: impl Fn(i64) -> i64,
     ) -> Result<(), Error> {
-        let positions = &self.state.sequences[seq].positions;
+        let positions = &self.sequences[seq].positions;
         if kept.is_empty() {
             return Ok(());
         }
@@ -141,7 +141,7 @@ impl Editor<'_> {
 
     /// Changes the positions of rows. Where keys are stored rotated, the rows become the sequence's own; cells do in
     /// any case, as a cell has one position.
-    pub(crate) fn map(
+    pub(crate) fn map_positions(
         &mut self,
         seq: SeqId,
         rows: Range<usize>,
@@ -151,16 +151,16 @@ impl Editor<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        let key = self.state.prefix_key(self.spec, &self.state.sequences[seq], rows.start);
-        self.journal.edit(self.state, seq);
+        let key = self.prefix_key(&self.sequences[seq], rows.start);
+        self.note_edit(seq);
         let roped = self.spec.key_form() == KeyForm::Roped;
         if roped || self.spec.mode() == Mode::Cells {
-            self.own(seq, rows.clone())?;
+            self.own_rows(seq, rows.clone())?;
         }
-        let sequence = &mut self.state.sequences[seq];
+        let sequence = &mut self.sequences[seq];
         if roped && sequence.rotated.is_none() {
             sequence.rotated = Some(sequence.positions.clone());
-            self.state.may_rotate = true;
+            self.may_rotate = true;
         }
         (sequence.known, sequence.key) = (sequence.known.min(rows.start), key);
         sequence.positions.map(rows, consecutive, f);
@@ -169,29 +169,29 @@ impl Editor<'_> {
     }
 
     /// Makes rows a sequence's own: pages that others have are copied, sealed ones are unsealed.
-    fn own(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
+    fn own_rows(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
         let page_size = self.page_size();
-        let sequence = &self.state.sequences[seq];
+        let sequence = &self.sequences[seq];
         if sequence.table().is_empty() {
             return Ok(());
         }
         let (first, len) = (rows.start / page_size, sequence.len());
         let pages = sequence.table()[first..rows.end.div_ceil(page_size)].to_vec();
-        self.require(pages.iter().filter(|&&page| self.state.pages.refcount(page) > 1).count())?;
+        self.require(pages.iter().filter(|&&page| self.pages.refcount(page) > 1).count())?;
         let mut free = 0;
         for (index, page) in (first..).zip(pages) {
-            if self.state.pages.refcount(page) == 1 {
-                self.journal.unseal(self.state, page);
+            if self.pages.refcount(page) == 1 {
+                self.unseal_page(page);
                 continue;
             }
-            let own = self.take_from(free);
+            let own = self.take_required_from(free);
             free = own as usize + 1;
             let slot = |page: u32| page as usize * page_size;
-            self.copy(RowCopy { src: slot(page), dst: slot(own), len: page_size.min(len - index * page_size) });
-            let sequence = &mut self.state.sequences[seq];
+            self.queue_copy(RowCopy { src: slot(page), dst: slot(own), len: page_size.min(len - index * page_size) });
+            let sequence = &mut self.sequences[seq];
             sequence.table_mut()[index] = own;
             sequence.version += 1;
-            self.journal.unshare(self.state, page);
+            self.unshare_page(page);
         }
         Ok(())
     }

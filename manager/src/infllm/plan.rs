@@ -23,9 +23,7 @@ use super::sequence::{Sequence, Setup};
 use crate::append::Append;
 use crate::batch::Batch;
 use crate::block::{Block, BlockKey};
-use crate::edit::Editor;
 use crate::error::Error;
-use crate::plan::Planner;
 use crate::seq_id::SeqId;
 use crate::spec::KeyForm;
 use crate::state::State;
@@ -75,22 +73,22 @@ impl Setup {
     ///
     /// # Errors
     /// [`Error::PositionOverflow`], [`Error::ShiftLimit`].
-    pub(crate) fn plan(&self, planner: &mut Planner<'_>, sequence: &Sequence, entry: &Entry) -> Result<Change, Error> {
-        let shifts = self.shift(planner, sequence, entry)?;
+    pub(crate) fn plan(&self, state: &mut State, sequence: &Sequence, entry: &Entry) -> Result<Change, Error> {
+        let shifts = self.shift(state, sequence, entry)?;
         let mut residency = sequence.residency.clone();
         let mut loads = Vec::new();
         for (group, (residency, blocks)) in residency.iter_mut().zip(&entry.blocks).enumerate() {
             loads.extend(residency.assign(blocks).into_iter().map(|load| (group, load)));
         }
         let slots: BTreeSet<usize> = loads.iter().map(|(_, load)| load.slot).collect();
-        self.own_slots(planner, sequence.resident, &slots);
+        self.own_slots(state, sequence.resident, &slots);
         Ok(Change { residency, shifts, loads })
     }
 
     /// Moves the rows after the blocks back, right after the positions of blocks, if the new tokens would not be
     /// below `n_ctx` otherwise. Returns the sequence's shifts.
-    fn shift(&self, planner: &mut Planner<'_>, sequence: &Sequence, entry: &Entry) -> Result<Vec<usize>, Error> {
-        let (rows, mut shifts) = (&planner.state.sequences[sequence.rows], sequence.shifts.clone());
+    fn shift(&self, state: &mut State, sequence: &Sequence, entry: &Entry) -> Result<Vec<usize>, Error> {
+        let (rows, mut shifts) = (&state.sequences[sequence.rows], sequence.shifts.clone());
         let FarPositions::FarFixed { n_ctx } = self.config.positions else { return Ok(shifts) };
         let (len, next) = (rows.len(), rows.positions.next() as usize);
         if next + entry.n <= n_ctx {
@@ -112,32 +110,30 @@ impl Setup {
                 return Err(Error::ShiftLimit { shifts: count, limit });
             }
             for index in self.pages(init)..len.div_ceil(page_size) {
-                own_page(planner, sequence.rows, index, page_size.min(len - index * page_size));
+                own_page(state, sequence.rows, index, page_size.min(len - index * page_size));
             }
         }
         // A step that lacks pages is refused in the end.
-        if planner.plan.missing == 0 {
-            let queued = planner.state.queue.len();
-            let mut editor = Editor { spec: planner.spec, state: planner.state, journal: planner.journal, queued };
-            editor.map(sequence.rows, init..len, true, |position| position - back as i64)?;
+        if state.plan.missing == 0 {
+            state.map_positions(sequence.rows, init..len, true, |position| position - back as i64)?;
         }
         Ok(shifts)
     }
 
     /// Gives a sequence of resident blocks pages of its own for slots that are to be written.
-    fn own_slots(&self, planner: &mut Planner<'_>, resident: SeqId, slots: &BTreeSet<usize>) {
+    fn own_slots(&self, state: &mut State, resident: SeqId, slots: &BTreeSet<usize>) {
         let (block, pages) = (self.config.block, self.pages(self.config.block));
         // Other layers have other blocks in the slot.
         let kept = if self.config.per_layer { self.page_size() } else { 0 };
-        let len = planner.state.sequences[resident].len();
+        let len = state.sequences[resident].len();
         for slot in slots.range(..len / block) {
-            (slot * pages..(slot + 1) * pages).for_each(|index| own_page(planner, resident, index, kept));
+            (slot * pages..(slot + 1) * pages).for_each(|index| own_page(state, resident, index, kept));
         }
         // Slots are used in order.
         let more = slots.last().map_or(0, |last| ((last + 1) * block).saturating_sub(len));
-        planner.journal.note(planner.state, resident);
-        planner.grow(resident, len + more);
-        planner.state.sequences[resident].push_rows(more, len as i64);
+        state.note_append(resident);
+        state.grow(resident, len + more);
+        state.sequences[resident].push_rows(more, len as i64);
     }
 
     /// A block of a sequence from the store.
@@ -172,10 +168,10 @@ impl Setup {
 }
 
 /// Gives a sequence a page of its own in the place of one that others have, with its first `len` rows.
-fn own_page(planner: &mut Planner<'_>, seq: SeqId, index: usize, len: usize) {
-    let page = planner.state.sequences[seq].table()[index];
-    if planner.state.pages.refcount(page) > 1 {
-        planner.own_page(seq, index, len);
+fn own_page(state: &mut State, seq: SeqId, index: usize, len: usize) {
+    let page = state.sequences[seq].table()[index];
+    if state.pages.refcount(page) > 1 {
+        state.own_page(seq, index, len);
     }
 }
 

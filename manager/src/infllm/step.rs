@@ -15,11 +15,9 @@ use crate::append::Append;
 use crate::batch::{Batch, batch_tensors};
 use crate::block::Block;
 use crate::error::Error;
-use crate::manager::Manager;
 use crate::memory::CacheMemory;
-use crate::plan::Planner;
 use crate::seq_id::SeqId;
-use crate::state::Open;
+use crate::state::{Open, State};
 use crate::step::Guard;
 use crate::store::BlockStore;
 use crate::update::copy;
@@ -54,8 +52,8 @@ impl InfLlm {
         self.manager.open = Some(Open::Planned);
         // Dropped before the commit, as where a memory panics, it rolls the plan back.
         let planning = Guard(&mut self.manager);
-        let planned = plan(&self.setup, &self.sequences, &*self.blocks.store, planning.0, appends, &rows);
-        let copied = planned.and_then(|planned| copy(memory, &planning.0.plan.copies).map(|()| planned));
+        let planned = plan(&self.setup, &self.sequences, &*self.blocks.store, &mut planning.0.state, appends, &rows);
+        let copied = planned.and_then(|planned| copy(memory, &planning.0.state.plan.copies).map(|()| planned));
         if let Err(Error::InfLlm(InfLlmError::BlockLost { .. })) = copied {
             // Layers may select again.
             self.selected.fill(false);
@@ -118,21 +116,19 @@ fn plan(
     setup: &Setup,
     sequences: &HashMap<SeqId, Sequence>,
     store: &dyn BlockStore,
-    manager: &mut Manager,
+    state: &mut State,
     appends: &[(SeqId, usize)],
     rows: &[Append<'_>],
 ) -> Result<Planned, Error> {
-    let Manager { spec, state, journal, plan, .. } = manager;
-    let mut planner = Planner { spec, state, journal, plan, blocks: None };
-    planner.begin(rows)?;
+    state.begin_plan(rows)?;
     let entry = |(append, &(seq, n)): (usize, &(SeqId, usize))| {
         let blocks = (0..setup.groups()).map(|group| sequences[&seq].wanted(setup, seq, group));
         Ok(Entry { seq, append, n, blocks: blocks.collect::<Result<_, _>>()? })
     };
     let entries = appends.iter().enumerate().map(entry).collect::<Result<Vec<_>, Error>>()?;
-    let change = |entry: &Entry| setup.plan(&mut planner, &sequences[&entry.seq], entry);
+    let change = |entry: &Entry| setup.plan(state, &sequences[&entry.seq], entry);
     let changes = entries.iter().map(change).collect::<Result<Vec<_>, _>>()?;
-    planner.place(rows)?;
+    state.place_rows(rows)?;
     let mut fetched = Vec::new();
     for (&Entry { seq, .. }, change) in entries.iter().zip(&changes) {
         for &(group, load) in &change.loads {
@@ -337,7 +333,7 @@ impl InfLlm {
     /// Removes rows of a sequence of the manager that are whole pages, or its last ones.
     fn remove(&mut self, seq: SeqId, rows: Range<usize>) {
         if !rows.is_empty()
-            && let Err(error) = self.manager.edit(|editor| editor.remove_for_good(seq, rows))
+            && let Err(error) = self.manager.edit(|state| state.remove_rows_for_good(seq, rows))
         {
             unreachable!("whole pages, and rows at the end, leave without new ones: {error}");
         }

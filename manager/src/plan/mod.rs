@@ -8,11 +8,9 @@ use kvcache_kernels::RowCopy;
 
 use crate::append::Append;
 use crate::block::Block;
-use crate::blocks::Blocks;
 use crate::error::Error;
-use crate::journal::Journal;
 use crate::seq_id::SeqId;
-use crate::spec::{CacheSpec, Mode};
+use crate::spec::Mode;
 use crate::state::State;
 
 /// One batch entry of a step; in the mode `cells`, one append of its first entry.
@@ -44,36 +42,29 @@ pub(crate) struct Plan {
     pub(crate) missing: usize,
 }
 
-pub(crate) struct Planner<'a> {
-    pub(crate) spec: &'a CacheSpec,
-    pub(crate) state: &'a mut State,
-    pub(crate) journal: &'a mut Journal,
-    pub(crate) plan: &'a mut Plan,
-    pub(crate) blocks: Option<&'a mut Blocks>,
-}
-
-impl Planner<'_> {
+impl State {
     /// Plans a step. All changes are in the journal; after an error they have to be rolled back.
-    pub(crate) fn plan(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
-        self.begin(appends)?;
-        self.place(appends)
+    pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
+        self.begin_plan(appends)?;
+        self.place_rows(appends)
     }
 
     /// Begins a plan: checks its appends.
-    pub(crate) fn begin(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
+    pub(crate) fn begin_plan(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
+        self.begin();
         self.plan.entries.clear();
         self.plan.copies.clear();
         self.plan.loads.clear();
         self.plan.missing = 0;
         for (i, append) in appends.iter().enumerate() {
-            append.check(i, self.spec, self.state)?;
-            self.journal.mark(self.state, append.seq, i);
+            append.check(i, self)?;
+            self.mark(append.seq, i);
         }
         Ok(())
     }
 
     /// Gives the rows of checked appends their slots.
-    pub(crate) fn place(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
+    pub(crate) fn place_rows(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         match self.spec.mode() {
             Mode::Paged { .. } => self.place_in_pages(appends)?,
             Mode::Runs => self.place_in_runs(appends)?,
@@ -91,7 +82,7 @@ impl Planner<'_> {
     /// Before rows are appended: how many there are, the first new position, and the new tokens, if with them all
     /// tokens are known and all positions are rows.
     fn known_rows<'t>(&self, append: &Append<'t>) -> (usize, i64, Option<&'t [u32]>) {
-        let sequence = &self.state.sequences[append.seq];
+        let sequence = &self.sequences[append.seq];
         let (before, position) = (sequence.len(), append.first_position(sequence.positions.next()));
         let known = append.known().filter(|_| sequence.known == before && position == before as i64);
         (before, position, known)
@@ -101,21 +92,21 @@ impl Planner<'_> {
     fn remember(&mut self, seq: SeqId, row: usize, tokens: &[u32]) {
         let page_size = self.spec.page_size();
         let mut rest = tokens;
-        let sequence = &self.state.sequences[seq];
+        let sequence = &self.sequences[seq];
         for segment in sequence.segments(row..row + tokens.len(), page_size) {
             let (here, behind) = rest.split_at(segment.len);
-            self.state.prefix.slot_tokens_mut()[segment.slot..segment.slot + segment.len].copy_from_slice(here);
+            self.prefix.slot_tokens_mut()[segment.slot..segment.slot + segment.len].copy_from_slice(here);
             rest = behind;
         }
         let known = row + tokens.len();
-        self.state.sequences[seq].known = known;
+        self.sequences[seq].known = known;
         if self.spec.prefix_sharing() {
             for full in row / page_size..known / page_size {
-                let sequence = &mut self.state.sequences[seq];
+                let sequence = &mut self.sequences[seq];
                 let page = sequence.table()[full];
-                let key = sequence.key.followed_by(self.state.prefix.tokens(page));
+                let key = sequence.key.followed_by(self.prefix.tokens(page));
                 sequence.key = key;
-                self.journal.seal(self.state, page, key);
+                self.seal_page(page, key);
             }
         }
     }

@@ -2,22 +2,23 @@
 
 use kvcache_kernels::RowCopy;
 
-use super::{Entry, Planner};
+use super::Entry;
 use crate::append::Append;
 use crate::error::Error;
 use crate::seq_id::SeqId;
+use crate::state::State;
 
-impl Planner<'_> {
+impl State {
     /// Gives each append room in its sequence's run.
     pub(super) fn place_in_runs(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         for (i, append) in appends.iter().enumerate() {
             let seq = append.seq;
             let (start, position, known) = self.known_rows(append);
-            self.journal.note(self.state, seq);
+            self.note_append(seq);
             // Both are rows of a cache.
             let need = start.saturating_add(append.len());
-            self.grow_run(seq, need).ok_or_else(|| self.state.no_slot(need))?;
-            self.state.sequences[seq].push_rows(append.len(), position);
+            self.grow_run(seq, need).ok_or_else(|| self.no_slot(need))?;
+            self.sequences[seq].push_rows(append.len(), position);
             if let Some(tokens) = known {
                 self.remember(seq, start, tokens);
             }
@@ -30,7 +31,7 @@ impl Planner<'_> {
     /// Gives a sequence a run for `need` rows: its own if that has room, or can grow in place; else another, of twice
     /// as many cells if there are, to which its rows move.
     fn grow_run(&mut self, seq: SeqId, need: usize) -> Option<()> {
-        let sequence = &self.state.sequences[seq];
+        let sequence = &self.sequences[seq];
         let (len, reserve) = (sequence.len(), sequence.reserve);
         let reserved = sequence.run();
         if need <= reserved.len() {
@@ -40,18 +41,18 @@ impl Planner<'_> {
         if !reserved.is_empty() {
             let behind = |cells: usize| Some(reserved.end..reserved.start.checked_add(cells)?);
             let mut grown = [wish, need].into_iter().filter_map(behind);
-            if let Some(cells) = grown.find(|cells| self.journal.take_behind(self.state, cells.clone())) {
-                self.journal.set_run(self.state, seq, reserved.start..cells.end, 0..0);
+            if let Some(cells) = grown.find(|cells| self.take_behind(cells.clone())) {
+                self.set_run(seq, reserved.start..cells.end, 0..0);
                 return Some(());
             }
         }
-        let (start, cells) = self.journal.take_run(self.state, need, wish)?;
+        let (start, cells) = self.take_run(need, wish)?;
         if len > 0 {
             let copy = RowCopy { src: reserved.start, dst: start, len };
-            self.journal.copy_tokens(self.state, copy);
+            self.copy_tokens(copy);
             self.plan.copies.push(copy);
         }
-        self.journal.set_run(self.state, seq, start..start + cells, reserved);
+        self.set_run(seq, start..start + cells, reserved);
         Some(())
     }
 }

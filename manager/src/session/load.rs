@@ -69,7 +69,7 @@ impl Manager {
     ) -> Result<Vec<SeqId>, Error> {
         let file = File::open(path).map_err(io("open the file"))?;
         let (saved, rows) = sequences::read(file, self.spec(), index)?;
-        let Placed { seqs, targets } = self.plan_load(|spec, state, journal| place(spec, state, journal, &saved))?;
+        let Placed { seqs, targets } = self.plan_load(|state| place(state, &saved))?;
         drop(saved);
         let loading = Guard(self);
         loading.0.drain(memory)?;

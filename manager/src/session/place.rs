@@ -5,11 +5,10 @@ use std::sync::Arc;
 use super::error::SessionError;
 use super::sequences::SavedSequence;
 use crate::error::Error;
-use crate::journal::Journal;
 use crate::positions::Positions;
 use crate::seq_id::SeqId;
 use crate::sequence::MemoryLocation;
-use crate::spec::{CacheSpec, KeyForm, Mode};
+use crate::spec::{KeyForm, Mode};
 use crate::state::State;
 
 /// A slot that is to hold a row of the file.
@@ -30,23 +29,18 @@ pub(super) struct Placed {
 /// A row of the file and, where those who share a slot need have it in common, its position.
 type Row = (u64, i64);
 
-/// Gives saved sequences their slots. All changes are in the journal; after an error they have to be rolled back.
-pub(super) fn place(
-    spec: &CacheSpec,
-    state: &mut State,
-    journal: &mut Journal,
-    sequences: &[SavedSequence],
-) -> Result<Placed, Error> {
-    let page_size = spec.page_size();
+/// Gives saved sequences their slots.
+pub(super) fn place(state: &mut State, sequences: &[SavedSequence]) -> Result<Placed, Error> {
+    let (page_size, max_pages) = (state.page_size(), state.spec.max_pages());
     for (i, sequence) in sequences.iter().enumerate() {
         let rows = sequence.rows.len();
         let need = rows.div_ceil(page_size);
-        if let Some(max_pages) = spec.max_pages().filter(|&max_pages| need > max_pages) {
+        if let Some(max_pages) = max_pages.filter(|&max_pages| need > max_pages) {
             return Err(SessionError::TooManyPages { sequence: i, rows, page_size, need, max_pages }.into());
         }
     }
-    let mut placer = Placer { spec, state, journal, placed: Placed::default() };
-    match spec.mode() {
+    let mut placer = Placer { state, placed: Placed::default() };
+    match placer.state.spec.mode() {
         Mode::Runs => placer.place_in_runs(sequences)?,
         Mode::Paged { .. } | Mode::Cells => placer.place_in_pages(sequences)?,
     }
@@ -55,9 +49,7 @@ pub(super) fn place(
 }
 
 struct Placer<'a> {
-    spec: &'a CacheSpec,
     state: &'a mut State,
-    journal: &'a mut Journal,
     placed: Placed,
 }
 
@@ -110,7 +102,7 @@ impl Placer<'_> {
             let len = sequence.rows.len();
             let start = match len {
                 0 => 0,
-                _ => self.journal.take_cells(self.state, len).ok_or_else(|| self.state.no_slot(len))?,
+                _ => self.state.take_cells(len).ok_or_else(|| self.state.no_slot(len))?,
             };
             self.placed.targets.extend((start..).zip(&sequence.rows).map(|(slot, &row)| Target { row, slot }));
             self.create(sequence, MemoryLocation::Run(start..start + len));
@@ -120,10 +112,10 @@ impl Placer<'_> {
 
     /// Gives the sequences pages, or cells, which they share where their rows are the same.
     fn place_in_pages(&mut self, sequences: &[SavedSequence]) -> Result<(), Error> {
-        let page_size = self.spec.page_size();
-        let cells = self.spec.mode() == Mode::Cells;
+        let page_size = self.state.page_size();
+        let cells = self.state.spec.mode() == Mode::Cells;
         // A cell has one position; so has a key that is stored rotated.
-        let positions = cells || self.spec.key_form() == KeyForm::Roped;
+        let positions = cells || self.state.spec.key_form() == KeyForm::Roped;
         let rows: Vec<Vec<Row>> = sequences
             .iter()
             .map(|SavedSequence { rows, positions: all, .. }| {
@@ -145,21 +137,21 @@ impl Placer<'_> {
         }
         let need = pages.iter().filter(|page| page.is_none()).count();
         self.require(need)?;
-        let mut run = if cells && need > 0 { self.journal.take_cells(self.state, need) } else { None };
+        let mut run = self.state.take_neighbors(need);
 
         for ((sequence, groups_of), mut table) in sequences.iter().zip(&groups.of).zip(tables) {
             for &group in &groups_of[table.len()..] {
                 table.push(match pages[group] {
                     Some(Page::Sealed(page)) => {
-                        self.journal.map(self.state, page);
+                        self.state.map_page(page);
                         page
                     }
                     Some(Page::Taken(page)) => {
-                        self.journal.share(self.state, page);
+                        self.state.share_page(page);
                         page
                     }
                     None => {
-                        let page = self.take(&mut run);
+                        let page = self.state.take_next(&mut run);
                         pages[group] = Some(Page::Taken(page));
                         let (longest, index) = groups.longest[group];
                         let rows = &sequences[longest].rows[index * page_size..];
@@ -176,34 +168,21 @@ impl Placer<'_> {
 
     /// Checks that this many pages, or cells, can be taken.
     fn require(&self, need: usize) -> Result<(), SessionError> {
-        let page_size = self.spec.page_size();
-        let free = self.state.pages.num_free() + self.state.cached.len();
+        let page_size = self.state.page_size();
+        let free = self.state.available();
         if need <= free {
             return Ok(());
         }
         Err(SessionError::NoRoom { need: need.saturating_mul(page_size), free: free * page_size })
     }
 
-    /// Takes a page, or a cell: the next of a `run` of them, if there is one.
-    fn take(&mut self, run: &mut Option<usize>) -> u32 {
-        match run {
-            Some(cell) => {
-                let page = *cell as u32;
-                *cell += 1;
-                self.journal.share(self.state, page);
-                page
-            }
-            None => self.journal.take(self.state).unwrap_or_else(|| unreachable!("pages are counted before")),
-        }
-    }
-
     /// The longest sealed chain of a sequence's tokens, without the last one: its pages, each with a table entry more.
     fn map_prefix(&mut self, sequence: &SavedSequence) -> Vec<u32> {
         let mut table = Vec::new();
-        if !self.spec.prefix_sharing() {
+        if !self.state.spec.prefix_sharing() {
             return table;
         }
-        let page_size = self.spec.page_size();
+        let page_size = self.state.page_size();
         let mut key = self.state.root(&sequence.salt);
         let known = known(sequence).min(sequence.rows.len().saturating_sub(1));
         for tokens in sequence.tokens[..known].chunks_exact(page_size) {
@@ -211,7 +190,7 @@ impl Placer<'_> {
             let Some(page) = self.state.prefix.find(key, tokens) else {
                 break;
             };
-            self.journal.map(self.state, page);
+            self.state.map_page(page);
             table.push(page);
         }
         table
@@ -219,15 +198,15 @@ impl Placer<'_> {
 
     /// Adds a sequence whose slots are these, and seals its full pages.
     fn create(&mut self, saved: &SavedSequence, place: MemoryLocation) {
-        let page_size = self.spec.page_size();
-        let mut sequence = self.state.new_sequence(self.spec, Arc::from(&*saved.salt), 0);
+        let page_size = self.state.page_size();
+        let mut sequence = self.state.new_sequence(Arc::from(&*saved.salt), 0);
         sequence.place = place;
         (sequence.shifts, sequence.gone, sequence.ga_i) = (saved.shifts, saved.gone, saved.ga_i);
         let mut positions = Positions::default();
         saved.positions.iter().for_each(|&position| positions.push(1, i64::from(position)));
         sequence.positions = positions;
         sequence.known = known(saved);
-        if self.spec.prefix_sharing() {
+        if self.state.spec.prefix_sharing() {
             for (index, tokens) in saved.tokens[..sequence.known].chunks_exact(page_size).enumerate() {
                 let page = sequence.table()[index];
                 let key = sequence.key.followed_by(tokens);
@@ -238,14 +217,14 @@ impl Placer<'_> {
                 }
                 sequence.key = key;
                 if self.state.prefix.key(page).is_none() {
-                    self.journal.seal(self.state, page, key);
+                    self.state.seal_page(page, key);
                 }
             }
         }
         for (row, &token) in saved.tokens[..sequence.known].iter().enumerate() {
             self.state.prefix.slot_tokens_mut()[sequence.slot(row, page_size)] = token;
         }
-        let seq = self.journal.create(self.state, sequence);
+        let seq = self.state.insert(sequence);
         self.placed.seqs.push(seq);
     }
 }

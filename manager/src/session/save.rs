@@ -154,7 +154,7 @@ impl Rows {
             rows: sequence.slots(page_size).map(|slot| self.index(state, slot, page_size)).collect(),
             // Positions are below 2^31.
             positions: sequence.positions.iter().map(|position| position as i32).collect(),
-            tokens: state.tokens(sequence, page_size).flatten().copied().collect(),
+            tokens: state.tokens(sequence).flatten().copied().collect(),
         }
     }
 
