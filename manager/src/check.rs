@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use crate::error::Error;
 use crate::manager::Manager;
-use crate::pages::NULL_PAGE;
-use crate::sequence::MemoryLocation;
+use crate::sequences::sequence::MemoryLocation;
+use crate::slots::pages::NULL_PAGE;
 use crate::spec::{CacheSpec, KeyForm, Mode};
 use crate::state::State;
 

@@ -12,7 +12,7 @@ use strum::IntoStaticStr;
 use thiserror::Error;
 
 use crate::infllm::error::InfLlmError;
-use crate::seq_id::SeqId;
+use crate::sequences::SeqId;
 use crate::session::error::SessionError;
 
 /// The error of a memory that cannot do what it is asked.

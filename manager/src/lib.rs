@@ -1,53 +1,25 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
-mod append;
-mod batch;
-mod bits;
-mod block;
-mod blocks;
-mod cells;
+// The order in which to read: `spec` and `state`; `step`, whose module tells what a step does; `sequences::edit`, what
+// changes between steps; `memory::update`, when bytes move. These take pages and cells from `slots`. `session` and
+// `memory::swap` bring rows to files and stores, `states` and `infllm` stand beside the manager, and `check` has all
+// invariants.
 mod check;
-mod defrag;
-#[cfg(feature = "cuda")]
-mod device_memory;
-mod edit;
 mod error;
 mod infllm;
-mod journal;
-mod keys;
-mod lru;
 mod manager;
-mod mask;
-mod mask_spec;
 mod memory;
-mod pages;
-mod plan;
-mod positions;
-mod prefix;
 mod queries;
-mod seq_id;
-mod sequence;
+mod sequences;
 mod session;
+mod slots;
 mod spec;
 mod spec_builder;
 mod state;
 mod states;
-mod stats;
 mod step;
-mod step_state;
-mod store;
-mod swap;
-mod tensors;
-mod update;
 
-pub use append::Append;
-pub use block::{Block, BlockError, BlockKey, BlockKind, NoBlockKey};
-pub use blocks::StoreStats;
-pub use cells::{find_slot, fragmentation, n_kv};
-#[cfg(feature = "cuda")]
-pub use device_memory::DeviceMemory;
-pub use edit::{ContextShift, self_extend_positions};
 pub use error::{Error, MemoryError};
 pub use infllm::{
     BlockScore, Eviction, FarPositions, InfLlm, InfLlmConfig, InfLlmError, InfLlmStep, Lost, Partition,
@@ -57,16 +29,23 @@ pub use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowCo
 pub use kvcache_op as op;
 pub use kvcache_schema as schema;
 pub use manager::{Create, Manager};
-pub use mask::MaskElement;
-pub use mask_spec::{MaskSpec, MaskWindow};
+pub use memory::block::{Block, BlockError, BlockKey, BlockKind, NoBlockKey};
+pub use memory::blocks::StoreStats;
+#[cfg(feature = "cuda")]
+pub use memory::device::DeviceMemory;
+pub use memory::store::{BlockStore, LongestBlock, StoreError, Usage, up_to_missing};
 pub use memory::{CacheMemory, HostMemory};
-pub use positions::MAX_POSITION;
-pub use seq_id::SeqId;
+pub use queries::Stats;
+pub use sequences::SeqId;
+pub use sequences::edit::{ContextShift, self_extend_positions};
+pub use sequences::positions::MAX_POSITION;
 pub use session::error::SessionError;
 pub use session::save::Saving;
+pub use slots::cells::{find_slot, fragmentation, n_kv};
 pub use spec::{CacheSpec, Geometry, KeyForm, Mode};
 pub use spec_builder::CacheSpecBuilder;
 pub use states::{StateCache, StateSplit, StateStep};
-pub use stats::Stats;
+pub use step::append::Append;
+pub use step::mask::MaskElement;
+pub use step::mask_spec::{MaskSpec, MaskWindow};
 pub use step::{Planned, Step};
-pub use store::{BlockStore, LongestBlock, StoreError, Usage, up_to_missing};

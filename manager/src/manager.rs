@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use kvcache_kernels::RowCopy;
 
-use crate::blocks::{Blocks, rows_of_a_block};
-use crate::edit::ContextShift;
 use crate::error::Error;
 use crate::memory::CacheMemory;
-use crate::seq_id::SeqId;
+use crate::memory::blocks::{Blocks, rows_of_a_block};
+use crate::memory::store::BlockStore;
+use crate::sequences::SeqId;
+use crate::sequences::edit::ContextShift;
 use crate::spec::{CacheSpec, Mode};
 use crate::state::{Open, State};
-use crate::store::BlockStore;
-use crate::tensors::Tensors;
+use crate::step::tensors::Tensors;
 
 /// The properties of a new sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

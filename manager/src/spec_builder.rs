@@ -4,7 +4,7 @@ use kvcache_kernels::{CacheRows, Rope, RowsError};
 use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit, shape};
 
 use crate::error::Error;
-use crate::positions::MAX_POSITION;
+use crate::sequences::positions::MAX_POSITION;
 use crate::spec::{CacheSpec, Geometry, KeyForm, Mode, Quant, Settings, Window, page_size};
 
 /// How many updates may rotate the rows of a sequence.

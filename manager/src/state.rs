@@ -9,19 +9,19 @@ use std::sync::Arc;
 use kvcache_kernels::{Rotation, RowCopy};
 use slotmap::SlotMap;
 
-use crate::bits::Bits;
-use crate::block::{BlockKey, BlockKind};
-use crate::blocks::{self, Blocks, PendingOffload};
-use crate::cells;
 use crate::error::Error;
-use crate::journal::Journal;
-use crate::lru::Lru;
-use crate::pages::{NULL_PAGE, Pages};
-use crate::plan::Plan;
-use crate::prefix::Prefix;
-use crate::seq_id::SeqId;
-use crate::sequence::{MemoryLocation, Passed, Sequence};
+use crate::memory::block::{BlockKey, BlockKind};
+use crate::memory::blocks::{self, Blocks, PendingOffload};
+use crate::sequences::SeqId;
+use crate::sequences::sequence::{MemoryLocation, Passed, Sequence};
+use crate::slots::bits::Bits;
+use crate::slots::cells;
+use crate::slots::lru::Lru;
+use crate::slots::pages::{NULL_PAGE, Pages};
+use crate::slots::prefix::Prefix;
 use crate::spec::{CacheSpec, Mode};
+use crate::step::journal::Journal;
+use crate::step::plan::Plan;
 
 /// The phase of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use slotmap::SlotMap;
 
 use crate::error::Error;
 use crate::manager::positions;
-use crate::positions::MAX_POSITION;
-use crate::seq_id::SeqId;
+use crate::sequences::SeqId;
+use crate::sequences::positions::MAX_POSITION;
 
 #[derive(Debug, Clone, Default)]
 struct State {
@@ -71,7 +71,7 @@ impl StateCache {
         for (name, got, max) in [("row_bytes", row_bytes, isize::MAX as usize), ("size", size, most)] {
             Error::check_spec(name, got, 1, max)?;
         }
-        let owners = crate::bits::zeros(size)?;
+        let owners = crate::slots::bits::zeros(size)?;
         Ok(Self { row_bytes, own: SlotMap::with_key(), states: HashMap::new(), owners, open: None })
     }
 

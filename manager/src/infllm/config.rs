@@ -157,7 +157,7 @@ impl InfLlmConfig {
             FarPositions::FarConstant => Err(InfLlmError::RotatedKeys.into()),
             FarPositions::FarFixed { n_ctx } => {
                 // Slots of a cache, so the sum does not overflow: one step of one token, and a shift moves rows.
-                range("n_ctx", n_ctx, init + 2 * block + local, crate::positions::MAX_POSITION as usize)?;
+                range("n_ctx", n_ctx, init + 2 * block + local, crate::sequences::positions::MAX_POSITION as usize)?;
                 match spec.not_shiftable().filter(|_| spec.key_form() == KeyForm::Roped) {
                     Some(why) => Err(Error::NotShiftable { why }),
                     None => Ok(()),

@@ -4,10 +4,10 @@ use serde::Serialize;
 use strum::IntoStaticStr;
 use thiserror::Error;
 
-use crate::block::BlockError;
 use crate::error::{numbers, source, text};
-use crate::seq_id::SeqId;
-use crate::store::StoreError;
+use crate::memory::block::BlockError;
+use crate::memory::store::StoreError;
+use crate::sequences::SeqId;
 
 /// Why an [`InfLlm`](super::InfLlm) refuses something.
 #[derive(Debug, Error, IntoStaticStr, Serialize)]

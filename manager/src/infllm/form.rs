@@ -15,12 +15,12 @@ use super::plan::Entry;
 use super::scores::{bounds, representative};
 use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
-use crate::block::{Block, BlockKey, BlockKind};
 use crate::error::{Error, MemoryError};
 use crate::memory::CacheMemory;
-use crate::seq_id::SeqId;
+use crate::memory::block::{Block, BlockKey, BlockKind};
+use crate::memory::store::StoreError;
+use crate::sequences::SeqId;
 use crate::spec::{Geometry, KeyForm};
-use crate::store::StoreError;
 
 impl Setup {
     /// The attention mass of tokens after the blocks, with that of a step: shape (tokens, heads of queries).

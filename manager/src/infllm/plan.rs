@@ -20,14 +20,14 @@ use super::config::FarPositions;
 use super::error::{InfLlmError, Lost};
 use super::residency::{Load, Residency};
 use super::sequence::{Sequence, Setup};
-use crate::append::Append;
-use crate::batch::Batch;
-use crate::block::{Block, BlockKey};
 use crate::error::Error;
-use crate::seq_id::SeqId;
+use crate::memory::block::{Block, BlockKey};
+use crate::memory::store::{BlockStore, StoreError};
+use crate::sequences::SeqId;
 use crate::spec::KeyForm;
 use crate::state::State;
-use crate::store::{BlockStore, StoreError};
+use crate::step::append::Append;
+use crate::step::batch::Batch;
 
 /// A sequence of a step.
 #[derive(Debug, Clone)]

@@ -7,8 +7,8 @@ use super::error::InfLlmError;
 use super::scores::{bound, dot, smooth, top_k};
 use super::sequence::{Layer, Sequence, Setup};
 use super::sequences::InfLlm;
-use crate::block::BlockKey;
 use crate::error::Error;
+use crate::memory::block::BlockKey;
 
 impl InfLlm {
     /// Takes the queries of the last step in a layer, shape (its tokens in order of its entries, heads of queries,

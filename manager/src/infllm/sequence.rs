@@ -8,9 +8,9 @@ use super::error::InfLlmError;
 use super::index::Index;
 use super::partition::Partition;
 use super::residency::Residency;
-use crate::block::BlockKey;
 use crate::error::Error;
-use crate::seq_id::SeqId;
+use crate::memory::block::BlockKey;
+use crate::sequences::SeqId;
 use crate::spec::CacheSpec;
 use crate::state::State;
 

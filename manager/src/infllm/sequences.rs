@@ -10,12 +10,12 @@ use super::error::InfLlmError;
 use super::partition::Partition;
 use super::plan::OpenStep;
 use super::sequence::{Sequence, Setup};
-use crate::blocks::Blocks;
 use crate::error::Error;
 use crate::manager::Manager;
-use crate::seq_id::SeqId;
+use crate::memory::blocks::Blocks;
+use crate::memory::store::BlockStore;
+use crate::sequences::SeqId;
 use crate::spec::CacheSpec;
-use crate::store::BlockStore;
 
 /// Attention over the first tokens of a sequence, its last ones, and a few blocks in between, which queries select
 /// (InfLLM, Quest; without blocks StreamingLLM). What a sequence has in the cache does not grow with it: the rows of

@@ -20,14 +20,14 @@ use serde::{Deserialize, Serialize};
 use super::config::{BlockScore, FarPositions, InfLlmConfig};
 use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
-use crate::append::Append;
 use crate::error::Error;
 use crate::memory::CacheMemory;
-use crate::positions::MAX_POSITION;
-use crate::seq_id::SeqId;
+use crate::sequences::SeqId;
+use crate::sequences::positions::MAX_POSITION;
 use crate::session::cache;
 use crate::session::error::SessionError;
 use crate::session::file::{self, Reader, Tensor, Writer, io};
+use crate::step::append::Append;
 
 /// The metadata's entries.
 const CONFIG: &str = "infllm_config";

@@ -11,16 +11,16 @@ use super::plan::{Change, Entry, OpenStep};
 use super::residency::Load;
 use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
-use crate::append::Append;
-use crate::batch::{Batch, batch_tensors};
-use crate::block::Block;
 use crate::error::Error;
 use crate::memory::CacheMemory;
-use crate::seq_id::SeqId;
+use crate::memory::block::Block;
+use crate::memory::store::BlockStore;
+use crate::memory::update::copy;
+use crate::sequences::SeqId;
 use crate::state::{Open, State};
 use crate::step::Guard;
-use crate::store::BlockStore;
-use crate::update::copy;
+use crate::step::append::Append;
+use crate::step::batch::{Batch, batch_tensors};
 
 /// A block that was formed, and what queries are compared with: shape (num_layer, `Setup::index_len`).
 type NewBlock = (Formed, Vec<f32>);

@@ -10,7 +10,7 @@ use super::sequences;
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
-use crate::seq_id::SeqId;
+use crate::sequences::SeqId;
 use crate::step::Guard;
 
 impl Manager {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::error::SessionError;
 use super::sequences::SavedSequence;
 use crate::error::Error;
-use crate::positions::Positions;
-use crate::seq_id::SeqId;
-use crate::sequence::MemoryLocation;
+use crate::sequences::SeqId;
+use crate::sequences::positions::Positions;
+use crate::sequences::sequence::MemoryLocation;
 use crate::spec::{KeyForm, Mode};
 use crate::state::State;
 

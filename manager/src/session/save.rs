@@ -10,8 +10,8 @@ use super::sequences::{self, SavedSequence};
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
-use crate::seq_id::SeqId;
-use crate::sequence::Sequence;
+use crate::sequences::SeqId;
+use crate::sequences::sequence::Sequence;
 use crate::spec::CacheSpec;
 use crate::state::State;
 

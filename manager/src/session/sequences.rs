@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::cache;
 use super::error::SessionError;
 use super::file::{self, BLOCK, Reader, Tensor};
-use crate::positions::MAX_POSITION;
+use crate::sequences::positions::MAX_POSITION;
 use crate::spec::CacheSpec;
 
 /// A sequence. The metadata has what is not in tensors.
