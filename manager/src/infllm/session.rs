@@ -106,6 +106,19 @@ impl Setup {
         if needed { n.saturating_sub(self.rest_start(n)) } else { 0 }
     }
 
+    /// Where a file's sequence is; checks that the file is one of this set-up.
+    fn read_saved<R>(&self, reader: &Reader<R>) -> Result<Saved, SessionError> {
+        cache::check(&self.spec, reader)?;
+        if reader.get(CONFIG) != Some(&config_text(&self.config)) {
+            return Err(reader.unexpected(CONFIG, "the same configuration"));
+        }
+        let saved = reader.get(SEQUENCE).and_then(|text| serde_json::from_str::<Saved>(text).ok());
+        let saved = saved.filter(|saved| saved.fits(self));
+        let saved = saved.ok_or_else(|| reader.unexpected(SEQUENCE, "a sequence of this configuration"))?;
+        reader.check_tensors(&self.tensors(&saved))?;
+        Ok(saved)
+    }
+
     /// The tensors of a sequence.
     fn tensors(&self, saved: &Saved) -> [Tensor; 5] {
         let (layers, blocks) = (self.spec.geometry().num_layer, self.kept_blocks(saved.n));
@@ -203,14 +216,8 @@ impl InfLlm {
         self.check_new(seq)?;
         let file = File::open(path.as_ref()).map_err(io("open the file"))?;
         let mut reader = Reader::open(file)?;
-        cache::check(&self.setup.spec, &reader)?;
-        if reader.get(CONFIG) != Some(&config_text(&self.setup.config)) {
-            return Err(reader.unexpected(CONFIG, "the same configuration").into());
-        }
-        let saved = reader.get(SEQUENCE).and_then(|text| serde_json::from_str::<Saved>(text).ok());
-        let saved = saved.filter(|saved| saved.fits(&self.setup));
-        let saved = saved.ok_or_else(|| reader.unexpected(SEQUENCE, "a sequence of this configuration"))?;
-        reader.check_tensors(&self.setup.tensors(&saved))?;
+        let saved = self.setup.read_saved(&reader);
+        let saved = saved.map_err(|error| reader.refusal(error))?;
         let need = self.setup.rows(saved.n).div_ceil(self.setup.page_size());
         let free = self.manager.state.pages.num_free();
         if need > free {

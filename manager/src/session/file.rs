@@ -8,9 +8,8 @@
 //! ```
 //!
 //! [`write`] streams the tensors to a file beside its place, which is synced and then renamed. [`Reader::open`] compares
-//! every length with the file's, hashes the file and compares the digest; the tensors are then read, and hashed again,
-//! in their order, and [`Reader::finish`] compares the digest of what was read: a file that has changed since is
-//! noticed. A mapped file would be read once, but a process dies of a signal where another one shortens a mapped file.
+//! every length with the file's. The tensors are then read once, in their order, and [`Reader::finish`] compares the
+//! digest of what was read: until then whoever reads them has to be able to undo what it makes of them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -170,17 +169,18 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// A file whose digest is right, and the data that was not read yet.
+/// A file, and the data that was not read yet. Nothing that it says is known to be right before [`finish`](Self::finish).
 pub(crate) struct Reader<R> {
     header: Metadata,
     file: R,
     hash: Xxh3,
-    digest: u128,
+    /// Bytes of data before the digest that were not read yet.
+    left: usize,
     block: Vec<u8>,
 }
 
 impl<R: Read + Seek> Reader<R> {
-    /// Reads the header of a file, and hashes the file whole.
+    /// Reads the header of a file.
     pub(crate) fn open(mut file: R) -> Result<Self, SessionError> {
         let read = io("read the file");
         let len = file.seek(SeekFrom::End(0)).map_err(&read)?;
@@ -203,30 +203,21 @@ impl<R: Read + Seek> Reader<R> {
         let mut hash = Xxh3::new();
         hash.update(&prefix);
         hash.update(&text);
-        let mut reader = Self { header, file, hash: hash.clone(), digest: 0, block: Vec::new() };
+        let left = header.data_len().saturating_sub(DIGEST_LEN);
+        let reader = Self { header, file, hash, left, block: Vec::new() };
         for (key, expected) in [("format", FORMAT), ("version", VERSION)] {
             if reader.get(key) != Some(expected) {
                 return Err(SessionError::mismatch(key, key, format!("\"{expected}\""), reader.quoted(key)));
             }
         }
-        let data_len = reader.header.data_len() as u64;
-        let expected = start.saturating_add(data_len);
+        let expected = start.saturating_add(reader.header.data_len() as u64);
         at_least(expected)?;
         if len > expected {
             return Err(SessionError::Trailing { expected, got: len });
         }
-        let digest = reader.tensor(DIGEST)?;
-        let place = (data_len.saturating_sub(DIGEST_LEN as u64) as usize, data_len as usize);
-        check(DIGEST, digest, &TensorInfo { dtype: Dtype::U8, shape: vec![DIGEST_LEN], data_offsets: place })?;
-        for start in (0..place.0).step_by(BLOCK) {
-            reader.bytes(BLOCK.min(place.0 - start))?;
-        }
-        let mut digest = [0; DIGEST_LEN];
-        reader.file.read_exact(&mut digest).map_err(&read)?;
-        reader.digest = u128::from_be_bytes(digest);
-        reader.finish()?;
-        reader.hash = hash;
-        reader.file.seek(SeekFrom::Start(start)).map_err(read)?;
+        let place = (left, reader.header.data_len());
+        let expected = TensorInfo { dtype: Dtype::U8, shape: vec![DIGEST_LEN], data_offsets: place };
+        check(DIGEST, reader.tensor(DIGEST)?, &expected)?;
         Ok(reader)
     }
 }
@@ -282,6 +273,7 @@ impl<R: Read> Reader<R> {
         let block = &mut self.block[..len];
         self.file.read_exact(block).map_err(io("read the file"))?;
         self.hash.update(block);
+        self.left -= len;
         Ok(block)
     }
 
@@ -300,14 +292,24 @@ impl<R: Read> Reader<R> {
         Ok(numbers)
     }
 
-    /// Compares the digest with what was read.
-    pub(crate) fn finish(&self) -> Result<(), SessionError> {
-        let got = self.hash.digest128();
-        if got == self.digest {
+    /// Reads to the end, and compares the digest with what was read.
+    pub(crate) fn finish(&mut self) -> Result<(), SessionError> {
+        while self.left > 0 {
+            self.bytes(BLOCK.min(self.left))?;
+        }
+        let mut digest = [0; DIGEST_LEN];
+        self.file.read_exact(&mut digest).map_err(io("read the file"))?;
+        let (expected, got) = (u128::from_be_bytes(digest), self.hash.digest128());
+        if got == expected {
             return Ok(());
         }
-        let [expected, got] = [self.digest, got].map(|digest| format!("{digest:032x}"));
+        let [expected, got] = [expected, got].map(|digest| format!("{digest:032x}"));
         Err(SessionError::mismatch("digest", "the digest of the file", expected, got))
+    }
+
+    /// Why a file is refused whose contents cannot be right: it is damaged, or else it was written so.
+    pub(crate) fn refusal(&mut self, error: SessionError) -> SessionError {
+        self.finish().err().unwrap_or(error)
     }
 }
 

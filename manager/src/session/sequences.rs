@@ -115,7 +115,18 @@ pub(super) fn read<R: Read + Seek>(
     index: Option<usize>,
 ) -> Result<(Vec<SavedSequence>, RowReader<R>), SessionError> {
     let mut file = Reader::open(file)?;
-    cache::check(spec, &file)?;
+    let read = read_sequences(&mut file, spec, index);
+    let (sequences, num_rows) = read.map_err(|error| file.refusal(error))?;
+    Ok((sequences, RowReader { file, num_rows, row_len: spec.bytes_per_token() }))
+}
+
+/// The sequences, and the number of the rows that follow.
+fn read_sequences<R: Read>(
+    file: &mut Reader<R>,
+    spec: &CacheSpec,
+    index: Option<usize>,
+) -> Result<(Vec<SavedSequence>, usize), SessionError> {
+    cache::check(spec, file)?;
     let malformed = || file.unexpected("sequences", "a list of salts, shift counts and positions");
     let list = file.get("sequences").and_then(|text| serde_json::from_str::<Vec<SavedSequence>>(text).ok());
     let mut sequences = list.ok_or_else(malformed)?;
@@ -165,7 +176,7 @@ pub(super) fn read<R: Read + Seek>(
         sequences = vec![sequences.swap_remove(index)];
     }
     check_tokens(&sequences)?;
-    Ok((sequences, RowReader { file, num_rows, row_len }))
+    Ok((sequences, num_rows))
 }
 
 /// Rows are in the file.
@@ -207,7 +218,7 @@ fn check_tokens(sequences: &[SavedSequence]) -> Result<(), SessionError> {
 
 impl<R: Read> RowReader<R> {
     /// Hands all rows to `write`, some at a time: the index of the first, and their bytes. After an error, rows that
-    /// were given may be wrong: the file may have changed since its digest was right.
+    /// were given may be wrong.
     pub(super) fn read<E: From<SessionError>>(
         mut self,
         mut write: impl FnMut(usize, &[u8]) -> Result<(), E>,
