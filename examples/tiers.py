@@ -38,14 +38,14 @@ def texts(engine: Engine) -> list[list[int]]:
 
 
 def ask(engine: Engine, text: list[int], question: str) -> tuple[Request, float]:
-    """A short answer, and the seconds until its first token."""
+    """A short answer, and the seconds until its first text."""
     request = engine.submit([*text, *engine.encode(f"\n\nQuestion: {question}\nAnswer:")], max_new_tokens=12)
     begin = time.perf_counter()
-    while not request.answer and request.finish is None:
-        engine.step(request)
+    pieces = iter(request)
+    next(pieces, None)
     seconds = time.perf_counter() - begin
-    while request.finish is None:
-        engine.step(request)
+    for _ in pieces:
+        pass
     return request, seconds
 
 

@@ -311,7 +311,7 @@ def test_a_loop_that_is_gone(path: Path, expected: list[str]) -> None:
     while engine.running:
         time.sleep(0.01)
     time.sleep(0.5)
-    assert app.state.engine_thread.stuck() < 0.5  # nothing waits for that loop
+    assert app.state.dispatcher.stuck() < 0.5  # nothing waits for that loop
 
     async def again() -> str:
         while (await ask(app, "/v1/completions", body(0))).status_code == 503:
@@ -349,7 +349,7 @@ def test_lifespans(path: Path, expected: list[str]) -> None:
 
     with pytest.raises(ValueError, match="of the parent"):
         asyncio.run(failing())
-    assert not app.state.engine_thread.alive()
+    assert not app.state.dispatcher.alive()
     parent = Starlette(routes=[Mount("/llm", app=app)], lifespan=lifespan)
 
     async def delivered() -> None:

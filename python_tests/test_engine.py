@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from kvcache_ops import KvCacheError, models
 from kvcache_ops.engine import Engine, Request, Sampling
+from kvcache_ops.engine._request import RequestState
 from kvcache_ops.manager import Manager, ManagerError, tier
 from kvcache_ops.text._sampling import Sampler
 from kvcache_ops.text._text_stream import TextStream
@@ -39,8 +40,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine(path: Path, max_tokens: int = 1024, **options: object) -> Engine:
-    """A small one."""
+    """A small one, whose steps its thread makes."""
     return Engine(path, max_tokens=max_tokens, threads=1, **options)
+
+
+def stepped(path: Path, **options: object) -> Engine:
+    """A small one, whose steps the test makes."""
+    return engine(path, threaded=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def test_answers_do_not_depend_on_others(path: Path, alone: list[list[int]], opt
 
 def test_a_prefix_is_computed_once(path: Path, alone: list[list[int]]) -> None:
     """Also where the prompt is longer than the budget of a step."""
-    shared = engine(path, token_budget=16)
+    shared = stepped(path, token_budget=16)
     for cached in (0, 32):  # of 40 tokens whole pages of 8, and at least one token is computed
         request = shared.submit(PROMPTS[1], max_new_tokens=12)
         assert "".join(request) == request.text and (request.answer, request.cached) == (alone[1], cached)
@@ -85,7 +91,7 @@ def test_equal_prompts_at_once(path: Path, alone: list[list[int]]) -> None:
 
 
 def test_streams_on_threads(path: Path, alone: list[list[int]]) -> None:
-    """Whoever wants text makes the step, for all."""
+    """Each reads its own answer."""
     shared = engine(path)
     requests = [shared.submit(prompt, max_new_tokens=12) for prompt in PROMPTS]
     texts: dict[int, str] = {}
@@ -104,13 +110,13 @@ def test_streams_on_threads(path: Path, alone: list[list[int]]) -> None:
 
 def test_cancelled(path: Path, alone: list[list[int]]) -> None:
     """While it waits, or in the middle; the others go on."""
-    shared = engine(path, max_batch=2)
+    shared = stepped(path, max_batch=2)
     requests = [shared.submit(prompt, max_new_tokens=12) for prompt in PROMPTS]
     for _ in range(4):
         shared.step()
     requests[0].cancel()
     requests[2].cancel()
-    assert shared.manager.stats()["sequences"] == 1
+    assert shared.step() and shared.manager.stats()["sequences"] == 2
     assert "".join(requests[0]) == requests[0].text and requests[0].answer == alone[0][:4]
     assert list(requests[1]) and requests[1].answer == alone[1] and requests[2].answer == []
     assert [request.finish for request in requests[:3]] == ["cancelled", "length", "cancelled"]
@@ -118,7 +124,7 @@ def test_cancelled(path: Path, alone: list[list[int]]) -> None:
 
 def test_stops(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop ends the text before it, however tokens cut it; nothing of it is said before it is ruled out."""
-    shared = engine(path)
+    shared = stepped(path)
     whole = shared.generate([PROMPTS[1]], max_new_tokens=12)[0].text
     stop = whole[5:8]
     request = shared.submit(PROMPTS[1], max_new_tokens=12, stop=("not there", stop))
@@ -182,11 +188,11 @@ def test_a_failing_request_fails_alone(path: Path, alone: list[list[int]]) -> No
 
 def test_whatever_fails_fails_alone(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of another kind, too; nobody loses a token."""
-    shared, step = engine(path), TextStream.step
+    shared, step = stepped(path), TextStream.step
     bad, good = shared.submit(PROMPTS[0], max_new_tokens=12), shared.submit(PROMPTS[1], max_new_tokens=12)
 
     def fail(stream: TextStream, token: int) -> str:
-        if stream is bad._stream:
+        if stream is bad._state._stream:
             raise RuntimeError("no text")
         return step(stream, token)
 
@@ -213,85 +219,65 @@ def test_an_iteration_that_ends_early(path: Path) -> None:
 
 def test_a_request_that_nobody_has(path: Path, alone: list[list[int]]) -> None:
     """It takes no slot and no step, whether it waits, runs, or is let go of in the middle of a step; others go on."""
-    shared, run = engine(path, max_batch=3), Engine._run
-    requests = [shared.submit(prompt, max_new_tokens=100) for prompt in PROMPTS[1:]]
+    shared = stepped(path, max_batch=3)
+    requests, run = [shared.submit(prompt, max_new_tokens=100) for prompt in PROMPTS[1:]], shared._scheduler._run
     good = shared.submit(PROMPTS[0], max_new_tokens=12)
     shared.step()
-    assert shared.running == requests
+    assert shared.running == [request._state for request in requests]
     del requests[1:]
-    assert shared.manager.stats()["sequences"] == 1
+    shared.step()
+    assert shared.manager.stats()["sequences"] == 2
 
     def let_go(*arguments: object) -> np.ndarray:
         requests.clear()
-        return run(shared, *arguments)
+        return run(*arguments)
 
-    shared._run = let_go
+    shared._scheduler._run = let_go
     assert list(good) and good.answer == alone[0] and shared.running == [] and not shared.step()
     assert shared.manager.stats()["sequences"] == 0
     shared.submit(PROMPTS[1])
     assert not shared.step() and shared.generate(PROMPTS[:1], max_new_tokens=12)[0].answer == alone[0]
 
 
+def test_a_request_that_is_cancelled_within_a_step(path: Path, alone: list[list[int]]) -> None:
+    """It ends there, and its slots are free with the next step."""
+    shared = stepped(path)
+    bad, good = shared.submit(PROMPTS[0], max_new_tokens=50), shared.submit(PROMPTS[1], max_new_tokens=12)
+    run = shared._scheduler._run
+    shared.step()
+
+    def cancel(*arguments: object) -> np.ndarray:
+        bad.cancel()
+        return run(*arguments)
+
+    shared._scheduler._run = cancel
+    assert list(good) and good.answer == alone[1] and shared.manager.stats()["sequences"] == 0
+    assert bad.finish == "cancelled" and bad.answer == alone[0][:1]
+
+
 def test_an_interrupted_step(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C, while tokens are drawn or anywhere: nobody loses a token, and nobody computes for ever."""
-    shared, draw = engine(path), Sampler.__call__
+    """Ctrl-C in a step that the caller makes comes after it: nobody loses a token."""
+    shared, draw = stepped(path), Sampler.__call__
     requests, calls = [shared.submit(prompt, max_new_tokens=12) for prompt in PROMPTS], iter(range(10**6))
 
     def interrupted(sampler: Sampler, logits: np.ndarray) -> int:
         if next(calls) % 5 == 1:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return draw(sampler, logits)
 
     monkeypatch.setattr(Sampler, "__call__", interrupted)
-    for _ in range(200):
-        with suppress(KeyboardInterrupt):
+    interrupts = 0
+    while any(request.finish is None for request in requests):
+        try:
             shared.step()
-    assert [request.answer for request in requests] == alone and shared.manager.stats()["sequences"] == 0
-    monkeypatch.setattr(Sampler, "__call__", lambda *_: exec("raise KeyboardInterrupt"))
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts > 5 and [request.answer for request in requests] == alone
     with pytest.raises(KeyboardInterrupt):
         shared.generate(PROMPTS, max_new_tokens=12)
     with refused("prompt_empty"):
         shared.generate([PROMPTS[0], []])
     assert not shared.step() and shared.manager.stats()["sequences"] == 0
-
-
-def test_a_request_that_is_collected_within_a_step(path: Path, alone: list[list[int]]) -> None:
-    """It ends, and its slots are free after the step."""
-    shared, run = engine(path), Engine._run
-    bad, good = shared.submit(PROMPTS[0], max_new_tokens=50), shared.submit(PROMPTS[1], max_new_tokens=12)
-    pieces = iter(bad)
-    next(pieces)
-
-    def collect(*arguments: object) -> np.ndarray:
-        shared.end(bad, "cancelled")
-        return run(shared, *arguments)
-
-    shared._run = collect
-    assert list(good) and good.answer == alone[1] and shared.manager.stats()["sequences"] == 0
-    assert bad.finish == "cancelled" and len(bad.answer) < 10
-
-
-def test_an_interrupt_after_a_sequence_is_freed(path: Path, alone: list[list[int]]) -> None:
-    """The next step knows that it is."""
-    shared, interrupts = engine(path), [KeyboardInterrupt]
-    manager = shared.manager
-
-    class Interrupted:
-        def __getattr__(self, name: str) -> object:
-            return getattr(manager, name)
-
-        def free(self, sequence: int) -> None:
-            manager.free(sequence)
-            if interrupts:
-                raise interrupts.pop()
-
-    shared.manager = Interrupted()
-    request = shared.submit(PROMPTS[0])
-    shared.step()
-    with pytest.raises(KeyboardInterrupt):
-        request.cancel()
-    assert shared.generate(PROMPTS[1:2], max_new_tokens=12)[0].answer == alone[1]
-    assert manager.stats()["sequences"] == 0
 
 
 def test_requests_that_are_dropped_at_any_place(path: Path, alone: list[list[int]]) -> None:
@@ -323,7 +309,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_requests_that_pass_a_preempted_one(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has room for all of its answer does not wait for one that has none. A step asks once what is free."""
-    shared, asked = engine(plain, max_tokens=256, token_budget=64), list[list[int]]()
+    shared, asked = stepped(plain, max_tokens=256, token_budget=64), list[list[int]]()
     long = [[(7 * i + j) % 200 + 3 for i in range(120)] for j in range(2)]
     old, young = (shared.submit(prompt, max_new_tokens=40) for prompt in long)
     while not young.preempted:
@@ -353,16 +339,16 @@ def test_a_preempted_prompt(path: Path) -> None:
     shared = engine(path, max_tokens=128, token_budget=16)
     long = [7 * i % 200 + 3 for i in range(100)]
     expected = engine(path).generate([long], max_new_tokens=4)[0].answer
-    free, preempted = shared._free, []
+    free, preempted = shared._scheduler._free, []
 
-    def count(request: Request) -> None:
+    def count(request: RequestState) -> None:
         preempted.append(request)
         free(request)
 
-    shared._free = count
+    shared._scheduler._free = count
     requests = shared.generate([PROMPTS[1], long], max_new_tokens=60)
     assert requests[1].answer[:4] == expected and requests[1].cached <= len(long)
-    assert preempted.count(requests[1]) <= 3 and shared.manager.stats()["sequences"] == 0
+    assert 0 < preempted.count(requests[1]._state) <= 3 and shared.manager.stats()["sequences"] == 0
 
 
 REFUSED: list[tuple[str, object, dict[str, object]]] = [
@@ -423,7 +409,7 @@ def test_a_short_prompt_does_not_wait_for_long_ones(path: Path, alone: list[list
     """It has its first token within five steps, and long ones go on meanwhile, also where short ones keep coming."""
     long = [[(7 * i + j) % 200 + 3 for i in range(300)] for j in range(2)]
     expected = [engine(path).generate([prompt], max_new_tokens=3)[0].answer for prompt in long]
-    shared = engine(path, max_batch=4, token_budget=16)
+    shared = stepped(path, max_batch=4, token_budget=16)
     requests = [shared.submit(prompt, max_new_tokens=3) for prompt in long]
     shared.step()
     while any(request.finish is None for request in requests):
@@ -524,7 +510,7 @@ def test_what_waits_costs_a_step_nothing(path: Path) -> None:
     """A step makes as many calls where one request waits and where thousands do."""
     counts = []
     for count in (1, 3000):
-        shared = engine(path, max_batch=1, token_budget=64)
+        shared = stepped(path, max_batch=1, token_budget=64)
         held = [shared.submit([5, 6, 7], max_new_tokens=40) for _ in range(1 + count)]
         for _ in range(3):
             shared.step()
@@ -544,8 +530,8 @@ def test_what_waits_costs_a_step_nothing(path: Path) -> None:
 
 def test_a_save_serves_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In steps of the budget, in which an answer goes on, also while the file is written; errors are the save's own."""
-    shared, other = engine(path, token_budget=16), engine(path)
-    tokens, run, write, sizes = list(range(3, 103)), shared._run, Manager.save_seq, list[int]()
+    shared, other = stepped(path, token_budget=16), engine(path)
+    tokens, run, write, sizes = list(range(3, 103)), shared._scheduler._run, Manager.save_seq, list[int]()
 
     def counted(step: object, rows: list[int]) -> object:
         sizes.append(len(step.token_ids))
@@ -567,7 +553,7 @@ def test_a_save_serves_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert not thread.is_alive()
             write(shared.manager, *arguments)
 
-    monkeypatch.setattr(shared, "_run", counted)
+    monkeypatch.setattr(shared._scheduler, "_run", counted)
     monkeypatch.setattr(shared.caches, "managers", [Beside])
     answer = shared.submit(PROMPTS[1], max_new_tokens=60)
     shared.step()
@@ -585,7 +571,7 @@ def test_a_save_serves_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_save_without_room_for_others(path: Path) -> None:
     """They wait for it, and do not end: what is saved keeps its place."""
-    shared = engine(path, max_tokens=96, max_batch=3)
+    shared = stepped(path, max_tokens=96, max_batch=3)
     tokens = list(range(3, 75))
     [expected] = engine(path).generate([PROMPTS[1]], max_new_tokens=9)
     saved = list[bytes]()
@@ -673,14 +659,14 @@ def test_a_reused_prefix_gives_the_bits_of_a_recomputed_one(cache: str, tmp_path
     def logits(engine: Engine) -> tuple[int, bytes]:
         request = engine.submit(question, max_new_tokens=2)
         engine.step()
-        bits = engine._logits[0].tobytes()
+        bits = engine._scheduler._logits[0].tobytes()
         engine.generate([])
         return request.cached, bits
 
     def with_folder() -> Engine:
-        return Engine(path, max_tokens=256, threads=1, tiers=[tier("host:1M"), tier(f"file:{tmp_path / 'tier'},16M")])
+        return stepped(path, max_tokens=256, tiers=[tier("host:1M"), tier(f"file:{tmp_path / 'tier'},16M")])
 
-    alone, first = logits(Engine(path, max_tokens=256, threads=1)), with_folder()
+    alone, first = logits(stepped(path, max_tokens=256)), with_folder()
     assert logits(first) == (0, alone[1])
     assert first.close(30)
     assert logits(with_folder()) == (56, alone[1])

@@ -193,7 +193,7 @@ def test_a_grammar_that_costs_too_much_in_a_step(
     path: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ends its request alone, as what a package raises does."""
-    engine = Engine(path, threads=1, max_tokens=512)
+    engine = Engine(path, threads=1, max_tokens=512, threaded=False)
     grammar = engine.json_grammar(SCHEMA)
     monkeypatch.setattr(_grammar, "_STEP_SECONDS", 0)
     costly = engine.submit("a", grammar=grammar, **HOT)
@@ -204,7 +204,7 @@ def test_a_grammar_that_costs_too_much_in_a_step(
     [broken] = engine.generate([TEXTS[0]], grammar=engine.json_grammar(costly_pattern), **HOT)
     assert broken.error.kind == "grammar_failed"
     raising = engine.submit("a", grammar=grammar, **HOT)
-    raising._position._matcher = None
+    raising._state._position._matcher = None
     assert engine.generate(TEXTS[:1], max_new_tokens=16)[0].text == expected[0]
     assert raising.error.kind == "answer_failed"
 

@@ -85,7 +85,7 @@ def test_answers_are_those_of_one_cache(paths: list[Path], expected: list[list[i
 
 def test_pages_behind_the_window_are_free_again(paths: list[Path]) -> None:
     """A sequence has those of its window, however long it is; what both caches hold is counted."""
-    groups = engine(paths[0], **KEPT)
+    groups = engine(paths[0], threaded=False, **KEPT)
     request, held = groups.submit(TEXT, max_new_tokens=60), []
     while request.finish is None:
         groups.step()

@@ -8,17 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
 from kvcache_ops import models
-from kvcache_ops.cli import _generate
 from kvcache_ops.cli._command import main
 from kvcache_ops.engine import Engine
+from kvcache_ops.engine._request import RequestState
 from kvcache_ops.models import ChatTemplate
 
 import answering
@@ -102,8 +100,11 @@ def test_generate(source: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     ):
         assert main(["generate", str(source), *arguments, *SMALL]) == 2
         assert capsys.readouterr().err.startswith(text)
-    (interrupted := Event()).set()
-    monkeypatch.setattr(_generate, "interruptible", lambda: nullcontext(interrupted))
+
+    def interrupt(_: RequestState) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RequestState, "wait", interrupt)
     assert main(["generate", str(source), "a", *SMALL]) == 130
 
 

@@ -222,9 +222,7 @@ def test_an_answer_ends_at_an_added_token(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps(config))
     engine = Engine(models.load(models.build(folder, tmp_path / "model")), max_tokens=64, threads=1)
-    found = {engine.submit(text, max_new_tokens=8) for text in ("a", "the", "it", "of")}
-    while any(request.finish is None for request in found):
-        engine.step()
+    found = engine.generate(["a", "the", "it", "of"], max_new_tokens=8)
     assert "stop" in {request.finish for request in found} and all("im_end" not in request.text for request in found)
 
 

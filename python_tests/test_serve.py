@@ -172,7 +172,7 @@ def test_what_fails_fails_alone(shared: Serving, expected: list[str], monkeypatc
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(shared.engine, "_run", fail)
+        patch.setattr(shared.engine._scheduler, "_run", fail)
         with pytest.raises(openai.InternalServerError, match="a step failed: no memory"):
             ask(prompt="a", **GREEDY)
     assert ask(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]

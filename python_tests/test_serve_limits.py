@@ -14,10 +14,11 @@ from threading import Event
 
 import pytest
 import uvicorn
-from kvcache_ops.engine import Engine, Request
+from kvcache_ops.engine import Engine
+from kvcache_ops.engine._request import RequestState
 from kvcache_ops.serve import _application as application_module
 from kvcache_ops.serve import _server, application, serve
-from kvcache_ops.serve._engine_thread import EngineThread, Job, Piece
+from kvcache_ops.serve._dispatcher import Answers, Dispatcher
 from kvcache_ops.serve._metrics import Metrics
 from kvcache_ops.serve._replies import event
 from kvcache_ops.text._grammar import _end
@@ -147,7 +148,7 @@ def test_bodies(shared: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_health_says_what_is_stuck(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that does not end, and requests that are not parsed."""
     with serving(path, app={"stuck_after": 0.1}) as server, ThreadPoolExecutor(5) as pool:
-        with blocked(monkeypatch, server.engine, "_run") as (_, go_on):
+        with blocked(monkeypatch, server.engine._scheduler, "_run") as (_, go_on):
             asked = pool.submit(server.ask, "POST", TEXT, body(max_tokens=1))
             server.wait(lambda: server.ask("GET", "/health")[0] == 503)
             assert json.loads(server.ask("GET", "/health")[1])["status"] == "stuck"
@@ -174,12 +175,12 @@ class Panic(BaseException):
 
 def test_a_panic_is_its_requests_alone(shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tokenizer, before an answer and in it."""
-    good = shared.client.completions.create
+    good, scheduler = shared.client.completions.create, shared.engine._scheduler
 
     def panics(*_: object, **__: object) -> None:
         raise Panic("unwrap on None")
 
-    for of, name in ((shared.engine, "encode"), (shared.engine, "submit"), (shared.engine, "_run"), (Request, "take")):
+    for of, name in ((shared.engine, "encode"), (shared.engine, "submit"), (scheduler, "_run"), (RequestState, "take")):
         with monkeypatch.context() as patch:
             patch.setattr(of, name, panics)
             status, content = shared.ask("POST", TEXT, body())
@@ -197,7 +198,7 @@ def test_events_are_one_line(shared: Serving, monkeypatch: pytest.MonkeyPatch) -
 def test_a_quiet_stream_has_comments(shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its first event, which proxies wait for; and no proxy is to collect its events."""
     monkeypatch.setattr(application_module, "_QUIET", 0.05)
-    with blocked(monkeypatch, shared.engine, "_run") as (_, go_on):
+    with blocked(monkeypatch, shared.engine._scheduler, "_run") as (_, go_on):
         connection = HTTPConnection("127.0.0.1", shared.port, timeout=60)
         connection.request("POST", TEXT, body(stream=True))
         response = connection.getresponse()
@@ -245,17 +246,15 @@ def test_what_waits_is_not_told_at_each_step(path: Path) -> None:
     """After a step there are as many calls where one request waits and where hundreds do."""
 
     async def told(count: int) -> int:
-        engine = Engine(path, threads=1, max_tokens=256, max_batch=1)
-        thread = EngineThread(engine, Metrics(), 1000)
-        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        for i in range(1 + count):
-            thread._start(Job(i, None, pieces), [5, 6], {"max_new_tokens": 20})
-        counts = []
+        engine = Engine(path, threads=1, max_tokens=256, max_batch=1, threaded=False)
+        dispatcher, counts = Dispatcher(engine, Metrics(), 1000), list[int]()
+        answers = Answers(dispatcher, 1 + count, 1)
+        on_step = engine._scheduler.on_step
+        engine.watch(lambda *step: counts.append(calls(lambda: on_step(*step))))
+        answers.submit([[5, 6]] * (1 + count), [None] * (1 + count), {"max_new_tokens": 20, "seed": None})
         for _ in range(5):
             engine.step()
-            counts.append(calls(thread._tell))
-        await asyncio.sleep(0)
-        assert not pieces.empty()
+        assert await anext(answers.pieces())
         return min(counts)
 
     assert asyncio.run(told(1)) == asyncio.run(told(300))

@@ -11,9 +11,8 @@ from typing import Any
 
 import openai
 import pytest
-from kvcache_ops import engine as engine_module
 from kvcache_ops import models
-from kvcache_ops.engine import Engine
+from kvcache_ops.engine import Engine, _request
 from kvcache_ops.models import ChatTemplate, Model
 from kvcache_ops.serve import _application as application_module
 from kvcache_ops.serve import _tools as tools_module
@@ -188,7 +187,7 @@ def saying(server: Serving, text: str) -> Iterator[None]:
             return next(self._left)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "Sampler", Sampler)
+        patch.setattr(_request, "Sampler", Sampler)
         yield
 
 

@@ -49,7 +49,7 @@ class OurEngine:
     def __init__(self, source: str, cache: str, folder: str, tokens: int, activations: str, threads: int) -> None:
         model = load(build(source, f"{folder}/{cache}", cache=cache, activations=activations))
         sizes = {"max_tokens": tokens, "max_batch": 16, "token_budget": BUDGET}
-        self._engine = Engine(model, **sizes, threads=threads, prefix_sharing=False)
+        self._engine = Engine(model, **sizes, threads=threads, threaded=False, prefix_sharing=False)
 
     def answer(self, prompts: list[list[int]], new: int) -> Answered:
         """Answers of `new` tokens to prompts."""

@@ -104,7 +104,8 @@ class OurEngine:
 
     def own_share(self, tokens: list[int], batch: int, depth: int, steps: int) -> float:
         """The part of a decode step of `batch` answers that is not ONNX Runtime's run, drawing the next tokens too."""
-        engine = Engine(self._model, max_tokens=batch * (depth + steps + 64), max_batch=batch, threads=self._threads)
+        sizes = {"max_tokens": batch * (depth + steps + 64), "max_batch": batch, "threads": self._threads}
+        engine = Engine(self._model, **sizes, threaded=False)
         prompts = [tokens[i : i + depth] for i in range(batch)]
         requests = [engine.submit(prompt, max_new_tokens=steps + 8) for prompt in prompts]
         while any(len(request.answer) < 2 for request in requests):

@@ -92,7 +92,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Where this raises, Ray starts another replica in the place of this one."""
-        if self._sharing.done() or not self._application.state.engine_thread.alive():
+        if self._sharing.done() or not self._application.state.dispatcher.alive():
             raise RuntimeError("the engine has ended, or shares no prefixes any more")
 
     async def ask(self, question: Question) -> AsyncIterator[Any]:

@@ -1,4 +1,4 @@
-"""Signals: Ctrl-C that ends an answer and not the program, and a request to end that lets it clean up."""
+"""Signals: Ctrl-C that waits for a step, and a request to end that lets a program clean up."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from threading import Event, current_thread, main_thread
 
 
 @contextmanager
-def interruptible() -> Iterator[Event]:
-    """An event that Ctrl-C sets, in place of a KeyboardInterrupt in the middle of a step."""
+def postponed_interrupt() -> Iterator[None]:
+    """Ctrl-C comes at the end of what must not end in the middle."""
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is None:  # it is not Python's
+        yield
+        return
     interrupted = Event()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
-        yield interrupted
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
+        if interrupted.is_set():
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

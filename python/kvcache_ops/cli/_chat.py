@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvcache_ops._atomic_file import written
 from kvcache_ops._errors import KvCacheError
-from kvcache_ops._interrupt import interruptible
 from kvcache_ops.engine import Engine, Request
 from kvcache_ops.models import ChatTemplate
 
@@ -57,6 +57,8 @@ class Chat:
                 _say(f"{error.kind}: {error}")
             except OSError as error:
                 _say(str(error))
+            except KeyboardInterrupt:  # before an answer has begun, or in the middle of a file
+                _say("interrupted")
 
     def _command(self, name: str, argument: str) -> None:
         if name == "/reset":
@@ -68,20 +70,14 @@ class Chat:
 
     def _answer(self, line: str) -> None:
         """Says an answer. One that is interrupted stays as far as it came; one that fails takes its question along."""
-        with interruptible() as interrupted:
-            begin = first = time.perf_counter()
-            messages, tokens = self._in_context([*self._messages, {"role": "user", "content": line}])
-            keep = min(self._template.beginning(messages), self._engine.context_length // 2)
-            request = self._engine.submit(tokens, keep=keep, **self._sampling)
-            said = 0
-            while request.finish is None:
-                self._engine.step(request)
-                if len(request.answer) <= 1:
-                    first = time.perf_counter()
-                print(request.text[said:], end="", flush=True)
-                said = len(request.text)
-                if interrupted.is_set():
-                    request.cancel()
+        begin = first = time.perf_counter()
+        messages, tokens = self._in_context([*self._messages, {"role": "user", "content": line}])
+        keep = min(self._template.beginning(messages), self._engine.context_length // 2)
+        request = self._engine.submit(tokens, keep=keep, **self._sampling)
+        with suppress(KeyboardInterrupt, KvCacheError):  # it has ended, and has its error
+            for i, piece in enumerate(request):
+                first = first if i else time.perf_counter()
+                print(piece, end="", flush=True)
         print()
         if request.error is not None:
             raise request.error

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
-from kvcache_ops._interrupt import interruptible
+from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 
@@ -23,24 +24,22 @@ def generate(engine: Engine, prompts: list[str], chat: bool, context_shift: bool
         for prompt in prompts
     ]
     status = 0
-    with interruptible() as interrupted:
+    try:
         for i, request in enumerate(requests):
             if len(requests) > 1:
                 print(f"{'' if i == 0 else chr(10)}[{i + 1}] {prompts[i]}")
-            said = 0
-            while said < len(request.text) or request.finish is None:
-                if interrupted.is_set():
-                    request.cancel()
-                if request.finish is None:
-                    engine.step(request)
-                print(request.text[said:], end="", flush=True)
-                said = len(request.text)
+            with suppress(KvCacheError):  # which is the request's
+                for piece in request:
+                    print(piece, end="", flush=True)
             print()
             if request.error is not None:
                 print(f"{request.error.kind}: {request.error}", file=sys.stderr)
                 status = 1
+    except KeyboardInterrupt:
+        print()
+        status = 130
     count, seconds = sum(len(request.answer) for request in requests), time.perf_counter() - begin
     computed = sum(len(request.prompt) - request.cached for request in requests)
     rate = f"{count / seconds:.1f} tokens/s"
     print(f"{count} tokens after {computed} computed ones in {seconds:.2f} s, {rate}", file=sys.stderr)
-    return 130 if interrupted.is_set() else status
+    return status

@@ -25,7 +25,7 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 from kvcache_ops.serve._call import Call, read_call
-from kvcache_ops.serve._engine_thread import LOG, Answers, EngineThread, Piece
+from kvcache_ops.serve._dispatcher import LOG, Answers, Dispatcher, Piece
 from kvcache_ops.serve._logprobs import Logprobs
 from kvcache_ops.serve._metrics import Metrics
 from kvcache_ops.serve._refusal import OF_THE_SERVER, OVERLOADED, Refusal, of_answer, of_prompt, unsupported
@@ -67,8 +67,11 @@ def application(
     allow_origin: the origins of pages whose scripts may ask (CORS), "*" for any. stuck_after: /health answers 503 where
     a step takes more seconds, or requests wait for several before they are parsed.
 
-    Raises KvCacheError "serve_range" for a `max_requests` below 1, and a `stuck_after` that is not above 0.
+    Raises KvCacheError "serve_range" for a `max_requests` below 1, a `stuck_after` that is not above 0, and an engine
+    without a thread.
     """
+    if not engine.threaded:
+        raise KvCacheError("the engine has threaded=False, expected True: nobody would make its steps", "serve_range")
     if not isinstance(max_requests, int) or max_requests < 1:
         raise KvCacheError(f"max_requests is {max_requests!r}, expected at least 1", "serve_range")
     if not stuck_after > 0:
@@ -93,7 +96,7 @@ class _Routes:
         self._compiling = ThreadPoolExecutor(2, thread_name_prefix="compile")  # grammars
         self._compiled = self._held = 0  # requests whose grammars are compiled now; bytes of bodies
         self._metrics, self._logprobs = Metrics(), Logprobs(engine.model.tokenizer)
-        self.thread = EngineThread(engine, self._metrics, max_requests)
+        self._dispatcher = Dispatcher(engine, self._metrics, max_requests)
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -111,21 +114,20 @@ class _Routes:
         ]
         handlers = {Refusal: _refused, HTTPException: _http_error, ClientDisconnect: _gone, Exception: _failed}
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
-        app.state.engine_thread = self.thread
+        app.state.dispatcher = self._dispatcher
         return app
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         LOG.info("Serving the model %s", self._name)
         self._lifespans += 1
-        await asyncio.to_thread(self.thread.start)
+        self._dispatcher.start()
         try:
             yield
         finally:  # also where what is beside it in a parent fails
             self._lifespans -= 1
             if not self._lifespans:
-                self.thread.close(0)
-                await asyncio.to_thread(self.thread.join)
+                await asyncio.to_thread(self._dispatcher.end)
 
     def _about(self) -> dict[str, object]:
         return {"id": self._name, "object": "model", "created": self._created, "owned_by": "kvcache_ops"}
@@ -138,9 +140,9 @@ class _Routes:
         return JSONResponse(self._about())
 
     async def _health(self, _: Request) -> Response:
-        if not self.thread.alive():
+        if not self._dispatcher.alive():
             return JSONResponse({"status": "down"}, 503)
-        begin, seconds = time.perf_counter(), self.thread.stuck()
+        begin, seconds = time.perf_counter(), self._dispatcher.stuck()
         try:
             await asyncio.wait_for(_run(self._preparing, int), _HEALTH_SECONDS)
         except asyncio.TimeoutError:  # noqa: UP041, of Python 3.10
@@ -213,7 +215,7 @@ class _Routes:
         answers, model = None, self._engine.model
         try:
             tools = Tools(call.tools, call.tool_choice, call.parallel_tool_calls, model) if call.tools else None
-            answers = Answers(self.thread, max(len(call.prompts), 1), call.n)
+            answers = Answers(self._dispatcher, max(len(call.prompts), 1), call.n)
             prompts, keep = await _run(self._preparing, self._prompts, call, chat, tools)
             echoes: list[str | None] = [None for _ in prompts]
             if call.echo:
@@ -221,7 +223,7 @@ class _Routes:
             grammar = await self._grammar(call.schema, tools)
             shown = frozenset(model.special_tokens) if call.special_tokens else tools and tools.shown_tokens
             more = {"keep": keep, "grammar": grammar, "shown_tokens": shown or frozenset()}
-            await answers.begin(prompts, echoes, call.sampling | more)
+            await _run(self._preparing, answers.submit, prompts, echoes, call.sampling | more)
         except BaseException as error:
             if answers is not None:
                 answers.cancel()

@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from kvcache_ops.engine import Engine, Request
+from kvcache_ops.engine import Engine
+from kvcache_ops.engine._request import RequestState
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -69,7 +70,7 @@ class Metrics:
         size = Gauge("kvcache_cache_bytes", "Memory of the cache", registry=self._registry)
         size.set(engine.caches.nbytes)
 
-    def ended(self, request: Request, seconds: float) -> None:
+    def ended(self, request: RequestState, seconds: float) -> None:
         """Counts a request that has ended."""
         self._requests.labels(request.finish).inc()
         self._prompt.inc(len(request.prompt))

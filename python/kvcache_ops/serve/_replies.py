@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from kvcache_ops.engine import TokenLogprobs
-from kvcache_ops.serve._engine_thread import Piece
+from kvcache_ops.serve._dispatcher import Piece
 from kvcache_ops.serve._logprobs import Logprobs
 from kvcache_ops.serve._tools import CallReader, ToolCall
 

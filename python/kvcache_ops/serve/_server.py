@@ -68,13 +68,13 @@ class Server(uvicorn.Server):
         """The first signal begins the shutdown; the second ends the answers that are given time, a third everything."""
         if self.should_exit and self._grace:
             self._grace = 0.0
-            self.config.app.state.engine_thread.close(0)  # type: ignore[union-attr]
+            self.config.app.state.dispatcher.close(0)  # type: ignore[union-attr]
         else:
             super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Also closes the engine's thread; uvicorn then waits for the responses that it ends."""
-        self.config.app.state.engine_thread.close(self._grace)  # type: ignore[union-attr]
+        """Also closes the dispatcher; uvicorn then waits for the responses that it ends."""
+        self.config.app.state.dispatcher.close(self._grace)  # type: ignore[union-attr]
         await super().shutdown(sockets)
 
 

@@ -1,0 +1,328 @@
+"""Which requests run, and what each of them gets of a step.
+
+step: while there is room, waiting requests join those that run
+      each running one gets its part of the token budget (_parts)
+      open a step of the manager; without room for all, the youngest gives up its place (_begin)
+      run the session, and draw the next token of each that has all of its context stored
+      free what has ended, and tell who reads
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
+from kvcache_ops.engine._request import RequestState
+from kvcache_ops.manager import Append, Step
+from kvcache_ops.models._grouped_manager import Caches, GroupsStep
+from kvcache_ops.text._prompt_lookup import PromptLookup
+
+LOG = logging.getLogger("kvcache_ops.engine")
+_SCORED_BYTES = 64 << 20  # of logits of prompts in a step
+
+
+class Scheduler:
+    """The requests of an engine, and its steps. One thread at a time calls its methods, but for `running`."""
+
+    def __init__(
+        self,
+        session: Any,
+        caches: Caches,
+        vocab_size: int,
+        context_length: int,
+        max_batch: int,
+        token_budget: int,
+        prompt_lookup: int,
+    ) -> None:
+        self._session, self._caches, self._manager, self._memory = session, caches, caches.manager, caches.memory
+        self._context_length, self._max_batch = context_length, max_batch
+        self._budget, self._lookup = token_budget, prompt_lookup
+        names = [value.name for value in session.get_inputs()]
+        self._inputs = [name for name in names if hasattr(Step, name.partition(".")[0])]
+        self._masked = "attn_mask" in names
+        # A step costs what runs, however many wait.
+        self._waiting: OrderedDict[RequestState, None] = OrderedDict()
+        self._running: dict[RequestState, None] = {}  # the youngest last
+        self._changed: dict[RequestState, None] = {}  # in this step
+        self._steps = self._passed = 0  # steps so far; requests that have passed the first one that waits
+        self._most_scored = max(_SCORED_BYTES // (4 * vocab_size), 1)
+        self._logits = np.empty((max_batch, vocab_size), np.float32)
+        self._binding = session.io_binding()
+        caches.bind(self._binding)
+        self._closed: KvCacheError | None = None
+        self.idle = True  # a further step would compute nothing
+        self.on_step: Callable[[float, list[RequestState]], None] | None = None
+
+    @property
+    def running(self) -> list[RequestState]:
+        """The requests that steps compute now, the youngest last; others wait. Any thread may ask."""
+        return list(self._running)
+
+    def add(self, state: RequestState) -> None:
+        """Lets a request wait for a place."""
+        if self._closed is None:
+            self._waiting[state] = None
+        else:
+            state.end("error", self._closed)
+
+    def forget(self, state: RequestState) -> None:
+        """Frees the place of a request that was cancelled."""
+        if self._closed is None:
+            self._waiting.pop(state, None)
+            self._free(state)
+            self._changed[state] = None
+
+    def close(self, error: KvCacheError) -> None:
+        """Ends all requests with an error, those to come, too."""
+        self._closed = error
+        for state in [*self._running, *self._waiting]:
+            state.end("error", error)
+            self._changed[state] = None
+        self._tell(0.0)
+
+    def step(self) -> bool:
+        """One step of all that run. Returns whether anything is left to do.
+
+        What it raises ends the requests that run, with the error "step_failed"; without any, it is raised.
+        """
+        begin, self._steps = perf_counter(), self._steps + 1
+        try:
+            self._join()
+            computed = self._advance()
+        except BaseException as error:  # ONNX Runtime's, or a panic of what is in Rust
+            if not self._running:
+                raise
+            LOG.exception("a step failed")
+            failed, computed = KvCacheError(f"a step failed: {error}", "step_failed"), True
+            failed.__cause__ = error
+            for state in self.running:
+                self._end(state, "error", failed)
+        left = bool(self._running or self._waiting)
+        self.idle = not (left and computed)
+        self._tell(perf_counter() - begin)
+        return left
+
+    def _tell(self, seconds: float) -> None:
+        """Wakes who reads what has changed: all at once, when the step is done."""
+        changed, self._changed = list(self._changed), {}
+        for state in changed:
+            state.tell()
+        if self.on_step is not None and (changed or self._running):
+            self.on_step(seconds, changed)
+
+    def _join(self) -> None:
+        """Lets requests run in their order. One that was preempted waits for room for all of it, and some may pass it.
+
+        Those have room for the whole of their answers, and are at most four times `max_batch`.
+        """
+        blocked, free = False, cache(self._caches.free)  # which a sequence without rows does not change
+        for state in list(islice(self._waiting, 4 * self._max_batch)):
+            if len(self._running) == self._max_batch:
+                return
+            if blocked:
+                whole = min(len(state.context) + state.sampling.max_new_tokens, self._context_length)
+                if self._passed == 4 * self._max_batch or not self._has_room(whole, free()):
+                    continue
+                self._passed += 1
+            elif state.preempted and self._running and not self._has_room(len(state.context), free()):
+                blocked = True
+                continue
+            else:
+                self._passed = 0
+            # Nobody has pages of a salt of its own.
+            state.sequence = self._manager.create(salt=os.urandom(16) if state.scoring else b"")
+            del self._waiting[state]
+            self._running[state] = None
+
+    def _has_room(self, tokens: int, free: list[int]) -> bool:
+        return self._caches.has_room(tokens, len(self._running), free)
+
+    def _free(self, state: RequestState) -> None:
+        if state in self._running:
+            del self._running[state]
+            self._manager.free(state.sequence)
+        state.stored, state.found, state.guess = 0, 0 if state.scoring else None, []
+
+    def _end(self, state: RequestState, finish: str, error: KvCacheError | None = None) -> None:
+        self._free(state)  # first: who sees the end finds the place free
+        if state.end(finish, error):
+            self._changed[state] = None
+
+    def _preempt(self, state: RequestState) -> None:
+        """Takes a request's place from it; it is the next to run, and computes again what is not cached."""
+        state.preempted |= state.stored > 0
+        self._free(state)
+        self._waiting[state] = None
+        self._waiting.move_to_end(state, last=False)
+
+    def _advance(self) -> bool:
+        """A step: what each request gets is stored, and those that have all of their tokens stored draw the next.
+
+        Returns whether there was anything to do for those that run.
+        """
+        for state in [s for s in self._running if s.stored == len(s.context) - 1 == self._context_length]:
+            self._shift(state)
+        opened = self._begin()
+        if opened is None:
+            return not self._running  # else all of them are being saved
+        step, parts = opened
+        order = [int(a) for a in step.order]
+        done = [e for e, a in enumerate(order) if parts[a][0].stored + parts[a][1] == len(parts[a][0].context)]
+        starts = [int(start) for start in step.seqstarts]
+        scored = [e for e, a in enumerate(order) if parts[a][0].scoring]
+        with step:
+            drawn = [range(starts[e + 1] - 1 - len(parts[order[e]][0].guess), starts[e + 1]) for e in done]
+            wanted = [*drawn, *(range(starts[e], starts[e + 1]) for e in scored)]
+            logits = self._run(step, [row for rows in wanted for row in rows])
+            cached = [int(n) for n in step.cached]
+        for a, n in zip(order, cached):
+            if not parts[a][0].preempted:
+                parts[a][0].cached += n
+        of_part = np.split(logits, np.cumsum([len(rows) for rows in wanted])[:-1]) if wanted else []
+        for e, rows in zip(scored, of_part[len(done) :]):
+            state = parts[order[e]][0]
+            self._answer(state, partial(state.score, state.stored + 1, rows))
+        for state, n in parts:
+            state.stored += n
+        for e, rows in zip(done, of_part):
+            self._draw(parts[order[e]][0], rows)
+        return True
+
+    def _draw(self, state: RequestState, logits: NDArray[np.float32]) -> None:
+        """The next token and the correct part of a guess; the sequence loses the rest."""
+        (guess, state.guess), before = (state.guess, []), state.guessed
+        for row, right in zip(logits, [*guess, None]):
+            self._answer(state, partial(state.take, row))
+            if state.finish is not None:
+                return
+            if state.context[-1] != right:
+                break
+            state.stored += 1
+            state.guessed += 1
+        if wrong := len(guess) - (state.guessed - before):
+            last = self._manager.pos_max(state.sequence)
+            assert last is not None  # the sequence has the guess's tokens
+            self._manager.seq_rm(state.sequence, last - wrong + 1)
+
+    def _answer(self, state: RequestState, take: Callable[[], str | None]) -> None:
+        """Has a request take its logits, unless it has ended meanwhile; what goes wrong with it ends it alone."""
+        if state.finish is not None:
+            return
+        try:
+            finish = take()
+        except KvCacheError as error:
+            self._end(state, "error", error)
+        except BaseException as error:  # whatever it is, it is this request's, a panic of a package in Rust, too
+            self._end(state, "error", KvCacheError(f"the answer failed: {error}", "answer_failed"))
+        else:
+            self._changed[state] = None
+            if finish is not None:
+                self._end(state, finish)
+
+    def _begin(self) -> tuple[Step | GroupsStep, list[tuple[RequestState, int]]] | None:
+        """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
+        lookup = self._lookup
+        while self._running:
+            parts = self._parts(lookup)
+            if not parts:  # what runs is being saved
+                return None
+            looked = [s for s, _ in parts if not s.stored and s.found is not None and not s.scoring]
+            stale = [s for s in looked if s.looked != self._steps]
+            for state in stale:  # another request may have stored what it needs
+                state.found = None
+            if stale:
+                continue
+            appends = [Append(s.sequence, tokens=s.context[s.stored : s.stored + n] + s.guess) for s, n in parts]
+            new = {a: s for a, (s, _) in enumerate(parts) if s.found is None and not s.stored}
+            try:
+                step = self._manager.begin_step(appends, self._memory)
+            except CapacityError as error:
+                if any(state.guess for state, _ in parts):
+                    lookup = 0
+                elif new:  # perhaps there is room for a chunk
+                    for state in new.values():
+                        state.found, state.looked = 0, self._steps
+                elif error.kind == "no_slot" and self._manager.defrag():
+                    pass  # there may be room, in pieces
+                elif len(self._running) == 1:
+                    self._end(self.running[0], "error", error)
+                else:
+                    self._preempt(next(s for s in self.running[::-1] if s.missing))
+                continue
+            for a, cached in zip(step.order, step.cached):
+                state, _ = parts[int(a)]
+                if not state.stored:
+                    # Of the cache, or of what another prompt stores in this very step.
+                    state.found, state.looked = int(cached), self._steps
+            if len(step.token_ids) <= self._budget:
+                return step, parts
+            step.rollback()  # a new prompt was taken whole, to see what of it is cached
+        return None
+
+    def _parts(self, lookup: int) -> list[tuple[RequestState, int]]:
+        """How many of its tokens each request gets: all if it is new, else its part of the budget, if it has one.
+
+        What is left of the budget goes to guesses.
+        """
+        known = [s for s in self._running if s.stored or s.found is not None]
+        oldest = next((s for s in known if s.missing > 1), None)
+        left = self._budget - sum(s.missing == 1 for s in known)
+        reserved = 0 if oldest is None else min(oldest.missing, (left + 1) // 2)
+        left, parts, scored = self._budget - reserved, [], self._most_scored
+        for state in sorted(known, key=lambda s: s.missing):
+            computed = reserved if state is oldest else 0
+            more = min(state.missing - computed, left)
+            left -= more
+            computed += more
+            if state.scoring:
+                computed = min(computed, scored)
+                scored -= computed
+            if computed:
+                parts.append((state, len(state.context) - state.missing - state.stored + computed))
+        for state, _ in parts:
+            state.guess = []
+            if state.stored == len(state.context) - 1:
+                room = min(self._context_length - len(state.context), state.missing_answer - 1, left, lookup)
+                state.guess = state.lookup.guess(state.context, room) if room > 0 else []
+                left -= len(state.guess)
+        return parts + [(s, len(s.context)) for s in self._running if s not in known]
+
+    def _shift(self, state: RequestState) -> None:
+        """Makes room in the context of a request, or ends it."""
+        if state.keep is None:
+            return self._end(state, "length")
+        try:
+            removed = self._manager.context_shift(state.sequence, self._context_length, 1, n_keep=state.keep)
+        except ManagerError as error:
+            if error.kind not in ("shift_limit", "not_shiftable") and not isinstance(error, CapacityError):
+                return self._end(state, "error", error)
+            removed = (self._context_length - state.keep) // 2  # what is left is computed again
+            self._preempt(state)
+        state.stored = max(state.stored - removed, 0)
+        state.shifted, state.lookup = state.shifted + removed, PromptLookup()
+        del state.context[state.keep : state.keep + removed]
+
+    def _run(self, step: Step | GroupsStep, rows: list[int]) -> NDArray[np.float32]:
+        """Runs an open step; the logits of these of its tokens, until the next run."""
+        feeds = {name: np.atleast_1d(np.asarray(getattr(step, name), np.int64)) for name in self._inputs}
+        feeds["logit_rows"] = np.array(rows, np.int64)
+        if self._masked:
+            feeds["attn_mask"] = step.mask()
+        for name, array in feeds.items():
+            self._binding.bind_cpu_input(name, array)
+        if len(rows) > len(self._logits):  # of prompts whose logprobs somebody wants
+            self._logits = np.empty((len(rows), self._logits.shape[1]), np.float32)
+        logits = self._logits[: len(rows)]
+        self._binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._session.run_with_iobinding(self._binding)
+        return logits
