@@ -1,12 +1,11 @@
-"""A case: a cache, a scale, and the calls made on them, run through the oracle as they are added. Those of the other
-operators are classes of their own, which say what differs."""
+"""A case: a cache, a scale, and the calls made on them, run through the oracle as they are added."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 
@@ -58,84 +57,70 @@ class Refusal:
     mentions: list[str]
 
 
+@dataclass(frozen=True)
+class Operator:
+    """What is an operator's own in its cases."""
+
+    heading: dict[str, str]  # what case.yaml says of it
+    inputs: Callable[..., Any]  # of the case's next call: random tensors, indices that follow from what is called
+    input_names: tuple[str, ...]
+    run: Callable[..., dict[str, np.ndarray]]  # the outputs of a call of a case with these inputs
+    attributes: type = Attributes
+    shape: Callable[..., tuple[int, ...]] = cache_shape
+    fill: Callable[..., np.ndarray] = random_bits  # a cache that is of T1
+
+
 @dataclass
 class Case:
     """What one folder holds. `cache` and `scale` are the state after the steps so far; the first state is kept too."""
 
+    operator: Operator
     name: str
     about: str
     rules: list[str]  # the ids of those that it proves
     types: Types
     attributes: dict[str, float]  # only those that the case sets
-    num_heads: int
+    num_heads: int  # of cache, or of key and value
     head_dim: int
-    cache: np.ndarray | None  # by cache_layout; int4 as int8 values
-    scale: np.ndarray | None
+    cache: np.ndarray | None = None  # by cache_layout; int4 as int8 values
+    scale: np.ndarray | None = None
     any_nan: str | None = None  # why a NaN may be any NaN
+    has_mass: bool = False  # whether calls give attention_mass, too
     steps: list[Success | Refusal] = field(default_factory=list)
-
-    heading: ClassVar[dict[str, str]] = {}  # what case.yaml says of the operator
-    input_names: ClassVar[tuple[str, ...]] = INPUTS
-    attributes_type: ClassVar[type] = Attributes
-    shape: ClassVar[Callable[..., tuple[int, ...]]] = staticmethod(cache_shape)
-    fill: ClassVar[Callable[..., np.ndarray]] = staticmethod(random_bits)  # a cache that is of T1
 
     def __post_init__(self) -> None:
         self.first_cache, self.first_scale = copied(self.cache), copied(self.scale)
 
-    @classmethod
-    def begin(
-        cls,
-        name: str,
-        about: str,
-        types: str,
-        *outer: int,
-        proves: str,
-        num_heads: int = 2,
-        head_dim: int = 8,
-        cache: np.ndarray | None = None,
-        scale: np.ndarray | None = None,
-        any_nan: str | None = None,
-        **attributes: int,
-    ) -> Self:
-        """A case without steps; `types` is "T1 T2" or "T1 T2 T3" in short names, `proves` the ids of rules.
-
-        Where cache and scale are not given, the cache holds random bytes (finite floats where the call converts them)
-        and the scale random steps, in the shapes that the other arguments make legal, of which `outer` are the lengths
-        that no other tensor has. Attributes are written as they are given.
-        """
-        named = Types(*(LONG_NAMES[short] for short in types.split()))
-        given = cls.attributes_type(**attributes)
-        outer = (given.cache_layout, *outer, given.num_layer, num_heads)
-        if cache is None:
-            fill = cls.fill if named.T1 == named.T2 else random_values
-            cache = fill(f"{name} cache", cls.shape(*outer, head_dim), named.T2)
-        if scale is None and named.T3 is not None:
-            shape = cls.shape(*outer, head_dim // given.quant_group)
-            if given.quant_type == STATIC_SCALES:
-                shape = (given.num_layer, 2, num_heads)
-            scale = random_scales(f"{name} scale", shape, named.T3)
-        return cls(name, about, proves.split(), named, attributes, num_heads, head_dim, cache, scale, any_nan)
-
-    def call(self, *what: Any, **changes: Any) -> Self:
+    def call(self, *what: Any, **changes: Any) -> Case:
         """Adds a call that succeeds. `changes` replace inputs by name."""
         inputs = self.inputs(*what, **changes)
-        self.steps.append(Success(inputs, self.run(inputs), copied(self.cache), copied(self.scale)))
+        outputs = self.operator.run(self, inputs)
+        self.steps.append(Success(inputs, outputs, copied(self.cache), copied(self.scale)))
         return self
 
     def refuse(
         self, error: str, mentions: Listed[object], *what: Any, wrong: dict[str, float] | None = None, **changes: Any
-    ) -> Self:
+    ) -> Case:
         """Adds a call that breaks the rule `error` and no other. `wrong` attributes shape no tensor."""
         inputs = self.inputs(*what, **changes)
         self.attributes |= wrong or {}
         self.steps.append(Refusal(inputs, error, [str(mention) for mention in mentions]))
         return self
 
+    def inputs(self, *what: Any, **changes: Any) -> Any:
+        """The inputs of the next call. A number among the changes is a tensor of one."""
+        changes = {name: self.one(value) if isinstance(value, int) else value for name, value in changes.items()}
+        return replace(self.operator.inputs(self, *what), **changes)
+
     @property
     def set_attributes(self) -> Any:
         """The attributes with the defaults for those that the case leaves out."""
-        return self.attributes_type(**self.attributes)
+        return self.operator.attributes(**self.attributes)
+
+    def with_mass(self) -> Case:
+        """The case, whose calls give attention_mass, too."""
+        self.has_mass = True
+        return self
 
     def set_scale(self, scale: np.ndarray) -> None:
         """Gives the case another scale to begin with."""
@@ -149,27 +134,65 @@ class Case:
         """A single number. Exports give shape [1], the specification a scalar: even steps the one, odd the other."""
         return indices(value).reshape((1,) if len(self.steps) % 2 == 0 else ())
 
-    def inputs(self, *sequences: Sequence, **changes: np.ndarray) -> Any:
-        """The inputs of the next call: random current tokens, indices that follow from the sequences."""
-        starts = starts_and_bounds(self, sequences)
-        shape = (starts["seqstarts"][-1], self.num_heads, self.head_dim)
-        inputs = Inputs(
-            current_key=self.random("current_key", *shape),
-            current_value=self.random("current_value", *shape),
-            cachestarts=cachestarts(sequences, self.attributes.get("cache_mode", 0)),
-            start_pos=indices([sequence.start_pos for sequence in sequences]),
-            **starts,
-        )
-        return replace(inputs, **changes)
 
-    def run(self, inputs: Any) -> dict[str, np.ndarray]:
-        key, value = key_value_cache(inputs, self.cache, self.scale, self.set_attributes, self.types)
-        return dict(key=key, value=value)
+def begin_case(
+    operator: Operator,
+    name: str,
+    about: str,
+    types: str,
+    *outer: int,
+    proves: str,
+    num_heads: int = 2,
+    head_dim: int = 8,
+    cache: np.ndarray | None = None,
+    scale: np.ndarray | None = None,
+    any_nan: str | None = None,
+    **attributes: int,
+) -> Case:
+    """A case without steps; `types` is "T1 T2" or "T1 T2 T3" in short names, `proves` the ids of rules.
+
+    Where cache and scale are not given, the cache holds random bytes (finite floats where the call converts them) and
+    the scale random steps, in the shapes that the other arguments make legal, of which `outer` are the lengths that no
+    other tensor has. Attributes are written as they are given.
+    """
+    named = Types(*(LONG_NAMES[short] for short in types.split()))
+    given = operator.attributes(**attributes)
+    outer = (given.cache_layout, *outer, given.num_layer, num_heads)
+    if cache is None:
+        fill = operator.fill if named.T1 == named.T2 else random_values
+        cache = fill(f"{name} cache", operator.shape(*outer, head_dim), named.T2)
+    if scale is None and named.T3 is not None:
+        shape = operator.shape(*outer, head_dim // given.quant_group)
+        if given.quant_type == STATIC_SCALES:
+            shape = (given.num_layer, 2, num_heads)
+        scale = random_scales(f"{name} scale", shape, named.T3)
+    return Case(operator, name, about, proves.split(), named, attributes, num_heads, head_dim, cache, scale, any_nan)
+
+
+def cache_inputs(case: Case, *sequences: Sequence) -> Inputs:
+    """Random current tokens, and indices that follow from the sequences."""
+    starts = starts_and_bounds(case, sequences)
+    shape = (starts["seqstarts"][-1], case.num_heads, case.head_dim)
+    return Inputs(
+        current_key=case.random("current_key", *shape),
+        current_value=case.random("current_value", *shape),
+        cachestarts=cachestarts(sequences, case.attributes.get("cache_mode", 0)),
+        start_pos=indices([sequence.start_pos for sequence in sequences]),
+        **starts,
+    )
+
+
+def key_and_value(case: Case, inputs: Any, *, oracle: Callable[..., Any] = key_value_cache) -> dict[str, np.ndarray]:
+    key, value = oracle(inputs, case.cache, case.scale, case.set_attributes, case.types)
+    return dict(key=key, value=value)
+
+
+KEY_VALUE_CACHE = Operator({}, cache_inputs, INPUTS, key_and_value)
 
 
 def begin(name: str, about: str, types: str, *, max_t: int = 12, **given: Any) -> Case:
-    """A case without steps, as `Case.begin` makes it."""
-    return Case.begin(name, about, types, max_t, **given)
+    """A case of KeyValueCache without steps."""
+    return begin_case(KEY_VALUE_CACHE, name, about, types, max_t, **given)
 
 
 def quantized(types: str, quant_bit: int, quant_group: int) -> dict[str, int]:

@@ -18,7 +18,7 @@ def tensors(case: Case) -> dict[str, np.ndarray]:
     """The tensors by name: the first state, then each step's inputs and, if it succeeds, its outputs and the state."""
     named = state("", case, case.first_cache, case.first_scale)
     for i, step in enumerate(case.steps):
-        inputs = {f"{i}.{name}": getattr(step.inputs, name) for name in case.input_names}
+        inputs = {f"{i}.{name}": getattr(step.inputs, name) for name in case.operator.input_names}
         named |= {name: array for name, array in inputs.items() if array is not None}
         if isinstance(step, Success):
             named |= {f"{i}.{name}": array for name, array in step.outputs.items()}
@@ -62,7 +62,9 @@ def case_yaml(case: Case) -> str:
     types = {"T1": case.types.T1}
     if case.cache is not None:
         types |= {"T2": case.types.T2, "T3": case.types.T3}
-    document: dict[str, object] = {"about": case.about, "rules": case.rules, **case.heading}
+    document: dict[str, object] = {"about": case.about, "rules": case.rules, **case.operator.heading}
+    if case.has_mass:
+        document["outputs"] = ["attn_output", "attention_mass"]
     document["types"] = Short((name, element) for name, element in types.items() if element is not None)
     document["attributes"] = Short(case.attributes)
     if case.types.T2 == "int4":

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..bits import random_values
-from ..case import Sequence, indices
+from ..case import Case, Sequence, indices
 from ..combinations import TYPES
-from .case import AttentionCase, mask, over_cache, packed
+from .case import mask, over_cache, packed
 
 
-def small() -> Iterator[AttentionCase]:
+def small() -> Iterator[Case]:
     """Batches of nothing, of sequences without tokens, and of single tokens."""
     for types, attributes in (("f32 f32", {}), ("f16 int8 f16", dict(quant_bit=8, cache_mode=1, page_size=2))):
         label = types.replace(" ", "-")
@@ -32,7 +32,7 @@ def small() -> Iterator[AttentionCase]:
         yield case.call(*(Sequence(0, 1, place(slot)) for slot in (5, 0, 8)))
 
 
-def prefixes() -> Iterator[AttentionCase]:
+def prefixes() -> Iterator[Case]:
     """Sequences that read the same slots."""
     about = "Three sequences share the page of a prompt's beginning; each attends to it as if it were its own."
     rules = "order.shared-slots cache-mode.1"
@@ -54,7 +54,7 @@ def prefixes() -> Iterator[AttentionCase]:
         yield case.call(Sequence(4, 1, 3), Sequence(0, 4, 3))
 
 
-def pages() -> Iterator[AttentionCase]:
+def pages() -> Iterator[Case]:
     """Pages that are like no block of a kernel."""
     about = "Pages of 3 tokens that begin anywhere and come in any order; the last one reaches beyond the cache."
     rules = "cache-mode.1 pages.unaligned slots.paged"
@@ -65,7 +65,7 @@ def pages() -> Iterator[AttentionCase]:
         yield case.call(Sequence(4, 1, (7, 4)), Sequence(0, 4, (0, 12)), Sequence(1, 1, (10,)))
 
 
-def bounds() -> Iterator[AttentionCase]:
+def bounds() -> Iterator[Case]:
     """max_seqlen and max_kvlen are upper bounds, as scalars and in shape [1]."""
     rules = "bounds.max-seqlen bounds.max-kvlen inputs.shapes"
     about = "max_seqlen and max_kvlen are 64, then 2^63-1, more than any sequence has: in shape [1], then as scalars."
@@ -77,7 +77,7 @@ def bounds() -> Iterator[AttentionCase]:
         yield case.call(Sequence(3, 1, 0), max_seqlen=indices(2**63 - 1), max_kvlen=indices(2**63 - 1))
 
 
-def scale_untouched() -> Iterator[AttentionCase]:
+def scale_untouched() -> Iterator[Case]:
     """A scale that is given without quantization."""
     about = "quant_bit 0 with a scale: left untouched, whatever its shape. Nor has quant_group an effect."
     rules = "scale.unused attributes.group-divides"
@@ -86,7 +86,7 @@ def scale_untouched() -> Iterator[AttentionCase]:
     yield case.call(Sequence(2, 1, 4), Sequence(0, 2, 0))
 
 
-def chunks() -> Iterator[AttentionCase]:
+def chunks() -> Iterator[Case]:
     """A prompt in one call and in chunks, beside a sequence that decodes."""
     for number, types in enumerate(("f32 f32", "f16 f16", "f32 f16", "f32 int8 f16", "f16 int4 f32")):
         label = types.replace(" ", "-")
@@ -100,7 +100,7 @@ def chunks() -> Iterator[AttentionCase]:
         yield case.call(Sequence(3, 1, 11), Sequence(9, 1, 1), decoding_batches=2)
 
 
-def long() -> Iterator[AttentionCase]:
+def long() -> Iterator[Case]:
     """Lengths at which sums have many terms; the tolerance grows with them."""
     rules = "scores weights precision"
     about = "1500 keys in int4 codes: a decode step and three tokens of a prompt."
@@ -122,7 +122,7 @@ def long() -> Iterator[AttentionCase]:
     yield over_cache("long-prompt", about, "f16 f16", (2, 1), 40, proves=rules, max_t=72).call(Sequence(0, 70, 1))
 
 
-def non_finite() -> Iterator[AttentionCase]:
+def non_finite() -> Iterator[Case]:
     """NaN and infinity reach who sees them and nobody else."""
     batch = (Sequence(2, 1, 0), Sequence(0, 3, 4), Sequence(1, 2, 8))
     for types, quant in (("f32 f32", {}), ("f16 int8 f16", dict(quant_bit=8))):

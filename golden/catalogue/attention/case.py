@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 
@@ -19,64 +18,46 @@ from oracle.attention_call import (
 from oracle.call import Types
 
 from ..bits import random_integers, random_values
-from ..case import LONG_NAMES, Case, Sequence, starts_and_bounds
+from ..case import LONG_NAMES, Case, Operator, Sequence, begin_case, cache_inputs, starts_and_bounds
 
 
-@dataclass
-class AttentionCase(Case):
-    """A case of MultiHeadCacheAttention."""
-
-    query_heads: int = 0
-    has_mass: bool = False
-
-    page: ClassVar[str] = "MultiHeadCacheAttention"
-    input_names, attributes_type = CACHE_ATTENTION_INPUTS, AttentionAttributes
-    fill = staticmethod(random_values)  # a case that begins with past tokens has numbers there, not any bits
-
-    @property
-    def heading(self) -> dict[str, Any]:
-        """The operator, and the outputs where there are others than it always has."""
-        outputs = {"outputs": ["attn_output", "attention_mass"]} if self.has_mass else {}
-        return {"operator": self.page} | outputs
-
-    def with_mass(self) -> Self:
-        """The case, whose calls give attention_mass, too."""
-        self.has_mass = True
-        return self
-
-    def inputs(self, *sequences: Sequence, **changes: Any) -> Any:
-        """The inputs of the next call: random tensors, indices that follow from the sequences."""
-        if isinstance(changes.get("decoding_batches"), int):
-            changes["decoding_batches"] = self.one(changes["decoding_batches"])
-        query = self.random("query", sum(sequence.seqlen for sequence in sequences), self.query_heads, self.head_dim)
-        return replace(self.given(sequences, query=query, decoding_batches=self.one(0)), **changes)
-
-    def given(self, sequences: Listed[Sequence], **common: np.ndarray) -> Any:
-        """The inputs with those that both operators have."""
-        return CacheAttentionInputs(**vars(super().inputs(*sequences)), **common)
-
-    def run(self, inputs: Any) -> dict[str, np.ndarray]:
-        given = (inputs, self.cache, self.scale, self.set_attributes, self.types)
-        result = multi_head_cache_attention(*given, has_mass=self.has_mass)
-        outputs, of_unrounded = rounded(result), rounded(result.unrounded) if result.unrounded else {}
-        differ = any(array.tobytes() != outputs[name].tobytes() for name, array in of_unrounded.items())
-        return outputs | {f"unrounded.{name}": array for name, array in of_unrounded.items() if differ}
+def query_of(case: Case, sequences: Listed[Sequence]) -> dict[str, np.ndarray]:
+    """The inputs that every attention has and KeyValueCache has not."""
+    tokens, query_heads = sum(sequence.seqlen for sequence in sequences), int(case.attributes["num_heads"])
+    return dict(query=case.random("query", tokens, query_heads, case.head_dim), decoding_batches=case.one(0))
 
 
-@dataclass
-class PackedCase(AttentionCase):
-    """A case of MultiHeadAttention."""
+def inputs_over_cache(case: Case, *sequences: Sequence) -> CacheAttentionInputs:
+    return CacheAttentionInputs(**vars(cache_inputs(case, *sequences)), **query_of(case, sequences))
 
-    page, input_names = "MultiHeadAttention", ATTENTION_INPUTS
 
-    def given(self, sequences: Listed[Sequence], **common: np.ndarray) -> AttentionInputs:
-        """The inputs with those that both operators have."""
-        starts = starts_and_bounds(self, sequences)
-        shape = (starts["kvstarts"][-1], self.num_heads, self.head_dim)
-        return AttentionInputs(key=self.random("key", *shape), value=self.random("value", *shape), **starts, **common)
+def packed_inputs(case: Case, *sequences: Sequence) -> AttentionInputs:
+    query, starts = query_of(case, sequences), starts_and_bounds(case, sequences)
+    shape = (starts["kvstarts"][-1], case.num_heads, case.head_dim)
+    return AttentionInputs(key=case.random("key", *shape), value=case.random("value", *shape), **starts, **query)
 
-    def run(self, inputs: AttentionInputs) -> dict[str, np.ndarray]:
-        return rounded(multi_head_attention(inputs, self.set_attributes, has_mass=self.has_mass))
+
+def run_over_cache(case: Case, inputs: CacheAttentionInputs) -> dict[str, np.ndarray]:
+    given = (inputs, case.cache, case.scale, case.set_attributes, case.types)
+    result = multi_head_cache_attention(*given, has_mass=case.has_mass)
+    outputs, of_unrounded = rounded(result), rounded(result.unrounded) if result.unrounded else {}
+    differ = any(array.tobytes() != outputs[name].tobytes() for name, array in of_unrounded.items())
+    return outputs | {f"unrounded.{name}": array for name, array in of_unrounded.items() if differ}
+
+
+def run_packed(case: Case, inputs: AttentionInputs) -> dict[str, np.ndarray]:
+    return rounded(multi_head_attention(inputs, case.set_attributes, has_mass=case.has_mass))
+
+
+OVER_CACHE = Operator(
+    heading={"operator": "MultiHeadCacheAttention"},
+    inputs=inputs_over_cache,
+    input_names=CACHE_ATTENTION_INPUTS,
+    run=run_over_cache,
+    attributes=AttentionAttributes,
+    fill=random_values,  # a case that begins with past tokens has numbers there, not any bits
+)
+PACKED = Operator({"operator": "MultiHeadAttention"}, packed_inputs, ATTENTION_INPUTS, run_packed, AttentionAttributes)
 
 
 def over_cache(
@@ -89,22 +70,22 @@ def over_cache(
     proves: str,
     max_t: int = 12,
     **attributes: float,
-) -> AttentionCase:
+) -> Case:
     """A case of MultiHeadCacheAttention without steps. Heads are query heads and key heads, `proves` names rules."""
     attention = attention_attributes(heads, head_dim, attributes)
     of_cache = {name: value for name, value in attributes.items() if name not in attention}
     sizes = dict(num_heads=heads[1], head_dim=head_dim)
-    case = AttentionCase.begin(name, about, types, max_t, proves=proves, **sizes, **of_cache)
-    case.attributes, case.query_heads = attention | of_cache, heads[0]
+    case = begin_case(OVER_CACHE, name, about, types, max_t, proves=proves, **sizes, **of_cache)
+    case.attributes = attention | of_cache
     return case
 
 
 def packed(
     name: str, about: str, T1: str, heads: tuple[int, int], head_dim: int, *, proves: str, **attributes: float
-) -> PackedCase:
+) -> Case:
     types = Types(LONG_NAMES[T1], LONG_NAMES[T1])
     given = attention_attributes(heads, head_dim, attributes)
-    return PackedCase(name, about, proves.split(), types, given, heads[1], head_dim, None, None, query_heads=heads[0])
+    return Case(PACKED, name, about, proves.split(), types, given, heads[1], head_dim)
 
 
 def attention_attributes(heads: tuple[int, int], head_dim: int, attributes: dict[str, float]) -> dict[str, float]:
@@ -132,14 +113,14 @@ def rounded(result: Result) -> dict[str, np.ndarray]:
     return given
 
 
-def small_scores(case: AttentionCase, *batch: Sequence, **changes: Any) -> AttentionCase:
+def small_scores(case: Case, *batch: Sequence, **changes: Any) -> Case:
     """The case with a call whose queries see more than one key each: their scores are small."""
     query = case.inputs(*batch).query
     return case.call(*batch, query=(query / query.dtype.type(16)).astype(query.dtype), **changes)
 
 
 def mask(
-    case: AttentionCase,
+    case: Case,
     sequences: Listed[Sequence],
     *,
     heads: int | None = None,

@@ -7,10 +7,10 @@ from itertools import product
 
 from oracle.layouts import LAYOUTS
 
-from ..case import Sequence, quantized
+from ..case import Case, Sequence, quantized
 from ..combinations import MODES, TYPES
 from ..extensions import TYPES as EXTENSIONS
-from .case import AttentionCase, mask, over_cache, packed
+from .case import mask, over_cache, packed
 from .packed import BATCH
 
 HEADS = ((4, 2), (2, 2), (4, 1), (3, 1), (2, 1))
@@ -23,14 +23,14 @@ SEQUENCES = [
 GROUPS = {16: (8, 16, 4, 2), 40: (8, 40, 4, 20), 8: (8, 4, 2, 8), 24: (8, 24, 12, 6)}
 
 
-def cases() -> Iterator[AttentionCase]:
+def cases() -> Iterator[Case]:
     """The whole product; heads, sizes, layers, slots and groups vary along it."""
     types = [types for types in TYPES if not types.startswith("int8")]
     for number, (cache_layout, (cache_mode, mode), T) in enumerate(product(LAYOUTS, enumerate(MODES), types)):
         yield combination(number, cache_layout, cache_mode, mode, T)
 
 
-def combination(number: int, cache_layout: int, cache_mode: int, mode: str, types: str) -> AttentionCase:
+def combination(number: int, cache_layout: int, cache_mode: int, mode: str, types: str) -> Case:
     heads, head_dim = HEADS[number % len(HEADS)], HEAD_DIMS[(number + cache_layout) % len(HEAD_DIMS)]
     attributes = dict(num_layer=2, layer_idx=number % 2, cache_mode=cache_mode, cache_layout=cache_layout)
     quant_bit = TYPES[types]
@@ -52,7 +52,7 @@ def combination(number: int, cache_layout: int, cache_mode: int, mode: str, type
     return case.call(*SEQUENCES[cache_mode], decoding_batches=1)
 
 
-def extensions() -> Iterator[AttentionCase]:
+def extensions() -> Iterator[Case]:
     """Caches of each row of the table of types that is an extension, and packed rows of bfloat16."""
     for number, (types, quant_bit) in enumerate(EXTENSIONS.items()):
         cache_layout, cache_mode, head_dim = number % 4, number % 2, (16, 40)[number // 2 % 2]

@@ -9,15 +9,15 @@ from itertools import product
 import numpy as np
 
 from ..bits import random_values
-from ..case import Sequence
-from .case import AttentionCase, over_cache, packed
+from ..case import Case, Sequence
+from .case import over_cache, packed
 
 RATIOS = ((2, 2), (8, 2), (8, 1), (16, 2), (6, 2), (32, 1))
 HEAD_DIMS = (40, 64, 80, 96, 128, 256)
 TYPES = (("f32 f32", 0), ("f16 f16", 0), ("f32 int8 f32", 8), ("f16 int4 f16", 4))
 
 
-def cases() -> Iterator[AttentionCase]:
+def cases() -> Iterator[Case]:
     """Each ratio and each size with each of four types once."""
     for number, (head_dim, (types, quant_bit)) in enumerate(product(HEAD_DIMS, TYPES)):
         heads = RATIOS[(number + number // 6) % len(RATIOS)]
@@ -31,7 +31,7 @@ def cases() -> Iterator[AttentionCase]:
         yield case.call(Sequence(5, 1, 3), Sequence(1, 2, 0), decoding_batches=1)
 
 
-def tails() -> Iterator[AttentionCase]:
+def tails() -> Iterator[Case]:
     """Sizes of heads that leave a rest after every vector and, beyond 128, after two."""
     rules = "scores weights"
     for head_dim, types, attributes in (
@@ -49,7 +49,7 @@ def tails() -> Iterator[AttentionCase]:
         yield case.call(Sequence(4, 1, 0), Sequence(0, 3, 0))
 
 
-def large_scores() -> AttentionCase:
+def large_scores() -> Case:
     """Scores beyond what is often taken for infinite, or is the largest float16."""
     name = "packed-scores-of-large-numbers"
     about = "The scores of a query are about -100000, -20000, 20000 or 100000: what counts is how far they are apart."
@@ -60,7 +60,7 @@ def large_scores() -> AttentionCase:
     return case.call(Sequence(2, 4, 0), query=query, key=key)
 
 
-def small_weights() -> AttentionCase:
+def small_weights() -> Case:
     """Weights that vanish beside 1 in float16, and together do not."""
     name = "packed-sum-of-small-weights"
     about = "One key of score 0 and 511 of scores below -8: in float16 each of these is nothing beside 1, all are 0.07."
@@ -72,7 +72,7 @@ def small_weights() -> AttentionCase:
     return case.call(Sequence(511, 1, 0), query=query, key=key)
 
 
-def large_values() -> AttentionCase:
+def large_values() -> Case:
     """Values whose mean is a float16, and whose sum is not."""
     name = "packed-sum-of-large-values"
     about = "Equal weights of values of about 1000: their sum is beyond float16 before it is divided by their number."
@@ -82,7 +82,7 @@ def large_values() -> AttentionCase:
     return case.call(Sequence(127, 1, 0), query=query, value=value)
 
 
-def large_distances() -> AttentionCase:
+def large_distances() -> Case:
     """Distances that are no numbers of a narrow type."""
     name = "packed-alibi-of-large-distances"
     about = "ALiBi up to a distance of 599: bfloat16 has not all integers beyond 256."

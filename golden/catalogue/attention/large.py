@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..case import Sequence, quantized
+from ..case import Case, Sequence, quantized
 from ..large import LENGTHS, sequences
-from .case import AttentionCase, mask, over_cache, packed, small_scores
+from .case import mask, over_cache, packed, small_scores
 
 
 def large(
@@ -18,14 +18,14 @@ def large(
     proves: str,
     lengths: list[tuple[int, int]],
     **attributes: int,
-) -> AttentionCase:
+) -> Case:
     """A case of one call, in a cache that it fills."""
     batch, max_t = sequences(lengths, attributes.get("page_size", 0))
     case = over_cache(f"large-{name}", about, types, heads, head_dim, proves=proves, max_t=max_t, **attributes)
     return case.call(*batch)
 
 
-def cases() -> Iterator[AttentionCase]:
+def cases() -> Iterator[Case]:
     about = "20 sequences, 24 query heads on 12, of every kind."
     rules, lengths = "heads.grouped inputs.packed causal-mask", [LENGTHS[b % 5] for b in range(20)]
     paged = dict(quant_bit=8, quant_group=4, page_size=3, cache_mode=1, cache_layout=3)

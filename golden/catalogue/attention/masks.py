@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..bits import random_values
-from ..case import Sequence, indices
-from .case import AttentionCase, mask, over_cache
+from ..case import Case, Sequence, indices
+from .case import mask, over_cache
 
 # A decode step, two new tokens of a speculative step, the chunk of a prompt, nothing, a prompt.
 BATCH = (Sequence(3, 1, 0), Sequence(2, 2, 4), Sequence(1, 3, 8), Sequence(0, 0, 12), Sequence(0, 4, 12))
@@ -16,7 +16,7 @@ BATCH = (Sequence(3, 1, 0), Sequence(2, 2, 4), Sequence(1, 3, 8), Sequence(0, 0,
 UNEQUAL = (Sequence(1, 1, 0), Sequence(5, 2, 2), Sequence(0, 3, 9), Sequence(2, 1, 12), Sequence(1, 4, 15))
 
 
-def causal() -> Iterator[AttentionCase]:
+def causal() -> Iterator[Case]:
     """is_causal with every kind of decoding_batches."""
     for is_causal in (1, 0):
         for decoding_batches, what in ((0, "none"), (1, "one"), (2, "two"), (5, "all"), (9, "more than there are")):
@@ -40,7 +40,7 @@ def causal() -> Iterator[AttentionCase]:
     yield case.call(*BATCH, decoding_batches=2**63 - 1)
 
 
-def masks() -> Iterator[AttentionCase]:
+def masks() -> Iterator[Case]:
     """attn_mask of rank 2 and 3, as wide as needed or wider, with NaN wherever nobody may read."""
     total = sum(sequence.start_pos + sequence.seqlen for sequence in BATCH)
     for rank in (2, 3):
@@ -117,7 +117,7 @@ def masks() -> Iterator[AttentionCase]:
         yield case.call(*BATCH, attn_mask=random_values(f"{name} mask", shape, "float32"))
 
 
-def empty_masks() -> Iterator[AttentionCase]:
+def empty_masks() -> Iterator[Case]:
     """A tensor without elements counts as absent: real exports always give one."""
     for shape, element in (((0,), "float16"), ((0, 9), "float32"), ((2, 0, 1), "int64")):
         values = np.zeros(shape, element)
@@ -126,7 +126,7 @@ def empty_masks() -> Iterator[AttentionCase]:
         yield case.call(*BATCH, attn_mask=values, decoding_batches=1)
 
 
-def as_exported() -> Iterator[AttentionCase]:
+def as_exported() -> Iterator[Case]:
     """What exports give in place of inputs that they do not use: tensors without elements."""
     about = "An unquantized export: scale and attn_mask are float16 of shape [0], whatever the other types."
     rules = "attn-mask.empty scale.unused"
@@ -135,7 +135,7 @@ def as_exported() -> Iterator[AttentionCase]:
     yield case.call(*BATCH, attn_mask=np.zeros(0, np.float16), decoding_batches=1)
 
 
-def alibi() -> Iterator[AttentionCase]:
+def alibi() -> Iterator[Case]:
     """Slopes of head counts that are powers of two and of others; causal for every sequence, with masks beside it."""
     for num_heads in (1, 2, 4, 5, 6, 8, 12, 16, 24):
         about = f"ALiBi with {num_heads} heads, for decode steps, chunks and prompts."
@@ -154,7 +154,7 @@ def alibi() -> Iterator[AttentionCase]:
         yield case.call(*BATCH, attn_mask=mask(case, BATCH, heads=4 if rank == 3 else None, width=32))
 
 
-def unequal() -> Iterator[AttentionCase]:
+def unequal() -> Iterator[Case]:
     """Each mask over sequences of which each has a length of its own."""
     for name, rules, attributes, rank in (
         ("causal", "causal-mask", {}, None),

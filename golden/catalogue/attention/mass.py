@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..case import Sequence, quantized
-from .case import AttentionCase, mask, over_cache, packed, small_scores
+from ..case import Case, Sequence, quantized
+from .case import mask, over_cache, packed, small_scores
 
 RULES = "mass starts.empty"
 # A decode step, the second chunk of a prompt, a prompt, one without queries, and one without tokens.
 BATCH = (Sequence(4, 1, 0), Sequence(3, 3, 5), Sequence(0, 4, 11), Sequence(3, 0, 15), Sequence(0, 0, 18))
 
 
-def cases() -> Iterator[AttentionCase]:
+def cases() -> Iterator[Case]:
     for number, (types, quant_bit) in enumerate({"f32 f32": 0, "f16 int8 f16": 8, "f32 int4 f16": 4}.items()):
         about = f"{types.replace(' ', '/')}, 6 heads on 2: a decode step, a chunk, a prompt, idle ones; then decode."
         given = dict(cache_layout=number, **quantized(types, quant_bit, 8))

@@ -8,13 +8,13 @@ from itertools import product
 import numpy as np
 
 from ..bits import random_values
-from ..case import Sequence, indices
-from .case import AttentionCase, mask, packed
+from ..case import Case, Sequence, indices
+from .case import mask, packed
 
 BATCH = (Sequence(3, 1, 0), Sequence(2, 2, 0), Sequence(0, 0, 0), Sequence(4, 0, 0), Sequence(0, 4, 0))
 
 
-def cases() -> Iterator[AttentionCase]:
+def cases() -> Iterator[Case]:
     for number, (head_dim, T1) in enumerate(product((40, 64, 80, 96, 128, 256), ("f32", "f16"))):
         heads = ((2, 2), (8, 2), (8, 1), (3, 1))[number % 4]
         about = f"{heads[0]} heads on {heads[1]}, head_dim {head_dim}, {T1}: decode steps, a prompt, and no queries."

@@ -7,30 +7,30 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..bits import random_values
-from ..case import Sequence, indices
-from .case import AttentionCase, over_cache, packed
+from ..case import Case, Sequence, indices
+from .case import over_cache, packed
 
 BATCH = (Sequence(1, 1, 0), Sequence(0, 3, 4))
 QUANT = dict(quant_bit=8, quant_group=4)
 
 
-def fused(name: str, about: str, rule: str, types: str = "f32 f32", **attributes: int) -> AttentionCase:
+def fused(name: str, about: str, rule: str, types: str = "f32 f32", **attributes: int) -> Case:
     """A case over a cache: four heads on two, head_dim 8."""
     return over_cache(f"refuse-{name}", about, types, (4, 2), 8, proves=rule, **attributes)
 
 
-def rows(name: str, about: str, rule: str, T1: str = "f32", heads: tuple[int, int] = (4, 2)) -> AttentionCase:
+def rows(name: str, about: str, rule: str, T1: str = "f32", heads: tuple[int, int] = (4, 2)) -> Case:
     """A case over packed keys and values."""
     return packed(f"refuse-packed-{name}", about, T1, heads, 8, proves=rule)
 
 
-def both(name: str, about: str, rule: str) -> Iterator[AttentionCase]:
+def both(name: str, about: str, rule: str) -> Iterator[Case]:
     """A case over a cache, and one over packed keys and values."""
     yield fused(name, about, rule)
     yield rows(name, about, rule)
 
 
-def attributes() -> Iterator[AttentionCase]:
+def attributes() -> Iterator[Case]:
     """Attributes outside of their ranges; none counts as true because it is not 0."""
     wrong = {
         "num_heads": (0, -4),
@@ -55,7 +55,7 @@ def attributes() -> Iterator[AttentionCase]:
         yield case.refuse("attribute_out_of_range", [attribute, value], *BATCH, wrong={attribute: value})
 
 
-def types() -> Iterator[AttentionCase]:
+def types() -> Iterator[Case]:
     """Types that have no scores, or are not those of the other tensors."""
     about = "int8 keys and values, which KeyValueCache stores, have no scores."
     case = over_cache("refuse-int8", about, "int8 int8", (2, 2), 8, proves="types.illegal")
@@ -87,7 +87,7 @@ def types() -> Iterator[AttentionCase]:
     yield case.refuse("illegal_types", ["float32", "float16", "quant_bit"], *BATCH)
 
 
-def shapes() -> Iterator[AttentionCase]:
+def shapes() -> Iterator[Case]:
     """Ranks and shapes that do not go with the attributes or with the other tensors."""
     for case in both("rank-of-query", "query with the heads in one axis with head_dim.", "inputs.shapes"):
         yield case.refuse("rank_mismatch", ["query", 2, 3], *BATCH, query=case.inputs(*BATCH).query.reshape(4, 32))
@@ -113,14 +113,14 @@ def shapes() -> Iterator[AttentionCase]:
         yield case.refuse("rank_mismatch", ["decoding_batches", 2], *BATCH, decoding_batches=indices([[1]]))
 
 
-def sinks() -> Iterator[AttentionCase]:
+def sinks() -> Iterator[Case]:
     for case in both("sinks", "Sinks of another type, as a row, and for each key head.", "inputs.types inputs.shapes"):
         case.refuse("type_mismatch", ["head_sink", "float16"], *BATCH, head_sink=np.zeros(4, np.float16))
         case.refuse("rank_mismatch", ["head_sink", 2], *BATCH, head_sink=np.zeros((1, 4), np.float32))
         yield case.refuse("shape_mismatch", ["head_sink", 2, 4], *BATCH, head_sink=np.zeros(2, np.float32))
 
 
-def masks() -> Iterator[AttentionCase]:
+def masks() -> Iterator[Case]:
     for case in both("rank-of-mask", "A mask of rank 1, then of rank 4.", "inputs.shapes"):
         case.refuse("rank_mismatch", ["attn_mask", 1], *BATCH, attn_mask=np.zeros(20, np.float32))
         yield case.refuse("rank_mismatch", ["attn_mask", 4], *BATCH, attn_mask=np.zeros((1, 4, 4, 5), np.float32))
@@ -139,7 +139,7 @@ def masks() -> Iterator[AttentionCase]:
         yield case
 
 
-def decoding_batches() -> Iterator[AttentionCase]:
+def decoding_batches() -> Iterator[Case]:
     about = "decoding_batches is -1, then the lowest number."
     for case in both("decoding-batches-negative", about, "decoding-batches"):
         for number in (-1, -(2**63)):
@@ -147,7 +147,7 @@ def decoding_batches() -> Iterator[AttentionCase]:
         yield case
 
 
-def of_the_cache() -> Iterator[AttentionCase]:
+def of_the_cache() -> Iterator[Case]:
     """One case of each kind that KeyValueCache refuses; nothing is stored."""
     for name, rule, error, mentions, changes in (
         ("seqstarts-not-zero", "starts.rising", "starts_not_zero", ["seqstarts", 1], dict(seqstarts=[1, 1, 4])),
@@ -180,7 +180,7 @@ def of_the_cache() -> Iterator[AttentionCase]:
     yield case.call(Sequence(2, 1, 0), Sequence(3, 1, 4), decoding_batches=2)
 
 
-def of_packed_rows() -> Iterator[AttentionCase]:
+def of_packed_rows() -> Iterator[Case]:
     """What belongs to packed keys and values alone."""
     for name, rule, error, mentions, changes in (
         ("seqstarts-not-zero", "starts.rising", "starts_not_zero", ["seqstarts", 1], dict(seqstarts=[1, 1, 4])),

@@ -10,21 +10,21 @@ import numpy as np
 from oracle.portable import square, total
 from oracle.rotation import order
 
-from ..case import Sequence
+from ..case import Case, Sequence
 from ..rotation import BITS, RULES, SETTINGS, quantized
-from .case import AttentionCase, mask, over_cache, small_scores
+from .case import mask, over_cache, small_scores
 from .combinations import SEQUENCES
 from .variants import LENGTHS, sequences, sinks
 
 
 def rotated(
     name: str, about: str, types: str, heads: tuple[int, int], head_dim: int, quant_group: int, rules: str, **given: Any
-) -> AttentionCase:
+) -> Case:
     given = quantized(types, BITS[types.split()[1]], quant_group) | dict(quant_rotation=1) | given
     return over_cache(name, about, types, heads, head_dim, proves=f"{RULES} equivalence {rules}".strip(), **given)
 
 
-def cases() -> Iterator[AttentionCase]:
+def cases() -> Iterator[Case]:
     """Orders of one block and of several, up to the largest head of a device."""
     for number, (types, head_dim, quant_group) in enumerate(SETTINGS[:5] + SETTINGS[6:10:2] + SETTINGS[11:14:2]):
         mode, heads = number % 2, ((4, 2), (2, 2), (3, 1))[number % 3]
@@ -39,7 +39,7 @@ def cases() -> Iterator[AttentionCase]:
         yield case
 
 
-def variants() -> AttentionCase:
+def variants() -> Case:
     batch, max_t = sequences(LENGTHS)
     about = "Rotated keys with a scale, a soft cap, a window, sinks, ALiBi, a mask and mass."
     given = dict(scale=0.25, softcap=3.0, local_window_size=4, is_alibi=1, max_t=max_t, cache_layout=3)
@@ -49,7 +49,7 @@ def variants() -> AttentionCase:
     return small_scores(case, *batch, decoding_batches=1, **changes)
 
 
-def long() -> Iterator[AttentionCase]:
+def long() -> Iterator[Case]:
     for types in ("f32 int8 f16", "f16 int4 f16"):
         about = "A decode step over 600 keys and a chunk of 9 queries over 70, of two heads on one."
         given = dict(max_t=680, cache_layout=2)
@@ -58,7 +58,7 @@ def long() -> Iterator[AttentionCase]:
         yield small_scores(case, Sequence(599, 1, 0), Sequence(61, 9, 605), decoding_batches=1)
 
 
-def cancelling() -> Iterator[AttentionCase]:
+def cancelling() -> Iterator[Case]:
     for types in ("f16 int8 f16", "bf16 int8 f32"):
         name = f"rotation-cancels-{types.replace(' ', '-')}"
         about = "Keys almost orthogonal to large queries: rounded to T1, a rotated query gives other scores."

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..bits import random_scales
-from ..case import LONG_NAMES, Sequence
+from ..case import LONG_NAMES, Case, Sequence
 from ..static_scales import ATTRIBUTES, TYPES, shape_label
-from .case import AttentionCase, over_cache
+from .case import over_cache
 from .combinations import SEQUENCES
 
 SHAPES = ((2, 2, 2), (1, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 1), (1, 2, 2))
 
 
-def cases() -> Iterator[AttentionCase]:
+def cases() -> Iterator[Case]:
     """Each row of types and each shape; then more keys and queries than a kernel takes at once."""
     for number, (types, shape) in enumerate(zip(TYPES, SHAPES, strict=True)):
         cache_layout, mode = number % 4, number % 2

@@ -8,20 +8,20 @@ import numpy as np
 
 from .. import groups
 from ..arithmetic import QMAX, T1S, infinities, rounding_parts, scale_parts, sixteen_levels
-from ..case import Sequence
-from .case import AttentionCase, over_cache
+from ..case import Case, Sequence
+from .case import over_cache
 
 HEAD_DIM = 64
 
 
-def cases() -> Iterator[AttentionCase]:
+def cases() -> Iterator[Case]:
     for T1, T3, bits in (("f32", "f16", 8), ("f32", "f16", 4), ("f16", "f32", 4), ("f16", "f16", 8)):
         yield quantized(T1, T3, bits)
     for T, element, bits in (("f32", np.float32, np.uint32), ("f16", np.float16, np.uint16)):
         yield kept(T, element, bits)
 
 
-def quantized(T1: str, T3: str, bits: int) -> AttentionCase:
+def quantized(T1: str, T3: str, bits: int) -> Case:
     """Sequences of one token, whose output is its value."""
     types = f"{T1} int{bits} {T3}"
     rules, parts = rounding_parts(types, bits)
@@ -44,7 +44,7 @@ def quantized(T1: str, T3: str, bits: int) -> AttentionCase:
     return case.call(*(Sequence(0, 1, slot) for slot in range(len(tokens))), current_key=tokens, current_value=-tokens)
 
 
-def beyond_t1() -> AttentionCase:
+def beyond_t1() -> Case:
     """A product of code and scale that is no float16."""
     about = "A value of 65504 loads as 127 * 516, an infinity of float16: so is its mean with 1."
     rules = "dequantizing.converted-to-t1 equivalence"
@@ -54,7 +54,7 @@ def beyond_t1() -> AttentionCase:
     return case.call(Sequence(0, 2, 3), query=np.zeros((2, 1, 8), np.float16), current_value=value)
 
 
-def infinity() -> AttentionCase:
+def infinity() -> Case:
     """An infinity among the values of a group."""
     about = "An infinity in one group of a value: the group is NaN for who sees it, its scale is infinite."
     rules = "non-finite.infinity non-finite.reach"
@@ -65,7 +65,7 @@ def infinity() -> AttentionCase:
     return case.call(*batch, current_value=value)
 
 
-def infinities_of_int4() -> AttentionCase:
+def infinities_of_int4() -> Case:
     """Scales with the signs of infinities, in sequences of one token."""
     parts = infinities(np.float32)
     tokens = groups.tokens(parts.values(), 8)
@@ -77,7 +77,7 @@ def infinities_of_int4() -> AttentionCase:
     return case.call(*batch, current_key=np.zeros_like(tokens), current_value=tokens)
 
 
-def output_of_float16() -> AttentionCase:
+def output_of_float16() -> Case:
     """Equal weights of float16 itself, so that nothing but the output is rounded."""
     about = "Weights of 1/2, 1/4, 1/8 and 1/16, and means of values that are halfway between two float16, and beside."
     case = over_cache("rounding-of-float16-output", about, "f16 f16", (2, 1), 8, proves="precision weights", max_t=40)
@@ -85,7 +85,7 @@ def output_of_float16() -> AttentionCase:
     return case.call(*batch, query=np.zeros_like(case.inputs(*batch).query), decoding_batches=4)
 
 
-def converted() -> AttentionCase:
+def converted() -> Case:
     """float32 into a float16 cache."""
     about = "float32 halfway between two float16 values, and beside: the cache holds the even one, or the nearer."
     half = 2.0**-11
@@ -95,7 +95,7 @@ def converted() -> AttentionCase:
     return case.call(Sequence(0, 2, 1), current_key=key, current_value=-key)
 
 
-def kept(T: str, element: type[np.floating], bits: type[np.unsignedinteger]) -> AttentionCase:
+def kept(T: str, element: type[np.floating], bits: type[np.unsignedinteger]) -> Case:
     """Bit patterns that arithmetic would not keep."""
     about = "Quiet and signalling NaN of either sign, infinities, -0.0 and denormals: the cache holds their bits."
     width, mantissa = np.dtype(bits).itemsize * 8, np.finfo(element).nmant

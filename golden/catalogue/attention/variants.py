@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..bits import random_values
-from ..case import Sequence, indices, quantized
+from ..case import Case, Sequence, indices, quantized
 from ..large import sequences
-from .case import AttentionCase, mask, over_cache, packed, small_scores
+from .case import mask, over_cache, packed, small_scores
 
 # A decode step, a chunk, a prompt, one without queries, three tokens of a speculative step.
 LENGTHS = [(6, 1), (4, 3), (0, 5), (4, 0), (2, 3)]
@@ -23,7 +23,7 @@ TYPES = {
 }  # fmt: skip
 
 
-def cases() -> Iterator[AttentionCase]:
+def cases() -> Iterator[Case]:
     """Each combination over a cache, with masks, types, layouts, modes and mass that vary along them; then packed."""
     for number, given in enumerate(product((True, False), repeat=4)):
         names = [name for name, is_given in zip(RULES, given, strict=True) if is_given]
@@ -33,7 +33,7 @@ def cases() -> Iterator[AttentionCase]:
             yield combination(number, names, is_packed=True)
 
 
-def combination(number: int, names: list[str], is_packed: bool = False) -> AttentionCase:
+def combination(number: int, names: list[str], is_packed: bool = False) -> Case:
     attributes: dict[str, Any] = {name: value for name, value in GIVEN.items() if name in names}
     attributes |= dict(is_causal=int(number % 3 != 1), is_alibi=number // 2 % 2)
     rank, decoding, heads = (None, 2, 3, None, 2)[number % 5], (0, 1, 2, 9)[(number + is_packed) % 4], (4, 2)
@@ -62,7 +62,7 @@ def combination(number: int, names: list[str], is_packed: bool = False) -> Atten
     return small_scores(case.with_mass() if number % 2 else case, *batch, **changes)
 
 
-def sinks(case: AttentionCase, count: int) -> np.ndarray:
+def sinks(case: Case, count: int) -> np.ndarray:
     """A sink for each head, of the size of scores; every fourth is none."""
     values = random_values(f"{case.name} sink", (count,), case.types.T1)
     values = (values / values.dtype.type(np.abs(values).max() / 2)).astype(values.dtype)
@@ -70,7 +70,7 @@ def sinks(case: AttentionCase, count: int) -> np.ndarray:
     return values
 
 
-def borders() -> Iterator[AttentionCase]:
+def borders() -> Iterator[Case]:
     """Windows that begin at the borders of blocks of keys, and beside them."""
     rules = "window precision"
     lengths = [(m - 2, 2) for m in (127, 128, 129, 1087, 1088, 1089)]
@@ -93,7 +93,7 @@ def borders() -> Iterator[AttentionCase]:
     yield small_scores(case, Sequence(191, 9, 0), head_sink=sinks(case, 2))
 
 
-def windows() -> Iterator[AttentionCase]:
+def windows() -> Iterator[Case]:
     """Windows of one key and of more than there are, without a causal mask, and of rows that see nothing."""
     batch, max_t = sequences(LENGTHS)
     for window, label in ((1, "1"), (2**40, "huge")):
@@ -133,7 +133,7 @@ def windows() -> Iterator[AttentionCase]:
         yield small_scores(case, *batch, decoding_batches=1, **changes)
 
 
-def scores() -> Iterator[AttentionCase]:
+def scores() -> Iterator[Case]:
     """Soft caps of large and small scores, and scales of either sign and of any size."""
     batch, _ = sequences(LENGTHS)
     for cap, size, T1 in ((30.0, 4096, "f32"), (0.5, 1, "f16"), (16384.0, 1 / 16, "f32")):
@@ -155,7 +155,7 @@ def scores() -> Iterator[AttentionCase]:
         yield case.call(*batch, query=(query * query.dtype.type(size)).astype(query.dtype))
 
 
-def head_sinks() -> Iterator[AttentionCase]:
+def head_sinks() -> Iterator[Case]:
     """Sinks of any size, of none, and tensors that count as absent."""
     batch, max_t = sequences(LENGTHS)
     for T1, large in (("f32", 1e30), ("f16", 60000), ("bf16", 1e30)):

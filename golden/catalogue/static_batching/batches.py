@@ -7,18 +7,19 @@ from itertools import product
 
 from oracle.static_batching import STATIC_LAYOUTS
 
-from .case import StaticCase, begin
+from ..case import Case
+from .case import begin
 
 TYPES = ((0, "f32 f32"), (8, "f16 int8 f16"), (4, "f32 int4 f16"))
 
 
-def cases() -> Iterator[StaticCase]:
+def cases() -> Iterator[Case]:
     for (quant_bit, types), cache_layout in product(TYPES, STATIC_LAYOUTS):
         label = f"layout{cache_layout}-{types.replace(' ', '-')}"
         yield from edges(label, types, dict(quant_bit=quant_bit, cache_layout=cache_layout))
 
 
-def edges(label: str, types: str, attributes: dict[str, int]) -> Iterator[StaticCase]:
+def edges(label: str, types: str, attributes: dict[str, int]) -> Iterator[Case]:
     """Batches of none and of all, calls without tokens, and a cache that is filled to its last position."""
     about = "B = 0: empty outputs with start_pos 0, then 3, the cache as it was."
     case = begin(f"batch-of-none-{label}", about, types, proves="bounds.empty untouched-rows", **attributes)
@@ -43,7 +44,7 @@ def edges(label: str, types: str, attributes: dict[str, int]) -> Iterator[Static
     yield case.call(1, 0, 1)
 
 
-def no_room() -> Iterator[StaticCase]:
+def no_room() -> Iterator[Case]:
     """Caches of no sequences and of no positions."""
     for cache_layout in STATIC_LAYOUTS:
         about = "A cache without sequences and a batch without sequences."
@@ -59,7 +60,7 @@ def no_room() -> Iterator[StaticCase]:
     yield case.call(2, 1, 2)
 
 
-def chains() -> Iterator[StaticCase]:
+def chains() -> Iterator[Case]:
     """Several calls on one cache, as a server makes them."""
     for number, (quant_bit, types) in enumerate(
         ((0, "f16 f16"), (0, "f16 f32"), (0, "int8 int8"), (8, "f32 int8 f16"), (4, "f16 int4 f32"))

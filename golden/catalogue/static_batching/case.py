@@ -1,11 +1,9 @@
-"""A case of static batching."""
+"""Cases of static batching: a call is of `batch` sequences with `start_pos` past and `seqlen` current tokens each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from oracle.static_batching import (
     STATIC_INPUTS,
@@ -15,32 +13,29 @@ from oracle.static_batching import (
     static_key_value_cache,
 )
 
-from ..case import Case, indices
+from ..case import Case, Operator, begin_case, indices, key_and_value
 
 
-@dataclass
-class StaticCase(Case):
-    """A case whose calls are of `batch` sequences with `start_pos` past and `seqlen` current tokens each."""
-
-    heading, input_names = {"domain": "opmx"}, STATIC_INPUTS
-    attributes_type, shape = StaticAttributes, staticmethod(static_cache_shape)
-
-    def inputs(self, batch: int, start_pos: int, seqlen: int, /, **changes: np.ndarray) -> StaticInputs:
-        """The inputs of the next call: random current tokens."""
-        shape = (batch, seqlen, self.num_heads, self.head_dim)
-        inputs = StaticInputs(
-            current_key=self.random("current_key", *shape),
-            current_value=self.random("current_value", *shape),
-            # A scalar or of shape [1]: even steps the one, odd steps the other.
-            start_pos=indices(start_pos).reshape(() if len(self.steps) % 2 == 0 else (1,)),
-        )
-        return replace(inputs, **changes)
-
-    def run(self, inputs: StaticInputs) -> dict[str, np.ndarray]:
-        key, value = static_key_value_cache(inputs, self.cache, self.scale, self.set_attributes, self.types)
-        return dict(key=key, value=value)
+def static_inputs(case: Case, batch: int, start_pos: int, seqlen: int) -> StaticInputs:
+    shape = (batch, seqlen, case.num_heads, case.head_dim)
+    return StaticInputs(
+        current_key=case.random("current_key", *shape),
+        current_value=case.random("current_value", *shape),
+        # A scalar or of shape [1]: even steps the one, odd steps the other.
+        start_pos=indices(start_pos).reshape(() if len(case.steps) % 2 == 0 else (1,)),
+    )
 
 
-def begin(name: str, about: str, types: str, *, max_b: int = 3, max_s: int = 6, **given: Any) -> StaticCase:
-    """A case without steps, as `Case.begin` makes it."""
-    return StaticCase.begin(name, about, types, max_b, max_s, **given)
+STATIC_BATCHING = Operator(
+    heading={"domain": "opmx"},
+    inputs=static_inputs,
+    input_names=STATIC_INPUTS,
+    run=partial(key_and_value, oracle=static_key_value_cache),
+    attributes=StaticAttributes,
+    shape=static_cache_shape,
+)
+
+
+def begin(name: str, about: str, types: str, *, max_b: int = 3, max_s: int = 6, **given: Any) -> Case:
+    """A case of static batching without steps."""
+    return begin_case(STATIC_BATCHING, name, about, types, max_b, max_s, **given)

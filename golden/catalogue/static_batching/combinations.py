@@ -9,18 +9,18 @@ import numpy as np
 
 from oracle.static_batching import STATIC_LAYOUTS
 
-from ..case import quantized
+from ..case import Case, quantized
 from ..combinations import GROUPS, REPEATS, TYPES
 from ..extensions import TYPES as EXTENSIONS
-from .case import StaticCase, begin
+from .case import begin
 
 
-def cases() -> Iterator[StaticCase]:
+def cases() -> Iterator[Case]:
     for number, (cache_layout, types, num_repeat) in enumerate(product(STATIC_LAYOUTS, TYPES, REPEATS)):
         yield combination(number, cache_layout, types, num_repeat, TYPES[types])
 
 
-def combination(number: int, cache_layout: int, types: str, num_repeat: int, quant_bit: int) -> StaticCase:
+def combination(number: int, cache_layout: int, types: str, num_repeat: int, quant_bit: int) -> Case:
     """A prompt and a decode step of two sequences in a cache for three."""
     attributes = dict(num_layer=2, layer_idx=number % 2, num_repeat=num_repeat, cache_layout=cache_layout)
     head_dim = 4 + number % 3
@@ -47,7 +47,7 @@ def combination(number: int, cache_layout: int, types: str, num_repeat: int, qua
     return case.call(2, 0, 2).call(2, 2, 1)
 
 
-def heads() -> Iterator[StaticCase]:
+def heads() -> Iterator[Case]:
     """Heads of a length that ends inside of a vector, and many of them."""
     for turn, (num_heads, head_dim, types) in enumerate(
         ((1, 1, "f32 f32"), (3, 5, "f16 f16"), (5, 7, "f32 f16"), (2, 33, "int8 int8"), (4, 64, "f16 f16"))
@@ -60,7 +60,7 @@ def heads() -> Iterator[StaticCase]:
         yield case.call(3, 1, 3)
 
 
-def groups() -> Iterator[StaticCase]:
+def groups() -> Iterator[Case]:
     """Usual groups and unusual ones, and one group for the whole head."""
     for quant_bit, quant_group in ((8, 1), (8, 3), (8, 24), (8, 128), (4, 2), (4, 6), (4, 24), (4, 128)):
         head_dim = quant_group if quant_group >= 24 else 3 * quant_group
@@ -74,7 +74,7 @@ def groups() -> Iterator[StaticCase]:
             yield case.call(2, 1, 2)
 
 
-def layers() -> Iterator[StaticCase]:
+def layers() -> Iterator[Case]:
     """The first, the middle and the last of three layers; the other layers keep their bytes."""
     for layer_idx, cache_layout in product(range(3), STATIC_LAYOUTS):
         quant_bit, types = ((0, "f32 f32"), (8, "f16 int8 f16"), (4, "f32 int4 f32"))[(layer_idx + cache_layout) % 3]
@@ -86,7 +86,7 @@ def layers() -> Iterator[StaticCase]:
         yield case.call(2, 0, 2)
 
 
-def attributes_left_out() -> Iterator[StaticCase]:
+def attributes_left_out() -> Iterator[Case]:
     """Absent attributes take the specification's defaults; some have no effect."""
     about = "No attribute at all: one layer, no quantization, no repeat, layout 0."
     yield begin("defaults", about, "f32 f32", proves="attributes.defaults").call(3, 2, 3)
@@ -101,7 +101,7 @@ def attributes_left_out() -> Iterator[StaticCase]:
     yield case.call(1, 1, 4)
 
 
-def scale_untouched() -> Iterator[StaticCase]:
+def scale_untouched() -> Iterator[Case]:
     """A scale that is given without quantization keeps its bytes, whatever its shape."""
     for types, shape in (("f32 f32 f32", (3, 1, 2, 6, 2, 1)), ("f16 f32 f32", (3,)), ("f32 f16 f16", (0,))):
         name = f"scale-unused-{types.replace(' ', '-')}"
@@ -110,7 +110,7 @@ def scale_untouched() -> Iterator[StaticCase]:
         yield begin(name, about, types, proves="scale.unused", scale=scale).call(2, 1, 2)
 
 
-def extensions() -> Iterator[StaticCase]:
+def extensions() -> Iterator[Case]:
     """Each row of the table of types that is one."""
     for number, (types, quant_bit) in enumerate(EXTENSIONS.items()):
         yield combination(number, number % 2, types, (1, 4)[number // 2 % 2], quant_bit)

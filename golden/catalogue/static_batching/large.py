@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from oracle.static_batching import STATIC_LAYOUTS
 
-from .case import StaticCase, begin
+from ..case import Case
+from .case import begin
 
 POSITIONS = "stored-positions loaded-positions"
 # Name, types, rules, sequences, past and current tokens, sizes and attributes; the cache has one sequence more.
@@ -22,7 +23,7 @@ LARGE = (
 )
 
 
-def cases() -> Iterator[StaticCase]:
+def cases() -> Iterator[Case]:
     """Each by turns in the layouts."""
     for number, (name, types, proves, (batch, start_pos, seqlen), given) in enumerate(LARGE):
         cache_layout = number % len(STATIC_LAYOUTS)

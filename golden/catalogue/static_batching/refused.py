@@ -9,10 +9,10 @@ from oracle.static_batching import STATIC_LAYOUTS, static_cache_shape
 
 from .. import refused_attributes, refused_shapes, refused_types
 from ..bits import I64_MAX, I64_MIN
-from ..case import indices
+from ..case import Case, indices
 from ..refused_attributes import BEYOND_32_BITS, WRONG
 from ..refused_shapes import HEAD_DIM, NOT_SCALAR, NUM_HEADS, NUM_LAYER
-from .case import StaticCase, begin
+from .case import begin
 
 MAX_B, MAX_S = 3, 6
 CALL = (2, 1, 3)
@@ -20,7 +20,7 @@ OTHER_RANKS = (lambda x: x.reshape(-1, NUM_HEADS, HEAD_DIM), lambda x: x[None])
 SHAPES_OF_VALUE = ((1, (1, 3, 2, 8)), (4, (2, 4, 2, 8)), (3, (2, 3, 3, 8)), (9, (2, 3, 2, 9)))
 
 
-def cases() -> Iterator[StaticCase]:
+def cases() -> Iterator[Case]:
     """Everything of this module: as in dynamic batching, and of its own."""
     layouts = dict(cache_layout=(-1, len(STATIC_LAYOUTS), 3, BEYOND_32_BITS, I64_MIN))
     yield from refused_attributes.ranges(begin, CALL, WRONG | layouts)
@@ -41,14 +41,14 @@ def cases() -> Iterator[StaticCase]:
     yield from refused_shapes.axes(begin, CALL, *shapes, of_cache, of_scale)
 
 
-def static_scales() -> StaticCase:
+def static_scales() -> Case:
     """An extension that this operator does not have."""
     about = "Static batching has no static scales."
     case = begin("refuse-static-scales", about, "f16 fp8 f16", proves="attributes.ranges", quant_bit=8)
     return case.refuse("attribute_out_of_range", ["quant_type", 2], *CALL, wrong=dict(quant_type=2))
 
 
-def batches() -> Iterator[StaticCase]:
+def batches() -> Iterator[Case]:
     """More sequences than the cache has."""
     for layout in STATIC_LAYOUTS:
         about = "One sequence more than MaxB, with tokens and without, and then far more."
@@ -59,7 +59,7 @@ def batches() -> Iterator[StaticCase]:
         yield case.refuse("batch_too_large", [100, MAX_B], 100, 0, 1)
 
 
-def positions() -> Iterator[StaticCase]:
+def positions() -> Iterator[Case]:
     """0 <= start_pos and start_pos + S <= MaxS; no sum may wrap."""
     for layout, (quant_bit, names) in zip(STATIC_LAYOUTS, ((0, "f32 f32"), (8, "f16 int8 f16")), strict=True):
         attributes = dict(quant_bit=quant_bit, cache_layout=layout)
@@ -81,7 +81,7 @@ def positions() -> Iterator[StaticCase]:
         yield case
 
 
-def sizes() -> Iterator[StaticCase]:
+def sizes() -> Iterator[Case]:
     """Outputs whose size does not fit in 64 bits."""
     for num_repeat, label in ((2**61, "2p61"), (I64_MAX, "i64-max")):
         about = f"num_repeat {num_repeat}: the heads of key do not fit in 64 bits."
@@ -90,7 +90,7 @@ def sizes() -> Iterator[StaticCase]:
         yield case.refuse("size_overflow", ["64"], 2, 0, 1)
 
 
-def state_untouched() -> Iterator[StaticCase]:
+def state_untouched() -> Iterator[Case]:
     """A refused call between two that succeed changes nothing of what the second finds."""
     for layout, (quant_bit, types) in zip(STATIC_LAYOUTS, ((0, "f16 f32"), (4, "f32 int4 f16")), strict=True):
         about = "A prompt, three refused calls, then the decode step that finds the cache as the prompt left it."

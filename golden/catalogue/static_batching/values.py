@@ -13,11 +13,12 @@ from oracle.static_batching import STATIC_LAYOUTS
 from .. import groups
 from ..arithmetic import NON_FINITE_WHY, QMAX, T1S, infinities, rounding_parts, scale_parts, sixteen_levels
 from ..bits import random_bits
+from ..case import Case
 from ..conversion import NAN_WHY
-from .case import StaticCase, begin
+from .case import begin
 
 
-def cases() -> Iterator[StaticCase]:
+def cases() -> Iterator[Case]:
     for (T1, T3), quant_bit, cache_layout in product((("f32", "f32"), ("f16", "f32")), (8, 4), STATIC_LAYOUTS):
         if (T1 == "f32") == (cache_layout == 0):
             yield rounding(T1, T3, quant_bit, cache_layout)
@@ -26,7 +27,7 @@ def cases() -> Iterator[StaticCase]:
         yield from order_of_roundings(quant_bit)
 
 
-def bits_kept() -> Iterator[StaticCase]:
+def bits_kept() -> Iterator[Case]:
     """Where T1 is T2, bytes are copied, those of a NaN too."""
     for (T, element), cache_layout in product((("f32", "float32"), ("f16", "float16")), STATIC_LAYOUTS):
         name = f"random-bits-kept-{T}-layout{cache_layout}"
@@ -41,7 +42,7 @@ def bits_kept() -> Iterator[StaticCase]:
         yield case.call(2, 1, 3, current_key=values, current_value=values[::-1].copy())
 
 
-def converted() -> Iterator[StaticCase]:
+def converted() -> Iterator[Case]:
     """Between float types: ties, overflow, denormals, NaN and infinities."""
     finite = [1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.996, 65520, -(2**-25), 1.5 * 2**-24, -0.0, 3.4e38]
     values = np.array(finite * 2, np.float32).reshape(2, 1, 1, 8)
@@ -56,7 +57,7 @@ def converted() -> Iterator[StaticCase]:
         yield case.call(2, 1, 1, current_key=special.astype(element), current_value=-special.astype(element))
 
 
-def rounding(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCase:
+def rounding(T1: str, T3: str, quant_bit: int, cache_layout: int) -> Case:
     """Quotients at and beside ties."""
     parts = [groups.ties(T1S[T1], QMAX[quant_bit]), groups.near_ties(T1S[T1], QMAX[quant_bit])]
     levels = sixteen_levels(T1S[T1]) if quant_bit == 4 else {}
@@ -72,7 +73,7 @@ def rounding(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCase:
     return case.call(2, 0, 1, current_key=values, current_value=-values)
 
 
-def order_of_roundings(quant_bit: int) -> Iterator[StaticCase]:
+def order_of_roundings(quant_bit: int) -> Iterator[Case]:
     """Values that distinguish the right order of roundings from others."""
     attributes = dict(quant_bit=quant_bit, quant_group=groups.GROUP, cache_layout=quant_bit // 8)
     for T1, T3 in (("f32", "f16"), ("f16", "f32")):
@@ -91,7 +92,7 @@ def order_of_roundings(quant_bit: int) -> Iterator[StaticCase]:
         yield case.call(1, 0, values.shape[1], current_key=values, current_value=-values)
 
 
-def infinities_of_int4() -> StaticCase:
+def infinities_of_int4() -> Case:
     """Scales with the signs of infinities."""
     parts = infinities(np.float32)
     values = groups.tokens(parts.values(), 8)[None]
@@ -102,7 +103,7 @@ def infinities_of_int4() -> StaticCase:
     return case.call(1, 0, values.shape[1], current_key=values, current_value=-values)
 
 
-def non_finite(T1: str, T3: str, quant_bit: int, cache_layout: int) -> StaticCase:
+def non_finite(T1: str, T3: str, quant_bit: int, cache_layout: int) -> Case:
     """NaN and Inf make their group load as NaN, in this call and in the next, and change no other group or sequence."""
     values = np.tile(np.array([1, -2, 3, 0.5, -0.25, 0, 4, -4], T1S[T1]), (2, 2, 2, 2))
     values[0, 1, 0, 3] = np.nan
