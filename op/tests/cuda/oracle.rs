@@ -1,6 +1,8 @@
 //! The oracle of calls of `KeyValueCache` on a device with any index inputs, legal or not: the reference kernel on the
 //! tokens that have a slot.
 
+use std::cmp::Ordering;
+
 use kvcache_conformance::backends::cache_attributes;
 use kvcache_conformance::random::index_inputs;
 use kvcache_conformance::{Call, CallResult, Difference, Expected, Tensor, Tensors};
@@ -13,15 +15,95 @@ use crate::device::untouched;
 /// The tensors after the call, and every status that the device may report.
 pub fn expected(call: &Call) -> (Tensors, Vec<Status>) {
     let attributes = cache_attributes(&call.attributes);
-    let rows_of_key = call.inputs["kvstarts"].indices().last().copied().expect("at least the total");
-    let [_, num_heads, head_dim] = call.inputs["current_key"].shape().try_into().expect("rank 3");
-    let shape = [rows_of_key as usize, num_heads * attributes.num_repeat as usize, head_dim];
+    let [current_rows, num_heads, head_dim] = call.inputs["current_key"].shape().try_into().expect("rank 3");
+    let all_rows = call.inputs["kvstarts"].indices().last().copied().expect("at least the total") as usize;
+    let shape = [all_rows, num_heads * attributes.num_repeat as usize, head_dim];
     let state = [("cache", &call.cache), ("scale", &call.scale)].into_iter();
     let state = state.filter_map(|(name, tensor)| Some((name, tensor.clone()?)));
-    let outputs = ["key", "value"].map(|name| (name, untouched(call.t1(), &shape)));
-    let mut oracle = Oracle { call, attributes, after: state.chain(outputs).collect() };
-    let findings = oracle.run();
-    (oracle.after, findings)
+    let mut after: Tensors = state.chain(["key", "value"].map(|name| (name, untouched(call.t1(), &shape)))).collect();
+
+    let [seqstarts, start_pos] = ["seqstarts", "start_pos"].map(|name| call.inputs[name].indices());
+    let batch = start_pos.len();
+    let status = |finding, b: usize, token: i128| {
+        let token = token.min(i128::from(u32::MAX)) as u32;
+        Status { finding, batch: b as u32, token }
+    };
+    // What has no rows, or rows without elements, is not launched.
+    let mut is_launched = [current_rows, all_rows].map(|rows| rows * num_heads * head_dim > 0);
+    let wrong_length = |b: usize| {
+        let (start, end) = (seqstarts[b], seqstarts[b + 1]);
+        match start < 0 || end < start || (b == 0 && start != 0) {
+            true => Some(status(Finding::Seqstarts, b, 0)),
+            false => (start_pos[b] < 0).then(|| status(Finding::StartPos, b, 0)),
+        }
+    };
+    let mut findings: Vec<_> = (0..batch).filter_map(wrong_length).collect();
+    if is_launched == [false; 2] {
+        return (after, Vec::new());
+    }
+    if !findings.is_empty() || batch == 0 {
+        return (after, findings);
+    }
+    let past = |b: usize| i128::from(start_pos[b]);
+    let seqlen = |b: usize| i128::from(seqstarts[b + 1] - seqstarts[b]);
+    let current: i128 = (0..batch).map(seqlen).sum();
+    let totals = [current, current + (0..batch).map(past).sum::<i128>()];
+    for ((total, rows), is_launched) in totals.into_iter().zip([current_rows, all_rows]).zip(&mut is_launched) {
+        match total.cmp(&(rows as i128)) {
+            Ordering::Greater if *is_launched => findings.push(status(Finding::TooManyTokens, batch, 0)),
+            Ordering::Less if *is_launched => findings.push(status(Finding::TooFewTokens, batch, 0)),
+            _ => continue,
+        }
+        *is_launched = total < rows as i128;
+    }
+
+    // The call without the tokens that have no slot: each other token's slot is a page.
+    let [stores, loads] = is_launched;
+    let (mut sequences, mut pages, mut rows, mut stored) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut row = 0;
+    for b in 0..batch {
+        let mut lens = (0, 0);
+        pages.push(Vec::new());
+        // Without the load there may be any number of past tokens.
+        for token in if loads { 0 } else { past(b) }..past(b) + if stores || loads { seqlen(b) } else { 0 } {
+            match slot(&attributes, call, b, token) {
+                Err(finding) => findings.push(status(finding, b, token)),
+                Ok(slot) => {
+                    pages[b].push(slot);
+                    rows.push(row);
+                    if stores && token >= past(b) {
+                        stored.push((i128::from(seqstarts[b]) + token - past(b)) as usize);
+                        lens.1 += 1;
+                    } else {
+                        lens.0 += 1;
+                    }
+                }
+            }
+            row += 1;
+        }
+        sequences.push(lens);
+    }
+    let max_p = pages.iter().map(Vec::len).max().unwrap_or(0);
+    pages.iter_mut().for_each(|pages| pages.resize(max_p, -1));
+    let mut inputs = index_inputs(&sequences);
+    inputs.insert("cachestarts", Tensor::of_indices(&pages.concat(), &[batch, max_p]));
+    inputs.extend(["current_key", "current_value"].map(|name| (name, rows_of(&call.inputs[name], &stored))));
+    let mut attributes = call.attributes.clone();
+    attributes.extend([("cache_mode", CacheMode::Paged.code()), ("page_size", 1)]);
+    let kept = case(Call { inputs, attributes, ..call.clone() }).steps.remove(0).expected;
+    let Expected::Success(kept) = kept else { panic!("legal tokens") };
+    for (name, tensor) in kept {
+        let to = after.get_mut(name).expect("a tensor of the call");
+        if !["key", "value"].contains(&name) {
+            *to = tensor;
+        } else if loads && !rows.is_empty() {
+            let len = tensor.bytes().len() / rows.len();
+            for (&row, from) in rows.iter().zip(tensor.bytes().chunks(len)) {
+                to.bytes_mut()[row * len..][..len].copy_from_slice(from);
+            }
+        }
+    }
+    (after, findings)
 }
 
 /// Where the tensors after a call are not as expected.
@@ -49,97 +131,6 @@ pub fn slot(attributes: &Attributes, call: &Call, b: usize, token: i128) -> Resu
     let slot = start + token % i128::from(page_size);
     // A page that starts outside is wrong even where a token of it would be inside.
     if start < 0 || start >= max_t || slot >= max_t { Err(Finding::Slot) } else { Ok(slot as i64) }
-}
-
-struct Oracle<'a> {
-    call: &'a Call,
-    attributes: Attributes,
-    after: Tensors,
-}
-
-impl Oracle<'_> {
-    fn run(&mut self) -> Vec<Status> {
-        let [seqstarts, start_pos] = ["seqstarts", "start_pos"].map(|name| self.call.inputs[name].indices());
-        let rows = [&self.call.inputs["current_key"], &self.after["key"]].map(|tensor| tensor.shape()[0] as i128);
-        let row_elements: usize = self.call.inputs["current_key"].shape()[1..].iter().product();
-        // What has no rows, or rows without elements, is not launched.
-        let is_launched = |rows: i128| rows > 0 && row_elements > 0;
-        if !rows.into_iter().any(is_launched) {
-            return Vec::new();
-        }
-        let batch = start_pos.len();
-        let status = |finding, batch: usize, token: i128| {
-            let token = token.min(i128::from(u32::MAX)) as u32;
-            Status { finding, batch: batch as u32, token }
-        };
-        let wrong_length = |b: usize| {
-            let (start, end) = (seqstarts[b], seqstarts[b + 1]);
-            match start < 0 || end < start || (b == 0 && start != 0) {
-                true => Some(status(Finding::Seqstarts, b, 0)),
-                false => (start_pos[b] < 0).then(|| status(Finding::StartPos, b, 0)),
-            }
-        };
-        let mut findings: Vec<_> = (0..batch).filter_map(wrong_length).collect();
-        if !findings.is_empty() || batch == 0 {
-            return findings;
-        }
-        let seqlen = |b: usize| i128::from(seqstarts[b + 1] - seqstarts[b]);
-        // The store begins behind the past tokens.
-        let tokens = |is_load: bool, b: usize| {
-            let past = i128::from(start_pos[b]);
-            (if is_load { 0 } else { past })..past + seqlen(b)
-        };
-        for (is_load, rows) in [false, true].into_iter().zip(rows).filter(|&(_, rows)| is_launched(rows)) {
-            let total: i128 = (0..batch).map(|b| tokens(is_load, b)).map(|tokens| tokens.end - tokens.start).sum();
-            if total > rows {
-                findings.push(status(Finding::TooManyTokens, batch, 0));
-                continue;
-            }
-            if total < rows {
-                findings.push(status(Finding::TooFewTokens, batch, 0));
-            }
-            let all = (0..batch).flat_map(|b| tokens(is_load, b).map(move |token| (b, token)));
-            let (mut rows, mut slots) = (Vec::new(), Vec::new());
-            for (row, (b, token)) in all.enumerate() {
-                match slot(&self.attributes, self.call, b, token) {
-                    Err(finding) => findings.push(status(finding, b, token)),
-                    Ok(slot) => {
-                        rows.push(row);
-                        slots.push(slot);
-                    }
-                }
-            }
-            self.move_rows(is_load, &rows, &slots);
-        }
-        findings
-    }
-
-    /// Stores rows of the current tokens into these slots, or loads the slots into rows of the outputs: a call of one
-    /// sequence, of which each page is a slot.
-    fn move_rows(&mut self, is_load: bool, rows: &[usize], slots: &[i64]) {
-        let n = rows.len();
-        if n == 0 {
-            return;
-        }
-        let mut inputs = index_inputs(&[if is_load { (n, 0) } else { (0, n) }]);
-        inputs.insert("cachestarts", Tensor::of_indices(slots, &[1, n]));
-        for name in ["current_key", "current_value"] {
-            inputs.insert(name, rows_of(&self.call.inputs[name], if is_load { &[] } else { rows }));
-        }
-        let mut attributes = self.call.attributes.clone();
-        attributes.extend([("cache_mode", CacheMode::Paged.code()), ("page_size", 1)]);
-        let [cache, scale] = ["cache", "scale"].map(|name| self.after.remove(name));
-        let call = Call { inputs, attributes, cache, scale, ..self.call.clone() };
-        let Expected::Success(mut after) = case(call).steps.remove(0).expected else { panic!("legal tokens") };
-        let outputs = ["key", "value"].map(|name| (name, after.remove(name).expect("an output")));
-        self.after.extend(after);
-        for (name, loaded) in outputs.into_iter().filter(|_| is_load) {
-            let (to, len) = (self.after.get_mut(name).expect("an output").bytes_mut(), loaded.bytes().len() / n);
-            for (&row, from) in rows.iter().zip(loaded.bytes().chunks(len)) {
-                to[row * len..][..len].copy_from_slice(from);
-            }
-        }
-    }
 }
 
 fn rows_of(tensor: &Tensor, rows: &[usize]) -> Tensor {
