@@ -152,8 +152,8 @@ def begin_case(
     """A case without steps; `types` is "T1 T2" or "T1 T2 T3" in short names, `proves` the ids of rules.
 
     Where cache and scale are not given, the cache holds random bytes (finite floats where the call converts them) and
-    the scale random steps, in the shapes that the other arguments make legal, of which `outer` are the lengths that no
-    other tensor has. Attributes are written as they are given.
+    the scale random steps, in the shapes that the other arguments make legal; `outer` are the lengths that no other
+    tensor has. Attributes are written as they are given.
     """
     named = Types(*(LONG_NAMES[short] for short in types.split()))
     given = operator.attributes(**attributes)

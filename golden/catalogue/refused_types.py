@@ -17,7 +17,7 @@ ILLEGAL = {
     4: ("f16 f16 f16", "f32 int8 f32", "int8 int4 f32"),
 }
 BATCH = (Sequence(0, 2, 3), Sequence(1, 1, 0))
-# Without elements: in place of the legal (12, 1, 2, 2, 1), and of those of a cache without slots.
+# Without elements: in place of the legal (12, 1, 2, 2, 1), and of the scales of a cache without slots.
 EMPTY = {"axis4": (12, 1, 2, 2, 0), "axis2": (12, 1, 0, 2, 1), "axis0": (0, 1, 2, 2, 1)}
 OF_EMPTY_CACHE = {"rank_mismatch": (0,), "shape_mismatch": (0, 1, 2, 2, 3)}
 

@@ -1,7 +1,7 @@
 """Cases that are rows of a table, the YAML files beside this one. A row has
 
 - name, about, and the rules that it proves; `{types}` in a name stands for each of several types;
-- types, or a list of which each makes a case; quant_bit follows from them;
+- types, or a list of types, each of which makes a case; quant_bit follows from them;
 - given: sizes and attributes, as `begin` takes them;
 - steps: each the sequences of a call, [start_pos, seqlen, place], or a map of these as `batch`, of the error of a call
   that is refused, what its message mentions, and inputs that are replaced. What all steps share stands in the row.

@@ -13,7 +13,7 @@ CACHE_ATTENTION_INPUTS = ("query", *INPUTS, "decoding_batches", "attn_mask", "he
 
 @dataclass(frozen=True)
 class AttentionAttributes(Attributes):
-    """The attributes of the attention; those of the cache are MultiHeadCacheAttention's alone."""
+    """The attributes of attention, after the cache's, which MultiHeadCacheAttention alone has."""
 
     num_heads: int = 0  # required
     head_dim: int = 0  # required

@@ -44,7 +44,7 @@ class StaticAttributes:
 
 @dataclass(frozen=True)
 class Attributes(StaticAttributes):
-    """Those of dynamic batching."""
+    """The attributes of dynamic batching and their defaults."""
 
     cache_mode: int = 0
     page_size: int = 128

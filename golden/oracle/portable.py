@@ -49,7 +49,7 @@ def power_of_two(numerator: int, denominator: int) -> float:
 
 
 def plain_nan(values: np.ndarray) -> np.ndarray:
-    """The values; a NaN, of which arithmetic leaves sign and payload to the processor, is the positive one without."""
+    """The values. A NaN becomes positive and without payload: arithmetic leaves these to the processor."""
     return np.where(np.isnan(values), values.dtype.type(np.nan), values)
 
 

@@ -1,6 +1,6 @@
 """The rotation of keys before they are quantized: blocks of the normalized Sylvester-Hadamard matrix, its own inverse.
 
-The matrix of order 2n is [[M, M], [M, -M]] of that of order n; its butterflies are additions and subtractions.
+Of a matrix M of order n the matrix of order 2n is [[M, M], [M, -M]]; its butterflies are additions and subtractions.
 """
 
 from __future__ import annotations

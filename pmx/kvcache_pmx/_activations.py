@@ -31,7 +31,7 @@ def gated(activation: _Activation, *, halves: bool = False) -> Callable[[Call], 
 
 
 def swish(body: Body, x: str, call: Call) -> str:
-    """X * sigmoid(beta X); SiLU is that of beta 1."""
+    """X * sigmoid(beta X); with a beta of 1 it is SiLU."""
     beta = call.number("beta", 1.0)
     return body.node("Mul", x, body.node("Sigmoid", x if beta == 1.0 else body.node("Mul", x, body.number(beta))))
 

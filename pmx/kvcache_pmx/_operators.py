@@ -11,7 +11,7 @@ from kvcache_pmx._activations import gated, gelu, layer_norm, rms_norm, swish, t
 from kvcache_pmx._body import Function
 from kvcache_pmx._call import Call
 
-# The domains of exports since 2024-04-23, and those of earlier ones.
+# The domains of exports since 2024-04-23, and of earlier ones.
 STATIC_DOMAINS = frozenset({"opmx", "pmx"})
 DYNAMIC_DOMAINS = frozenset({"opmx.dynamic_batching", "pmx.dynamic_batching"})
 # What stands for MultiHeadAttention where the library's operator is not to be used. The name is one that no runtime

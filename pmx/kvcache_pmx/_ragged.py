@@ -160,7 +160,7 @@ ATTENTION_OPSET = 23
 
 
 def multi_head_attention(call: Call) -> Function:
-    """All sequences at once, as one sequence of which a mask hides what another one's queries may not see.
+    """All sequences at once, as one sequence: a mask hides from a query the keys of other sequences.
 
     It takes time and memory for all queries times all keys of the batch. A value that is not finite reaches the
     queries of other sequences, through weights that are 0.

@@ -242,7 +242,7 @@ attributes! {
         is_causal: (1, 0, Some(1), None, None),
         /// Whether scores are biased by the distance of key and query: 0 or 1.
         is_alibi: (0, 0, Some(1), None, None),
-        /// Key heads (Hk), of which each serves `num_heads / num_kv_heads` query heads; 0 is `num_heads`.
+        /// Key heads (Hk). Each serves `num_heads / num_kv_heads` query heads; 0 is `num_heads`.
         num_kv_heads: (0, 0, None, None, None),
         /// Keys that a query sees at most, its own counted; -1 is no window. An extension.
         local_window_size: (-1, -1, None, None, Some(0)),
@@ -288,8 +288,8 @@ attributes! {
     }, 0 {}
 }
 
-/// The attributes of one `MultiHeadCacheAttention` node, as numbers, not yet checked: those of the attention, and
-/// those of `KeyValueCache` but `num_repeat`, which is 1.
+/// The attributes of one `MultiHeadCacheAttention` node, as numbers, not yet checked: attributes of attention and of
+/// `KeyValueCache`, whose `num_repeat` is 1.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct CacheAttentionAttributes {
     /// The attributes of the attention.

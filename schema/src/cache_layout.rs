@@ -56,8 +56,8 @@ pub struct CacheStrides {
 }
 
 impl CacheStrides {
-    /// The strides of static scales of this shape: layers, keys and values, heads, each as long as the cache's or 1. A
-    /// scale is that of every slot.
+    /// The strides of static scales of this shape: layers, keys and values, heads, each as long as the cache's or 1.
+    /// All slots share a scale.
     pub const fn of_static_scales([layers, kvs, heads]: [usize; 3]) -> Option<Self> {
         // An axis of 1 is broadcast.
         const fn step(len: usize, step: usize) -> usize {

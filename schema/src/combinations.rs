@@ -62,7 +62,7 @@ impl TypeCombination {
         ]
     };
 
-    /// Every legal combination: those of the specification, then the extensions.
+    /// Every legal combination: the specification's, then the extensions.
     pub fn all() -> impl Iterator<Item = Self> {
         Self::LEGAL.into_iter().chain(Self::EXTENSIONS)
     }

@@ -54,10 +54,10 @@ impl ElementType {
     /// The types that [`is_float`](Self::is_float) holds for.
     pub const FLOATS: [Self; 3] = [Self::Float32, Self::Float16, Self::BFloat16];
 
-    /// Legal types of `current_key`, `current_value`, `key` and `value`: those of the specification, then extensions.
+    /// Legal types of `current_key`, `current_value`, `key` and `value`: the specification's, then extensions.
     pub const T1: [Self; 4] = [Self::Float32, Self::Float16, Self::Int8, Self::BFloat16];
 
-    /// Legal types of `cache`: those of the specification, then extensions.
+    /// Legal types of `cache`: the specification's, then extensions.
     pub const T2: [Self; 6] =
         [Self::Float32, Self::Float16, Self::Int8, Self::Int4, Self::BFloat16, Self::Float8E4M3Fn];
 

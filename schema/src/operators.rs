@@ -3,7 +3,7 @@
 /// The operator's name in a graph.
 pub const NAME: &str = "KeyValueCache";
 
-/// The domains the operators are registered in: that of current exports, and that of exports before 2024-04-23.
+/// The domains that the operators are registered in: current exports' and, until 2024-04-22, exports'.
 pub const DOMAINS: [&str; 2] = ["opmx.dynamic_batching", "pmx.dynamic_batching"];
 
 /// The operators' version in both [`DOMAINS`].
@@ -33,7 +33,7 @@ pub const SCHEMA: &str = include_str!("../key_value_cache.yaml");
 pub mod static_key_value_cache {
     pub use super::{NAME, OUTPUTS, VERSION};
 
-    /// The domains the operator is registered in: that of current exports, and that of exports before 2024-04-23.
+    /// The domains that the operator is registered in: current exports' and, until 2024-04-22, exports'.
     pub const DOMAINS: [&str; 2] = ["opmx", "pmx"];
 
     /// The names of the operator's inputs, by position.
@@ -108,12 +108,12 @@ pub mod multi_head_cache_attention {
     /// The operator as data: the text of `multi_head_cache_attention.yaml`.
     pub const SCHEMA: &str = include_str!("../multi_head_cache_attention.yaml");
 
-    /// The legal combinations of types of the specification: those of `KeyValueCache` whose T1 has scores.
+    /// The specification's legal combinations of types: rows of `KeyValueCache` whose T1 has scores.
     pub fn combinations() -> impl Iterator<Item = TypeCombination> {
         all_combinations().filter(|row| TypeCombination::LEGAL.contains(row))
     }
 
-    /// Every legal combination of types: those of `KeyValueCache`, with extensions, whose T1 has scores.
+    /// Every legal combination of types: rows of `KeyValueCache`, with extensions, whose T1 has scores.
     pub fn all_combinations() -> impl Iterator<Item = TypeCombination> {
         TypeCombination::all().filter(|row| T1.contains(&row.t1))
     }

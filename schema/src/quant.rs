@@ -56,8 +56,8 @@ impl QuantBit {
         }
     }
 
-    /// The largest magnitude of a quantized value, by which a group's largest magnitude is divided: of float8e4m3fn its
-    /// largest number, and of four bits 8, of which -8 alone is a code.
+    /// The largest magnitude of a quantized value, by which a group's largest magnitude is divided: float8e4m3fn's
+    /// largest number; 8 for four bits, where only -8 is a code.
     pub const fn qmax(self) -> i16 {
         match self {
             Self::Eight => 127,
@@ -88,7 +88,7 @@ pub const MAX_ROTATION_ORDER: usize = 256;
 /// power of two that divides `head_dim`, is at most the group or 32, whichever is larger, and at most 256. With static
 /// scales the group is the head.
 pub const fn rotation_order(head_dim: usize, group: usize) -> usize {
-    // Powers of two, of which the lower one divides the head.
+    // Both are powers of two: the lower one divides the head.
     let most = if group < 64 {
         32
     } else if group < 128 {

@@ -1,6 +1,6 @@
 //! The order of the axes of `cache` and `scale` in static batching, and the strides that follow from it.
 //!
-//! A slot there is a (sequence, position) pair. The axis of the sequences lies outside of that of the positions, so the
+//! A slot there is a (sequence, position) pair. The axis of sequences lies outside of the axis of positions, so the
 //! distance from a sequence to the next is a whole number of slots, one more stride: slots are numbered by position,
 //! and sequence `b` begins at slot `b * sequence`. Kernels then see the strides of [`CacheStrides`] and such slots.
 

@@ -31,7 +31,7 @@ unsafe fn first(n: usize) -> __m256i {
 /// Eight float8e4m3fn as float16 of 1/256 of their values; a NaN is 0x7e00 with its sign.
 #[inline(always)]
 unsafe fn e4m3_as_halves(codes: __m128i) -> __m128i {
-    // The sign is at the top, and the exponent where that of float16 is.
+    // The sign is at the top, and the exponent where float16 has its own.
     let halves = _mm_and_si128(_mm_slli_epi16::<7>(_mm_cvtepi8_epi16(codes)), _mm_set1_epi16(0xbf80u16 as i16));
     let all = _mm_set1_epi16(0x3f80);
     let is_nan = _mm_cmpeq_epi16(_mm_and_si128(halves, all), all);
@@ -114,7 +114,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn read_i4(from: *const u8) -> __m256 {
-        // All eight codes in each lane, of which one is moved to the top and back, with its sign.
+        // All eight codes are in each lane: the lane's own is moved to the top and back, with its sign.
         let codes = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
         let top = _mm256_sllv_epi32(codes, _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
         _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))

@@ -7,7 +7,7 @@ pub const E4M3_MAX: f32 = 448.0;
 /// Biased exponent of float32 of the smallest normal number, 2^-6, in its place.
 pub const E4M3_LEAST_NORMAL: u32 = 121 << 23;
 
-/// From a power of two on, as float32 bits, to the one whose last place is that of a float8e4m3fn near the former.
+/// Adding the power of two that is 20 binades up rounds a float32 to float8e4m3fn's mantissa: 20, as exponent bits.
 pub const E4M3_ROUNDER: u32 = 20 << 23;
 
 /// The number of each code.

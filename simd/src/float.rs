@@ -18,7 +18,7 @@ mod sealed {
 /// Elements that are converted together on the stack.
 const BUFFER: usize = 128;
 
-/// A float type, every value of which float32 has. Rounding is to nearest, ties to even.
+/// A float type whose every value is a float32. Rounding is to nearest, ties to even.
 ///
 /// # Safety
 /// The conditions of functions over registers are those of [`Simd`].
@@ -30,7 +30,7 @@ pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     /// Bits of the significand, with the one that is not stored.
     const DIGITS: u32;
 
-    /// The value; a NaN of float16 becomes quiet, that of another type keeps its bits.
+    /// The value; a NaN of float16 becomes quiet, another type's keeps its bits.
     #[inline]
     fn to_f32(self) -> f32 {
         self.as_()

@@ -53,7 +53,7 @@ pub unsafe fn hadamard_over<S: Simd, V: Float>(
     order: usize,
     ahead: Option<*const V>,
 ) {
-    // SAFETY: the conditions are those of this function; a block is as many registers, or is shorter than one.
+    // SAFETY: this function's conditions; a block is as many registers, or is shorter than one.
     unsafe {
         match order / S::LANES {
             0 | 1 => multiply::<S, V, 1>(from, to, len, order, ahead),

@@ -108,8 +108,8 @@ impl InstructionSet {
         }
     }
 
-    /// The set of which this one has the float registers, and adds nothing but products of integers to it: to functions
-    /// without such products they are one.
+    /// The set with the same float registers, to which this one adds products of integers alone: functions without such
+    /// products are compiled for one of the two.
     pub const fn of_floats(self) -> Self {
         match self {
             Self::NeonDotprod => Self::Neon,

@@ -7,7 +7,7 @@ use crate::prefetch::prefetch_l1;
 /// Lanes of the widest register.
 pub const MOST_LANES: usize = 16;
 
-/// A register of the first `n` lanes, each an expression of its number; the others are those of `rest`.
+/// A register of the first `n` lanes, each an expression of its number; the other lanes are `rest`.
 macro_rules! lanes {
     ($n:expr, $rest:expr, |$i:ident| $lane:expr, $read:ident) => {{
         let mut lanes = [$rest; MOST_LANES];
@@ -88,7 +88,7 @@ pub trait Simd: Sized {
     /// These bits in every lane.
     #[inline(always)]
     unsafe fn splat_bits(bits: u32) -> Self::F32 {
-        // SAFETY: the condition is that of `splat`.
+        // SAFETY: `splat` has the same condition.
         unsafe { Self::splat(f32::from_bits(bits)) }
     }
     /// Reads a register of float32.

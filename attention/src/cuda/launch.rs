@@ -17,7 +17,7 @@ const BLOCKS_PER_MULTIPROCESSOR: u64 = 16;
 /// Bytes of T1 whose elements a lane of a wide kernel reads of a key at once.
 const WIDE_BYTES: usize = 16;
 
-/// A window that hides no key, of which a position can be subtracted.
+/// A window that hides no key; small enough that subtracting a position does not overflow.
 const NO_WINDOW: i64 = 1 << 62;
 
 /// The largest number of heads, or of sequences.

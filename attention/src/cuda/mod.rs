@@ -5,7 +5,7 @@
 //! memory) and does not wait for the device.
 //!
 //! The kernels have an order of sums of their own, fixed by a token's sequence alone, as [`AttentionReference`] has
-//! (`kernel/attend.cuh` has the order): other bits than those of the CPU, the same on every GPU.
+//! (`kernel/attend.cuh` has the order): other bits than the CPU's, the same on every GPU.
 //!
 //! [`AttentionReference`]: crate::AttentionReference
 

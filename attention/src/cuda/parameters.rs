@@ -36,7 +36,7 @@ pub struct AttentionParameters {
     pub query_rows: i64,
     /// Elements from one row of `attn_mask` to the next.
     pub mask_width: i64,
-    /// Elements from the plane of one query head to that of the next; 0 where all share one.
+    /// Elements from one query head's plane to the next one's; 0 where all share one.
     pub mask_plane: i64,
     /// So many sequences, the first ones, have no causal mask.
     pub decoding_batches: i64,

@@ -16,7 +16,7 @@ pub enum AttentionKernelName {
     Combine,
     /// Sums the weights of each key, with the accesses of `AttendWide`.
     MassWide,
-    /// Sums them with those of `AttendNarrow`.
+    /// Sums the weights of each key, with the accesses of `AttendNarrow`.
     MassNarrow,
 }
 

@@ -28,7 +28,7 @@ def cases() -> Iterator[Case]:
 
 
 def bits_kept() -> Iterator[Case]:
-    """Where T1 is T2, bytes are copied, those of a NaN too."""
+    """Where T1 is T2, bytes are copied, also a NaN's."""
     for (T, element), cache_layout in product((("f32", "float32"), ("f16", "float16")), STATIC_LAYOUTS):
         name = f"random-bits-kept-{T}-layout{cache_layout}"
         values = random_bits(f"{name} current", (2, 3, 2, 8), element)

@@ -70,7 +70,7 @@ pub(super) struct Current {
 }
 
 impl Current {
-    /// Makes the context of `stream` current; that of a default stream is current already.
+    /// Makes the context of `stream` current; a default stream's is current already.
     ///
     /// # Safety
     /// The driver has been opened, and `stream` is a default stream or one that lives.

@@ -31,19 +31,19 @@ import yaml
 HERE = Path(__file__).parent
 SCHEMA = HERE.parents[2] / "schema/key_value_cache.yaml"
 
-# What the names of types are in those of modules.
+# Short names of types, of which the names of modules consist.
 ELEMENTS = HERE.parents[2] / "schema/src/element.rs"
 SHORT_NAMES = dict(re.findall(r'row\("(\w+)", "(\w+)"', ELEMENTS.read_text()))
 
 OLDEST = "75"
-# The version of PTX that the modules need: that of CUDA 12.4, which is the oldest driver's (context.rs has it).
+# The version of PTX that the modules need. It came with CUDA 12.4, the oldest driver's (context.rs has it).
 PTX_VERSION = "8.4"
-# Of CUDA 13.0, and of 12.4.
+# The assemblers of CUDA 13.0 and of 12.4.
 PTXAS, OLDEST_PTXAS = "cu13/bin/ptxas", "cuda_nvcc/bin/ptxas"
 # The architectures that ptxas checks: each generation of GPUs, from the oldest.
 ARCHITECTURES = ["75", "80", "90", "100", "120"]
 OLDEST_PTXAS_ARCHITECTURES = ["75", "80", "90"]
-# Of one folder's modules.
+# The most that one folder's modules may have.
 MOST_BYTES = 3_000_000
 
 

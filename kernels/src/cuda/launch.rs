@@ -145,7 +145,7 @@ impl DeviceStores {
         }))
     }
 
-    /// The parameters of a launch that moves so many rows, but for the length of rounds.
+    /// The parameters of a launch that moves so many rows; the length of rounds is the shortest.
     fn parameters(&self, rows: usize, units: &Units) -> Result<Parameters, TooLarge> {
         let Geometry { batch, num_heads, head_dim, quant, cache, .. } = self.geometry;
         let per_token = narrow("num_heads * head_dim", units.per_head.saturating_mul(num_heads))?;

@@ -55,7 +55,7 @@ pub struct Parameters {
     pub page_size: i64,
     /// Strides of `cache`.
     pub cache_strides: Strides,
-    /// Strides of `scale`; that of slots is 0 for static scales.
+    /// Strides of `scale`; for static scales `token` is 0.
     pub scale_strides: Strides,
     /// Sequences.
     pub batch: u32,

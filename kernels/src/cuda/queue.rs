@@ -41,7 +41,7 @@ impl<'a> Queue<'a> {
         Self::with_current(stream.cu_stream(), Current::of_context(stream.context())?)
     }
 
-    /// A queue on a stream of any library. A default stream is that of the current context.
+    /// A queue on a stream of any library. A default stream is the current context's.
     ///
     /// # Errors
     /// Those of [`available`], [`Error::NoContext`], [`Error::Driver`].
@@ -106,8 +106,8 @@ impl<'a> Queue<'a> {
     /// Those of [`run`](Self::run) and [`scratch`](Self::scratch).
     ///
     /// # Safety
-    /// Those of [`run`](Self::run), but for the addresses of the index inputs, which are not used. The slots of the
-    /// sequences are inside the cache.
+    /// The conditions of [`run`](Self::run), but for the addresses of the index inputs, which are not used. The slots
+    /// of the sequences are inside the cache.
     pub unsafe fn run_alike(&self, problem: &DeviceProblem, sequences: AlikeSequences) -> Result<(), Error> {
         let mut launches = self.launches(problem)?;
         let Some(module) = launches.iter().flatten().next().map(|first| first.launch.module) else { return Ok(()) };

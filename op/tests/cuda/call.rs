@@ -27,7 +27,7 @@ pub enum Checked<'a> {
 /// The host's check of a call whose tensors lie where `at` says by their names; `rows` in place of `kvstarts`.
 ///
 /// # Safety
-/// Nothing is launched, or the addresses are those of tensors that live until the stream is done with the call.
+/// Nothing is launched, or tensors are at these addresses until the stream is done with the call.
 pub unsafe fn check<'a>(
     call: &'a Call,
     rows: Option<usize>,

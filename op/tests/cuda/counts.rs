@@ -105,7 +105,7 @@ fn rows() -> Result<Vec<(String, [f64; 5])>, Failed> {
             let kernel = kernel.trim_start_matches("kvcache_").split("_f16").next().unwrap_or(&kernel);
             // Of the values that a store or a load moves; of the keys, values and scales that attention reads.
             let bytes = match kernel.split('_').next() {
-                // As that of `KeyValueCache`.
+                // `KeyValueCache` launches the same.
                 Some("store") if operator != Operator::KeyValueCache => continue,
                 Some("store") => 4 * queries * HEADS * HEAD_DIM,
                 Some("load") => 4 * KEYS * HEADS * HEAD_DIM,

@@ -43,8 +43,8 @@ fn call(layout: CacheLayout, t2: ElementType, max_t: usize) -> Call {
     }
 }
 
-/// The last slots of the last layer of a cache of 2^32 elements and some hold what those of a small one hold, in every
-/// layout, and give it back.
+/// A call stores and loads the same bytes in the last slots of a cache of more than 2^32 elements and of a small cache,
+/// in every layout.
 pub fn last_slots(gpu: &Gpu) -> Result<(), Failed> {
     let max_ts = [8, (1 << 32) / (2 * LAYERS * HEADS * HEAD_DIM) + 8];
     for layout in CacheLayout::ALL {

@@ -1,6 +1,6 @@
-//! Tests on a GPU. Without one, all but those of the host are ignored and the
-//! reason is printed; with `KVCACHE_REQUIRE_GPU` set the exit code is then 77, not that of a success. The emulated
-//! driver does not count as a GPU then, unless the variable is `emulated`.
+//! Tests on a GPU, or on the emulated driver of `proof/emulation`. Without either, all tests but the host's are ignored
+//! and the reason is printed; with `KVCACHE_REQUIRE_GPU` set the exit code is then 77. The emulated driver does not
+//! count as a GPU then, unless the variable is `emulated`.
 //!
 //! `KVCACHE_FEW_CASES` makes fewer random calls, for runs under a sanitizer. `KVCACHE_GOLDEN_CASES` is the folder of
 //! the golden cases, where the sources are not where they were at build time.

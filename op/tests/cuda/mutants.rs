@@ -17,7 +17,7 @@ use crate::counts::{LARGE_BOUNDS, case};
 use crate::device::{Gpu, Result as OnGpu};
 use crate::golden::{OnDevice, cases};
 
-/// The kernels that store and load, and those of attention.
+/// The modules that store and load, and the modules that attend.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Modules {
     Cache,
@@ -67,7 +67,7 @@ const EDITS: [(Modules, &str, &str, &str, &str); 39] = [
     (Attention, "f32_i4_f16", "mass_narrow", "mul.rn.f32", "add.rn.f32"),
 ];
 
-/// The types of which every barrier is taken out, one by one.
+/// The modules in which every barrier is taken out, one by one.
 const BARRIERS: [(Modules, &str); 4] =
     [(Cache, "f16_f16"), (Cache, "f16_i8_f16"), (Attention, "f16_f16"), (Attention, "f32_f32")];
 
@@ -137,7 +137,7 @@ fn mutants() -> Vec<Mutant> {
                 Mutant::new((of, types), kernel, name, |line| {
                     let is_join = line.contains("bar.red");
                     joins += usize::from(is_join);
-                    // The third is for wrong lengths only, of which the golden cases have none.
+                    // The third is for wrong lengths only, which no golden case has.
                     if !is_join && !line.contains("bar.sync") || is_join && joins == 3 {
                         return None;
                     }

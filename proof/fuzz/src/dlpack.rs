@@ -103,7 +103,7 @@ impl Described {
             3 => self.device.device_type = DLDeviceType(unstructured.pick(&[2, 3, 8, 10, 11, 13, 0, 18, u32::MAX])),
             4 => {
                 self.shape.resize(unstructured.below(70), 1);
-                self.strides = None; // which were as many as there were dimensions
+                self.strides = None; // there were as many as dimensions
                 // Of no, or too many, dimensions nothing is read.
                 self.ndim = unstructured.pick(&[self.shape.len() as i32, -1, i32::MIN, 65, i32::MAX]);
             }
@@ -127,7 +127,7 @@ impl Described {
         (0..self.shape.len()).map(inner).collect()
     }
 
-    /// Whether strides are those of row-major order along each axis of several elements.
+    /// Whether strides are row-major along each axis of several elements.
     fn is_contiguous(&self) -> bool {
         let Some(strides) = self.strides.as_ref().filter(|_| !self.shape.contains(&0)) else { return true };
         let along = self.shape.iter().zip(strides).zip(self.row_major());

@@ -194,7 +194,7 @@ impl Placement {
 
 #[derive(Clone)]
 struct Sequence {
-    /// Whose numbers it has: its own, or those of the one that it was forked from.
+    /// The sequence whose numbers it has: itself, or the one that it was forked from.
     numbers: usize,
     /// Its row of `cachestarts`.
     place: Vec<i64>,

@@ -14,7 +14,7 @@ pub fn backends() -> impl Iterator<Item = Backend> {
     })
 }
 
-/// The same; of each fast kernel one that splits even the smallest call among threads.
+/// Every backend, too; each fast kernel splits even the smallest call among threads.
 pub fn splitting() -> impl Iterator<Item = Backend> {
     backends().map(|backend| match backend {
         Backend::Cpu(cpu) => Backend::Cpu(cpu.with_parallel_bytes(0)),
@@ -35,7 +35,7 @@ impl Workers for Threads {
     }
 }
 
-/// As many workers as the number says, of which the calling thread runs the tasks: the last one first, the first never.
+/// So many workers, all on the calling thread: the last task runs first, the first never.
 ///
 /// The results must be right even so; see [`Workers`].
 pub struct Careless(pub usize);

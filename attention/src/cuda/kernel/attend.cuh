@@ -2,8 +2,8 @@
 //
 // The order of all sums is fixed by the position of the keys in their sequence:
 // - A score is the sum of partial sums, one for each 16 bytes of T1 among 64 elements, added as a tree.
-// - Keys are taken in blocks of 64. The weights of a block are added as a tree over its keys, then to those of the
-//   earlier blocks of the piece. Where a block has a larger score, the earlier sums are multiplied for it first.
+// - Keys are taken in blocks of 64. The weights of a block are added as a tree over its keys, and that sum is added to
+//   the sum of the piece's earlier blocks, which is rescaled first where the block has a larger score.
 // - The threads that share an element of the output have equal parts of each block (as many as head_dim allows), and
 //   their sums are added at the end of the piece.
 // - A head's sink is added at the end, after the last piece.
@@ -13,8 +13,8 @@
 #include "hadamard.cuh"
 #include "tile.cuh"
 
-// Writes element d of a query row, whose sums are complete but for its sink. Keeps what the mass needs of the row: its
-// largest score, and the sum of its weights.
+// Writes element d of a query row, from sums that lack the sink alone. Keeps the row's largest score and the sum of its
+// weights for the mass.
 template <class T1>
 __device__ __forceinline__ void write_output(const AttentionParameters& p, i64 token_and_head, u32 d, float sink,
                                              float maximum, float sum, float total) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void write_output(const AttentionParameters& p, i64 t
     }
 }
 
-// Where the sums of a row of a unit are: the largest score, the sum of weights, then those of weighted values.
+// Where the sums of a unit's row are: the largest score, the sum of weights, then head_dim sums of weighted values.
 __device__ __forceinline__ u8* scratch_of(const AttentionParameters& p, u64 unit, u32 r) {
     return p.scratch + (unit * p.rows_per_tile + r) * (2 + p.tokens.head_dim) * sizeof(float);
 }
@@ -42,7 +42,7 @@ __device__ __forceinline__ float of_all_lanes(float x, Join join) {
     }
 }
 
-// What each row must know, and its query, multiplied as the keys were, which those of a quantized cache alone are.
+// Reads each row's query and what the row must know. Where a quantized cache has rotated keys, rotates the query, too.
 template <class T1, class T3>
 __device__ __forceinline__ void read_queries(const AttentionParameters& p, const Unit& unit, const Shares& shares) {
     const u32 head_dim = p.tokens.head_dim;

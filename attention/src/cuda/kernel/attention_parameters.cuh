@@ -5,7 +5,7 @@
 #include "parameters.cuh"
 
 struct AttentionParameters {
-    Parameters tokens;    // all tokens: lengths, slots and strides; its tensors are not used, but for the indices
+    Parameters tokens;    // all tokens: lengths, slots and strides; of its tensors only the indices are used
     const u8* rows[2];    // T2, the first key and the first value
     const u8* scales[2];  // T3, of the first key and of the first value
     const u8* query;      // T1 (query_rows, Hq, Dh)

@@ -26,7 +26,7 @@ __device__ __forceinline__ float exponential_less_one(float r) {
 
 // 2^n, for n from -126 to 127.
 __device__ __forceinline__ float power_of_two(float n) {
-    // The low bits of n + ROUND are those of n.
+    // n + ROUND and n have the same low bits.
     const u32 exponent = __float_as_uint(__fadd_rn(n, ROUND)) - __float_as_uint(ROUND) + 127;
     return __uint_as_float(exponent << 23);
 }

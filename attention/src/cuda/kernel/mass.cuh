@@ -104,7 +104,7 @@ __device__ __forceinline__ void mass_wide(const AttentionParameters& p) {
     mass<T1, T2, T3, true>(p);
 }
 
-// With those of attend_narrow.
+// With the accesses of attend_narrow.
 template <class T1, class T2, class T3>
 __device__ __forceinline__ void mass_narrow(const AttentionParameters& p) {
     mass<T1, T2, T3, false>(p);

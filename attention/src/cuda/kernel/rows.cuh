@@ -36,19 +36,19 @@ struct Cells {
     u32 scale;
 };
 
-// Two of N codes as float16 of a word's halves: those of 2 * i and its neighbor or, of int4, i and N / 2 + i.
+// Two of N codes as the float16 halves of a word: codes 2 * i and 2 * i + 1 or, for int4, codes i and N / 2 + i.
 template <class T2, u32 N>
 __device__ __forceinline__ u32 pair_of_codes_in(const u32* words, u32 i) {
     if constexpr (SAME<T2, F8>) {
         const u32 codes = __byte_perm(words[i / 2], 0, i % 2 == 0 ? 0x1404 : 0x3424);
         const u32 magnitudes = codes & 0x7f007f00;
-        // Where a magnitude is that of NaN the exponent's bits are set, and 0x38 more.
+        // NaN: sets the exponent's bits, and 0x38 more.
         const u32 nan = (magnitudes + 0x01000100) & 0x80008000;
         const u32 bits = (codes & 0x80008000) | magnitudes >> 1 | (nan - (nan >> 5));
         // Now 1/256 of the codes' values.
         return multiply_halves(bits, 0x5c005c00);
     } else {
-        // The bits of 1024 + n are those of 1024 with n in the lowest; n is the code with its sign bit flipped.
+        // As float16, 1024 + n is 1024 with n in its lowest bits; n is the code with its sign bit flipped.
         if constexpr (SAME<T2, I8>) {
             const u32 flipped = words[i / 2] ^ 0x80808080;
             return add_halves(__byte_perm(flipped, 0x64646464, i % 2 == 0 ? 0x4140 : 0x4342), 0xe480e480);

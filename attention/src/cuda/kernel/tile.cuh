@@ -128,7 +128,7 @@ struct Shares {
     __device__ __forceinline__ u32 row() const { return 2 << shift; }
 };
 
-// The place of element d of a query: lanes read four elements at a time, each next to those of the next lane.
+// The place of element d of a query. Lanes read four elements at a time; neighboring lanes read neighboring fours.
 template <class T1>
 __device__ __forceinline__ u32 query_place(u32 d) {
     const u32 pack = d / PACK<T1>;
@@ -136,8 +136,8 @@ __device__ __forceinline__ u32 query_place(u32 d) {
     return ((pack / LANES<T1> * (PACK<T1> / 4) + i / 4) * LANES<T1> + pack % LANES<T1>) * 4 + i % 4;
 }
 
-// Adds the sums of a piece to those of earlier ones: what both are multiplied by. A piece without a visible key has
-// no part in it.
+// Merges a piece into the sums of earlier pieces: gives the two factors to multiply by. A piece without a visible key
+// changes nothing.
 __device__ __forceinline__ Merge merge_piece(float& maximum, float& sum, float piece_maximum, float piece_sum) {
     if (piece_sum == 0.0f) {
         return {1.0f, HIDDEN};

@@ -51,7 +51,7 @@ __device__ __forceinline__ bool read_all_lengths(const AttentionParameters& p) {
     return queries <= p.query_rows;
 }
 
-// One sequence. It has no padding, of which a copy would be one of what nobody has written.
+// One sequence. It has no padding: a copy of padding would read what nobody has written.
 struct Sequence {
     u32 b;
     u32 is_causal;
@@ -187,5 +187,5 @@ struct Merge {
 
 __device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000); }
 
-// The larger of two numbers, of which the second may be NaN, which does not count.
+// The larger of two numbers. A second number that is NaN does not count.
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }

@@ -38,7 +38,7 @@ struct Parameters {
     i64 max_p;
     i64 page_size;
     Strides cache_strides;
-    Strides scale_strides;  // that of slots is 0 for static scales
+    Strides scale_strides;  // static scales have 0 from slot to slot
     u32 batch;
     u32 head_dim;
     u32 num_repeat;

@@ -1,4 +1,4 @@
-// The arithmetic of quantized groups, bit for bit that of quantize.rs. `Codes` is the cache's element type: I8, I4, F8.
+// The arithmetic of quantized groups; the bits are quantize.rs's. `Codes` is the cache's element type: I8, I4, F8.
 #pragma once
 
 #include "elements.cuh"
@@ -96,7 +96,7 @@ __device__ __forceinline__ u32 float8_of(float x) {
     constexpr u32 LEAST_NORMAL = 121 << 23;
     const u32 magnitude = __float_as_uint(x) & 0x7fffffff;
     const u32 exponent = max(magnitude & 0x7f800000, LEAST_NORMAL);
-    // The sum's last place is that of the code, so that its bits count from the rounder's in these places.
+    // Adding a number 20 binades up rounds to float8's mantissa; the difference of the bits is the code.
     const u32 rounder = exponent + (20 << 23);
     const u32 places = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), __uint_as_float(rounder))) - rounder;
     return places + ((exponent - LEAST_NORMAL) >> 20);
@@ -165,8 +165,8 @@ __device__ __forceinline__ u32 bytes_of(u32 a, u32 b) { return __byte_perm(a, b,
 template <class T1, u32 N, class Value>
 __device__ __forceinline__ u32 nibbles_of(Value value, const Scale<T1>& scale) {
     if constexpr (SAME<T1, F16> && N == 8) {
-        // Of each four the second and the fourth, 16 times, added to the first and the third. Halves have 8 more than
-        // their codes, and 0x6600, of which 6 passes into the upper half.
+        // In each four, 16 times the second and fourth code are added to the first and third. Halves have 8 more than
+        // their codes, and 0x6600, whose 6 passes into the upper half.
         u32 words[2];
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
@@ -190,7 +190,7 @@ __device__ __forceinline__ u32 nibbles_of(Value value, const Scale<T1>& scale) {
 // Code i of a word, as a float.
 template <class Codes>
 __device__ __forceinline__ float code_in(u32 word, u32 i) {
-    // The bits of 2^23 + n are those of 2^23 with n in the lowest; n is the code with its sign bit flipped.
+    // As float32, 2^23 + n is 2^23 with n in its lowest bits; n is the code with its sign bit flipped.
     if constexpr (SAME<Codes, I8>) {
         const u32 bits = __byte_perm(word ^ 0x80808080, 0x4b000000, 0x7650 | i);
         return __fadd_rn(__uint_as_float(bits), -8388736.0f);

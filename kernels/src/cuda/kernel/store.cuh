@@ -69,7 +69,7 @@ __device__ __forceinline__ Words<BYTES> codes_of(const Words<16>& values, const 
     return codes;
 }
 
-// Whether scales are static, which only float8 has: those of no slot, and only read.
+// Whether scales are static: no slot has its own, and they are only read. Only float8 has them.
 template <class T2>
 __device__ __forceinline__ bool has_static_scales(const Parameters& p) {
     return SAME<T2, F8> && p.scale_strides.token == 0;

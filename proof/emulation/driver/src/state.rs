@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use kvcache_emulation_ptx::{Access, Code, DeviceMemory, Emulation, Memory};
 use kvcache_kernels::cuda::cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 
-/// Everything that has a handle. Handles are never reused, but for the primary context's.
+/// Everything that has a handle. Only the primary context's handle is used again.
 #[derive(Default)]
 pub(crate) struct State {
     last: usize,
@@ -130,7 +130,7 @@ pub(crate) fn current() -> Result<usize, CUresult> {
     CURRENT.with_borrow(|stack| stack.last().copied()).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// The context of a stream; that of a default stream is the current one.
+/// The context of a stream; a default stream's is the current one.
 pub(crate) fn context_of(state: &State, stream: usize) -> Result<usize, CUresult> {
     match stream {
         0..=2 => current(),

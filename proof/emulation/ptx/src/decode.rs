@@ -33,7 +33,7 @@ struct Decoder<'a> {
     text: &'a Text,
     canonical_neg: bool,
     code: Code,
-    /// Registers by name, those of the innermost scope last.
+    /// Registers by name, a map for each scope, the innermost last.
     scopes: Vec<HashMap<String, Register>>,
     constants: HashMap<u64, Register>,
     name_numbers: HashMap<String, u32>,

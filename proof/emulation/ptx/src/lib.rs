@@ -4,7 +4,7 @@
 //! GPU does not report, with the kernel, the line of the PTX and the thread: accesses outside of all memory or
 //! misaligned; loads through the read-only cache of memory that the launch writes; registers and shared memory that are
 //! read before they are written; barriers and shuffles that not all threads reach; and races, in shared memory and in
-//! global memory: two accesses, of which one is a write and not both are atomic, that no barrier orders. It counts
+//! global memory: two accesses that no barrier orders, one of them a write, not both atomic. It counts
 //! instructions, sectors of global memory and passes over the banks of shared memory. It shows nothing of the driver's
 //! compiler, of the order in which a GPU makes one thread's accesses visible to others, and of time.
 //!

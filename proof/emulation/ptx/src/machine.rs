@@ -127,7 +127,7 @@ struct Machine<'a> {
     code: &'a Code,
     memory: &'a Memory,
     shape: Shape<'a>,
-    /// Those of each warp, one warp behind the other.
+    /// The registers of each warp, one warp behind the other.
     registers: Vec<Lanes>,
     warps: Vec<Warp>,
     shared: Vec<u8>,

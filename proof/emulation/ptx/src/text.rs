@@ -95,7 +95,7 @@ fn statements(ptx: &str) -> Result<Vec<(u32, Statement)>, PtxError> {
                 begun = line;
                 part.clear();
             }
-            // Other braces are those of vectors.
+            // Other braces enclose vectors.
             let is_scope = part.is_empty() || part.contains(".entry") || part.contains(".func");
             let next = match character {
                 ';' => None,

@@ -65,7 +65,7 @@ impl Cache {
         }
     }
 
-    /// A small cache of pages of which prompts share the prefixes.
+    /// A small cache of pages, whose prompts share prefixes.
     pub fn draw_of_prefixes(entropy: &mut Unstructured) -> Self {
         let page_size = entropy.pick(&[2, 4]);
         Self {

@@ -180,7 +180,7 @@ impl Run {
             let (id, touched) = (self.ids[seq], self.slots(seq).iter().any(|slot| overwritten.contains(slot)));
             let error = self.manager.clone().seq_rm(id, 0..0).err();
             let lost = error.is_some_and(|error| error.kind() == "lost");
-            // With a store the copies come in several calls: where one fails, those of later ones are not made.
+            // With a store the copies come in several calls: after one that fails, later ones are not made.
             let expected = touched || lost && self.has_store;
             assert_eq!(lost, expected, "sequence {seq} is lost where a row of it was overwritten");
             if lost {

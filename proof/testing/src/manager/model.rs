@@ -37,7 +37,7 @@ pub struct Window {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rules {
-    /// Rows that a window takes at once: those of a page, or one.
+    /// Rows that a window takes at once: a page's, or one.
     pub page_size: usize,
     pub window: Option<Window>,
     /// Keys are rotated after the operator.

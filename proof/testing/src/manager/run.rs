@@ -263,8 +263,8 @@ impl Run {
             Ok(result) => {
                 assert!(edit.must.is_empty(), "must be refused: {:?}", edit.must);
                 assert_eq!(result, edit.result);
-                // Pages of which another sequence has the like leave the index when they are edited, and cached ones
-                // when pages are taken.
+                // A page that another sequence has, too, leaves the index when it is edited, and a cached one when
+                // pages are taken.
                 let edits_full_page = self.model.seqs.iter().zip(&edit.after.seqs).any(|(before, after)| {
                     let full = before.tokens.len() / page_size * page_size;
                     after.tokens.len() < full

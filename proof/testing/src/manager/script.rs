@@ -30,7 +30,7 @@ pub struct NewRows {
 
 #[derive(Debug, Clone, Copy)]
 pub enum Span {
-    /// Seen from those of a sequence: where it begins, and how long it is, or that it has no end.
+    /// Relative to a sequence's positions: where it begins, and how long it is; `None` has no end.
     Of(usize, Option<usize>),
     Is(i64, i64),
 }
@@ -206,7 +206,7 @@ impl Operation {
 }
 
 impl Operation {
-    /// Operations of a manager with a store: as `draw`, but for reloads, and swaps.
+    /// Operations of a manager with a store: as `draw`, without reloads and swaps.
     pub fn draw_with_store(entropy: &mut Unstructured) -> Self {
         match entropy.below(12) {
             0 | 1 => Self::SwapOut(entropy.below(8)),

@@ -166,7 +166,7 @@ impl Run {
         assert!(found.is_none_or(|found| step.cached() == [found]), "a step finds what was found before it");
         let seqs = &self.model.seqs;
 
-        // Entries: those of one token first, otherwise in order; of each, what was found in the index.
+        // Entries: single tokens first, otherwise in order; for each, what was found in the index.
         assert_eq!(step.order().len(), planned.len());
         let entries: Vec<(&Planned, usize)> = step
             .order()
@@ -328,7 +328,7 @@ impl Run {
         }
     }
 
-    /// After a rollback all is as before, but for cached pages where pages may have been evicted and written.
+    /// After a rollback all is as before; only cached pages may have been evicted and written.
     fn check_undone(&self, before: &Manager, bytes: &Memory, exact: bool) {
         for seq in 0..self.ids.len() {
             assert_eq!(self.rows(seq, &self.memory), self.rows(seq, bytes), "a row of sequence {seq}");
