@@ -93,19 +93,20 @@ impl Run {
     }
 }
 
-pub struct Before {
+/// What decides where the head of the cells is after an operation.
+pub struct HeadInputs {
     live: HashSet<usize>,
     head: usize,
     ids: usize,
 }
 
 impl Run {
-    pub fn before(&self) -> Before {
-        Before { live: self.live(), head: self.manager.stats().head, ids: self.ids.len() }
+    pub fn before(&self) -> HeadInputs {
+        HeadInputs { live: self.live(), head: self.manager.stats().head, ids: self.ids.len() }
     }
 
     /// Compares the head of the cells with the specification's, where it says what it is.
-    pub fn check_head(&self, operation: &Operation, before: &Before) {
+    pub fn check_head(&self, operation: &Operation, before: &HeadInputs) {
         if self.cache.mode != Mode::Cells || before.ids == 0 {
             return;
         }
