@@ -16,7 +16,7 @@ import pytest
 from kvcache_ops import KvCacheError, models
 from kvcache_ops.engine import Engine, Request, Sampling
 from kvcache_ops.engine._request import RequestState
-from kvcache_ops.manager import Manager, ManagerError, tier
+from kvcache_ops.manager import Manager, ManagerError, Step, tier
 from kvcache_ops.text._sampling import Sampler
 from kvcache_ops.text._text_stream import TextStream
 from tokenizers.pre_tokenizers import ByteLevel
@@ -82,12 +82,21 @@ def test_a_prefix_is_computed_once(path: Path, alone: list[list[int]]) -> None:
     assert steps == 1
 
 
-def test_equal_prompts_at_once(path: Path, alone: list[list[int]]) -> None:
-    """Longer than a step's budget: one is computed, the others find its pages."""
-    shared = engine(path, token_budget=16)
+@pytest.mark.parametrize("budget", [16, 512])
+def test_equal_prompts_at_once(path: Path, alone: list[list[int]], budget: int) -> None:
+    """One is computed, the others wait for its pages: all of it in one step, or longer than a step's budget."""
+    shared, sizes = engine(path, token_budget=budget), list[int]()
+    run = shared._scheduler._run
+
+    def counted(step: Step, rows: list[int]) -> np.ndarray:
+        sizes.append(len(step.token_ids))
+        return run(step, rows)
+
+    shared._scheduler._run = counted
     requests = shared.generate([PROMPTS[1]] * 3, max_new_tokens=12)
     assert [request.answer for request in requests] == [alone[1]] * 3
     assert [request.cached for request in requests] == [0, 32, 32]
+    assert sum(sizes) == 40 + 8 + 8 + 3 * 11 and max(sizes) <= budget
 
 
 def test_streams_on_threads(path: Path, alone: list[list[int]]) -> None:

@@ -52,15 +52,13 @@ class RequestState:
         # The scheduler's:
         self.context = list(prompt)  # the tokens that attention sees, or will see
         self.stored = 0  # how many of them the sequence has
-        self.found: int | None = None  # how many of them a look into the cache has found, before they are stored
-        self.looked = 0  # the step in which it looked
+        self.found = 0  # how many of them are cached, before any are stored
         self.sequence = -1  # while it runs
         self.lookup = PromptLookup()
         self.guess: list[int] = []  # the tokens that the step checks after the context
         self.preempted = False  # once or more: its tokens are stored again
         self.scoring = sampling.prompt_logprobs is not None  # the prompt's logprobs are not complete
         if self.scoring:
-            self.found = 0  # what would be found in the cache has no logits
             self._prompt_stream, self._prompt_decoded = TextStream(model.tokenizer, []), 0
             self._score(TokenLogprobs(prompt[0], None, (), 0))
 
@@ -77,7 +75,7 @@ class RequestState:
     @property
     def missing(self) -> int:
         """How many tokens of the context are still to be computed: 1 of an answer under way, 0 of what is saved."""
-        return len(self.context) - (self.stored or self.found or 0)
+        return len(self.context) - (self.stored or self.found)
 
     @property
     def missing_answer(self) -> int:

@@ -46,7 +46,7 @@ class Scheduler:
     ) -> None:
         self._session, self._caches, self._manager, self._memory = session, caches, caches.manager, caches.memory
         self._context_length, self._max_batch = context_length, max_batch
-        self._budget, self._lookup = token_budget, prompt_lookup
+        self._budget, self._lookup, self._page = token_budget, prompt_lookup, caches.caches[0].spec.page_size
         names = [value.name for value in session.get_inputs()]
         self._inputs = [name for name in names if hasattr(Step, name.partition(".")[0])]
         self._masked = "attn_mask" in names
@@ -54,7 +54,7 @@ class Scheduler:
         self._waiting: OrderedDict[RequestState, None] = OrderedDict()
         self._running: dict[RequestState, None] = {}  # the youngest last
         self._changed: dict[RequestState, None] = {}  # in this step
-        self._steps = self._passed = 0  # steps so far; requests that have passed the first one that waits
+        self._passed = 0  # requests that have passed the first one that waits
         self._most_scored = max(_SCORED_BYTES // (4 * vocab_size), 1)
         self._logits = np.empty((max_batch, vocab_size), np.float32)
         self._binding = session.io_binding()
@@ -95,7 +95,7 @@ class Scheduler:
 
         What it raises ends the requests that run, with the error "step_failed"; without any, it is raised.
         """
-        begin, self._steps = perf_counter(), self._steps + 1
+        begin = perf_counter()
         try:
             self._join()
             computed = self._advance()
@@ -151,7 +151,7 @@ class Scheduler:
         if state in self._running:
             del self._running[state]
             self._manager.free(state.sequence)
-        state.stored, state.found, state.guess = 0, 0 if state.scoring else None, []
+        state.stored, state.found, state.guess = 0, 0, []
 
     def _end(self, state: RequestState, finish: str, error: KvCacheError | None = None) -> None:
         self._free(state)  # first: who sees the end finds the place free
@@ -232,26 +232,23 @@ class Scheduler:
     def _begin(self) -> tuple[Step | GroupsStep, list[tuple[RequestState, int]]] | None:
         """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
         lookup = self._lookup
+        for state in self._running:
+            if not state.stored and not state.scoring:  # what would be found in the cache has no logits
+                state.found = self._manager.find_prefix(Append(state.sequence, tokens=state.context))
         while self._running:
             parts = self._parts(lookup)
             if not parts:  # what runs is being saved
                 return None
-            looked = [s for s, _ in parts if not s.stored and s.found is not None and not s.scoring]
-            stale = [s for s in looked if s.looked != self._steps]
-            for state in stale:  # another request may have stored what it needs
-                state.found = None
-            if stale:
-                continue
             appends = [Append(s.sequence, tokens=s.context[s.stored : s.stored + n] + s.guess) for s, n in parts]
-            new = {a: s for a, (s, _) in enumerate(parts) if s.found is None and not s.stored}
+            found = [s for s, _ in parts if not s.stored and s.found]
             try:
                 step = self._manager.begin_step(appends, self._memory)
             except CapacityError as error:
                 if any(state.guess for state, _ in parts):
                     lookup = 0
-                elif new:  # perhaps there is room for a chunk
-                    for state in new.values():
-                        state.found, state.looked = 0, self._steps
+                elif found:  # perhaps there is room for a chunk of it
+                    for state in found:
+                        state.found = 0
                 elif error.kind == "no_slot" and self._manager.defrag():
                     pass  # there may be room, in pieces
                 elif len(self._running) == 1:
@@ -259,27 +256,26 @@ class Scheduler:
                 else:
                     self._preempt(next(s for s in self.running[::-1] if s.missing))
                 continue
-            for a, cached in zip(step.order, step.cached):
-                state, _ = parts[int(a)]
-                if not state.stored:
-                    # Of the cache, or of what another prompt stores in this very step.
-                    state.found, state.looked = int(cached), self._steps
             if len(step.token_ids) <= self._budget:
                 return step, parts
-            step.rollback()  # a new prompt was taken whole, to see what of it is cached
+            step.rollback()  # there was no room for all that was found
+            for a, cached in zip(step.order, step.cached):
+                state, _ = parts[int(a)]
+                state.found = 0 if state.stored else int(cached)
         return None
 
     def _parts(self, lookup: int) -> list[tuple[RequestState, int]]:
-        """How many of its tokens each request gets: all if it is new, else its part of the budget, if it has one.
+        """How many of its tokens each request gets, what is found in the cache included, if it gets any.
 
         What is left of the budget goes to guesses.
         """
-        known = [s for s in self._running if s.stored or s.found is not None]
-        oldest = next((s for s in known if s.missing > 1), None)
-        left = self._budget - sum(s.missing == 1 for s in known)
+        oldest = next((s for s in self._running if s.missing > 1), None)
+        left = self._budget - sum(s.missing == 1 for s in self._running)
         reserved = 0 if oldest is None else min(oldest.missing, (left + 1) // 2)
-        left, parts, scored = self._budget - reserved, [], self._most_scored
-        for state in sorted(known, key=lambda s: s.missing):
+        left, parts, scored = self._budget - reserved, list[tuple[RequestState, int]](), self._most_scored
+        for state in sorted(self._running, key=lambda s: s.missing):
+            if not state.stored and self._is_under_way(state, parts):
+                continue
             computed = reserved if state is oldest else 0
             more = min(state.missing - computed, left)
             left -= more
@@ -295,7 +291,13 @@ class Scheduler:
                 room = min(self._context_length - len(state.context), state.missing_answer - 1, left, lookup)
                 state.guess = state.lookup.guess(state.context, room) if room > 0 else []
                 left -= len(state.guess)
-        return parts + [(s, len(s.context)) for s in self._running if s not in known]
+        return parts
+
+    def _is_under_way(self, state: RequestState, parts: list[tuple[RequestState, int]]) -> bool:
+        """Whether the step computes the next page of a prompt for another request, so that the next step finds it."""
+        end = state.found + self._page
+        others = (other.context for other, n in parts if other.stored < end <= other.stored + n)
+        return end < len(state.context) and any(context[:end] == state.context[:end] for context in others)
 
     def _shift(self, state: RequestState) -> None:
         """Makes room in the context of a request, or ends it."""

@@ -9,7 +9,7 @@ from operator import methodcaller
 from time import monotonic
 from typing import Any
 
-from kvcache_ops._errors import CapacityError, KvCacheError
+from kvcache_ops._errors import KvCacheError
 from kvcache_ops.manager import Append, HostMemory, Manager, Step
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.ops._cache_spec import Cache, CacheSpec
@@ -21,11 +21,10 @@ _WINDOWS = 4  # windows that a group has room for at least, where the others' ca
 
 class GroupsStep:
     """The open steps of all groups, which end together. Its tensors are the first group's, which all have, but for
-    `cachestarts`: another group's has its number after a dot. `known` are those of a step that is not open."""
+    `cachestarts`: another group's has its number after a dot."""
 
-    def __init__(self, steps: Sequence[Step], **known: Any) -> None:
+    def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = steps
-        vars(self).update(known)
 
     def __getattr__(self, name: str) -> Any:
         name, _, group = name.partition(".")
@@ -53,12 +52,11 @@ class GroupsManager:
     """The managers of all groups as one, for an engine: all of them make a change, or none does.
 
     Sequences have one id and the same rows in all of them. A prefix is found as far as each group has what it needs of
-    it. The methods in `_ON_EACH` return what the first manager's does. `step_tokens`: a step of more tokens may be too
-    many for a window; then it only says what it would find.
+    it. The methods in `_ON_EACH` return what the first manager's does.
     """
 
-    def __init__(self, managers: Sequence[Manager], step_tokens: int | None) -> None:
-        self._managers, self._step_tokens = managers, step_tokens
+    def __init__(self, managers: Sequence[Manager]) -> None:
+        self._managers = managers
 
     def __getattr__(self, name: str) -> Any:
         if name not in _ON_EACH:
@@ -70,23 +68,14 @@ class GroupsManager:
         return int(_each(self._managers[::-1], "seq_rm", s, p0)[-1])
 
     def begin_step(self, appends: Sequence[Append], memories: Sequence[HostMemory]) -> GroupsStep:
-        """Opens a step of each group, of appends by tokens. One of too many tokens is not open, and has `order`,
-        `cached`, which may be less than an open one has, and as many `token_ids` alone."""
-        capped = appends
+        """Opens a step of each group, of appends by tokens."""
         while True:
-            try:
-                step = self._open(capped, memories)
-            except CapacityError:
-                found = [self._found(append) for append in appends]
-                new = sum(append.n for append in appends) - sum(found)
-                if self._step_tokens is None or new <= self._step_tokens:
-                    raise
-                return GroupsStep([], order=range(len(found)), cached=found, token_ids=range(new))
+            step = self._open(appends, memories)
             found = [min(cached) for cached in zip(*step.found())]
             if all(found == cached for cached in step.found()):
                 return step
             step.rollback()
-            capped = [Append(a.s, tokens=a.tokens, most_cached=most) for a, most in zip(appends, found)]
+            appends = [Append(a.s, tokens=a.tokens, most_cached=most) for a, most in zip(appends, found)]
 
     def _open(self, appends: Sequence[Append], memories: Sequence[HostMemory]) -> GroupsStep:
         steps: list[Step] = []
@@ -98,8 +87,8 @@ class GroupsManager:
             raise
         return GroupsStep(steps)
 
-    def _found(self, append: Append) -> int:
-        """How many tokens of an append all groups have."""
+    def find_prefix(self, append: Append) -> int:
+        """How many tokens of an append all groups find, as a step would."""
         found, before = append.n, -1
         while found != before:
             before = found
@@ -179,7 +168,7 @@ class Caches:
         self.manager: Manager | GroupsManager = self.managers[0]
         self.memory: Any = memories[0]
         if groups.windows != (None,):
-            self.manager = GroupsManager(self.managers, step_tokens if min(self._most) < inf else None)
+            self.manager = GroupsManager(self.managers)
             self.memory = memories
         self.longest = max_tokens if self._most[0] == inf else context_length
 
