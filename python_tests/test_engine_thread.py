@@ -79,24 +79,25 @@ def test_an_interrupt_ends_the_readers_request_alone(
 def test_a_step_that_fails(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Is the error of all in it; the next requests are answered, also those that have waited."""
     for shared in (engine(path, max_batch=2, token_budget=64), stepped(path, max_batch=2, token_budget=64)):
-        run, begun, fail = shared._scheduler._run, Event(), Event()
+        run, submitted, steps = shared._scheduler._run, Event(), list[int]()
 
         def failing(*arguments: object) -> np.ndarray:
-            begun.set()  # noqa: B023
-            assert fail.wait(60)  # noqa: B023
+            assert submitted.wait(60)  # noqa: B023
+            steps.append(1)  # noqa: B023
+            if len(steps) < 3:  # noqa: B023
+                return run(*arguments)  # noqa: B023
             monkeypatch.undo()
             raise MemoryError("of the session")
 
         monkeypatch.setattr(shared._scheduler, "_run", failing)
         requests = [shared.submit(prompt, max_new_tokens=12) for prompt in PROMPTS[:3]]
-        assert not shared.threaded or begun.wait(60)
-        fail.set()
+        submitted.set()
         for request in requests[:2]:
             with refused("step_failed", "a step failed: of the session"):
                 list(request)
             assert request.finish == "error" and isinstance(request.error.__cause__, MemoryError)
         assert "".join(requests[2]) and requests[2].answer == alone[2]
-        assert shared._scheduler._run == run and shared.failure is None
+        assert shared._scheduler._run == run and shared.loop.failure is None
         assert not shared.step() and shared.manager.stats()["sequences"] == 0
 
 
@@ -119,11 +120,11 @@ def test_a_thread_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert begun.wait(60)
     fail.set()
     for request in (running, waiting):
-        with refused("engine_failed", "the engine has failed: the manager is broken"):
+        with refused("engine_ended", "the engine has ended: the manager is broken"):
             list(request)
-    soon(lambda: shared.failure is not None)
+    soon(lambda: shared.loop.failure is not None)
     for call in (lambda: shared.submit("a"), lambda: shared.generate(["a"]), shared.step, lambda: list(running)):
-        with refused("engine_failed"):
+        with refused("engine_ended"):
             call()
     waiting.cancel()
     assert (running.finish, waiting.finish) == ("error", "error")
@@ -133,27 +134,37 @@ def test_an_engine_that_nobody_has(path: Path) -> None:
     """Its thread ends, and its memory is free; a request keeps it."""
     shared = engine(path)
     pieces = iter(shared.submit(PROMPTS[0], max_new_tokens=30))
-    thread, session = ref(shared._loop._thread), ref(shared._scheduler)
+    [thread], session = shared.loop._executor._threads, ref(shared._scheduler)
     shared.close()
     del shared
-    assert next(pieces) and thread().is_alive()
+    assert next(pieces) and thread.is_alive()
     assert list(pieces)
     del pieces
     gc.collect()
-    soon(lambda: thread() is None or not thread().is_alive())
-    gc.collect()
-    assert session() is None
+    thread.join(60)
+    assert not thread.is_alive() and session() is None
 
 
-def test_calls_from_the_engines_thread(path: Path, alone: list[list[int]]) -> None:
-    """What is told of a step sees its requests; `None` ends that."""
-    shared, told = engine(path), list[object]()
-    shared.watch(lambda seconds, changed: told.extend((state.tag, len(state.answer)) for state in changed))
+def test_what_a_server_is_told(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step's news, and each end, also where a client goes while its answer ends by itself; `None` ends that."""
+    shared, told, draw = engine(path), list[tuple[object, int, str | None]](), Sampler.__call__
+    shared.watch(lambda _, changed: told.extend((state.tag, len(state.answer), state.finish) for state in changed))
     request = shared.submit(PROMPTS[0], max_new_tokens=12, tag="mine")
     assert list(request) and not shared.step()
-    assert told == [("mine", count + 1) for count in range(12)]
+    assert told == [*(("mine", count, None) for count in range(1, 12)), ("mine", 12, "length")]
+    told.clear()
+
+    def leaving(sampler: Sampler, logits: np.ndarray) -> int:
+        shared.running[0].cancel()
+        return draw(sampler, logits)
+
+    monkeypatch.setattr(Sampler, "__call__", leaving)
+    request = shared.submit(PROMPTS[0], max_new_tokens=1, tag="gone")
+    soon(lambda: ("gone", 1, "cancelled") in told)
+    monkeypatch.undo()
     shared.watch(None)
-    assert shared.generate(PROMPTS[:1], max_new_tokens=12)[0].answer == alone[0] and len(told) == 12
+    told.clear()
+    assert shared.generate(PROMPTS[:1], max_new_tokens=12)[0].answer == alone[0] and not told
 
 
 def in_a_fork(call: Callable[[], object]) -> int:
@@ -187,11 +198,11 @@ def test_forks(path: Path, alone: list[list[int]]) -> None:
     assert open_one.finish is None and shared.generate(PROMPTS[:1], max_new_tokens=12)[0].answer == alone[0]
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit", "os.kill(os.getpid(), signal.SIGINT)"])
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit", "signal.raise_signal(signal.SIGINT)"])
 def test_a_program_ends_within_an_answer(path: Path, end: str) -> None:
     """Without a word, and soon, wherever the step is; also where another thread still waits for its answer."""
     program = f"""
-import os, signal, sys, threading
+import signal, sys, threading
 from kvcache_ops.engine import Engine
 engine = Engine({str(path)!r}, max_tokens=256, threads=1, keep=1)
 def read():
@@ -220,5 +231,7 @@ def test_an_engine_without_a_thread(path: Path, alone: list[list[int]]) -> None:
     shared = stepped(path)
     request = shared.submit(PROMPTS[0], max_new_tokens=12)
     assert not request.answer and shared.step() and len(request.answer) == 1
-    assert "".join(request) == request.text and request.answer == alone[0] and shared._loop._thread is None
-    assert shared.step_began is None and not shared.threaded and Engine(path, max_tokens=64, threads=1).threaded
+    assert "".join(request) == request.text and request.answer == alone[0] and not shared.loop._executor._threads
+    assert (
+        shared.loop.began is None and not shared.loop.threaded and Engine(path, max_tokens=64, threads=1).loop.threaded
+    )

@@ -17,11 +17,10 @@ from numbers import Integral
 from operator import index
 from threading import Lock
 from typing import Any
-from weakref import finalize
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine._loop import Loop
-from kvcache_ops.engine._request import Request, RequestState, SavingState
+from kvcache_ops.engine._request import Request, RequestState
 from kvcache_ops.engine._scheduler import Scheduler
 from kvcache_ops.models import Model, load  # which says what to install
 from kvcache_ops.models._model import session_options
@@ -109,8 +108,7 @@ class Engine:
         self._grammars: Grammars | None = None
         sizes = (self.model.config.vocab_size, self.context_length, max_batch, token_budget, prompt_lookup)
         self._scheduler = Scheduler(session, self.caches, *sizes)
-        self._loop = Loop(self._scheduler, threaded)
-        finalize(self, self._loop.stop).atexit = False
+        self.loop = Loop(self._scheduler, threaded)
 
     def submit(
         self, prompt: str | Sequence[int], *, keep: int | None = None, tag: Any = None, **sampling: Any
@@ -119,8 +117,8 @@ class Engine:
 
         keep: instead of the engine's. tag: what `watch` knows the request by. sampling: the fields of `Sampling`.
         Raises KvCacheError: "prompt_empty", "prompt_too_long", "prompt_type", "token_range", "keep_range",
-        "grammar_tokenizer" for a grammar of another model, what Sampling raises, "engine_forked" where a process has
-        forked after its first request, and "engine_failed" or "engine_ended" where the engine answers no more.
+        "grammar_tokenizer" for a grammar of another model, what Sampling raises, "engine_forked" in the child of a
+        process whose engine has begun, and "engine_ended" where the engine answers no more.
         """
         tokens = self._checked(prompt)
         keep = self._keep if keep is None else keep
@@ -130,11 +128,11 @@ class Engine:
         how = Sampling(**sampling)
         if how.grammar is not None and how.grammar.fingerprint != self.model.fingerprint:
             raise KvCacheError("the grammar is of another model, expected one of this engine's", "grammar_tokenizer")
-        return self._submitted(RequestState(self.model, tokens, how, self._loop.forget, keep, tag))
+        return self._submitted(RequestState(self.model, tokens, how, self.loop.forget, keep, tag))
 
     def _submitted(self, state: RequestState) -> Request:
         request = Request(self, state)  # before anything is sent: an interrupt drops it, which cancels it
-        self._loop.submit(state)
+        self.loop.submit(state)
         return request
 
     def generate(self, prompts: Sequence[str | Sequence[int]], **sampling: Any) -> list[Request]:
@@ -148,7 +146,7 @@ class Engine:
                 requests.append(self.submit(prompt, **sampling))
             for request in requests:
                 while request.finish is None:
-                    self._loop.wait(request._state)
+                    self.loop.wait(request._state)
         finally:
             for request in requests:
                 request.cancel()
@@ -157,29 +155,16 @@ class Engine:
     def step(self) -> bool:
         """Makes one step of all that run: needed where `threaded` is False. Returns whether anything is left to do.
 
-        An interrupt waits for its end. An exception in it is that of its requests, "step_failed".
+        An interrupt waits for its end. An exception in it is that of its requests, "step_failed". Raises KvCacheError
+        "engine_ended" and "engine_forked".
         """
-        return self._loop.call(self._scheduler.step)
+        self.loop.check()
+        return self.loop.call(self.loop.step)
 
     @property
     def running(self) -> list[RequestState]:
         """The requests that steps compute now, the youngest last; others wait."""
         return self._scheduler.running
-
-    @property
-    def threaded(self) -> bool:
-        """Whether a thread of the engine's own makes the steps."""
-        return self._loop.threaded
-
-    @property
-    def failure(self) -> KvCacheError | None:
-        """Why the engine answers no more, which all open requests have as their error; None while it answers."""
-        return self._loop.failure
-
-    @property
-    def step_began(self) -> float | None:
-        """`time.perf_counter()` when the step began that the engine's thread is in; None where it waits."""
-        return self._loop.began
 
     def watch(self, on_step: Callable[[float, list[RequestState]], None] | None) -> None:
         """Has a function called after each step, in its thread, for servers; None ends that.
@@ -246,23 +231,25 @@ class Engine:
         `Manager.save_seq` raises.
         """
         self._check_whole()
-        state = SavingState(self.model, self._checked(tokens), Sampling(max_new_tokens=1), self._loop.forget)
+        state = RequestState(self.model, self._checked(tokens), Sampling(max_new_tokens=1), self.loop.forget)
+        state.saving = True
         request = self._submitted(state)
         try:
-            while not state.complete and state.finish is None:
-                self._loop.wait(state)
+            while state.missing and state.finish is None:
+                self.loop.wait(state)
             if state.error is not None:
                 raise state.error
             # Beside the steps of others: it may take seconds until a file is on the disk.
             self.caches.managers[0].save_seq(path, self._memory, state.sequence)
         finally:
             request.cancel()
+            self.loop.call(self.loop.wake)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads what `save` has written, of the same weights and format of cache. Prompts find its full pages."""
         self._check_whole()
         manager = self.caches.managers[0]
-        self._loop.call(lambda: self.manager.free(manager.load_seq(path, self._memory)))
+        self.loop.call(lambda: self.manager.free(manager.load_seq(path, self._memory)))
 
     def _check_whole(self) -> None:
         if self.model.layer_groups.windows != (None,):
@@ -281,5 +268,5 @@ class Engine:
             self.manager.offload_prefix()
             self.manager.update(self._memory)
 
-        self._loop.call(offload)
+        self.loop.call(offload)
         return self.manager.flush(timeout)

@@ -57,6 +57,7 @@ class RequestState:
         self.lookup = PromptLookup()
         self.guess: list[int] = []  # the tokens that the step checks after the context
         self.preempted = False  # once or more: its tokens are stored again
+        self.saving = False  # `Engine.save` writes it: once all of it is stored, steps leave it and its sequence alone
         self.scoring = sampling.prompt_logprobs is not None  # the prompt's logprobs are not complete
         if self.scoring:
             self._prompt_stream, self._prompt_decoded = TextStream(model.tokenizer, []), 0
@@ -92,7 +93,7 @@ class RequestState:
 
     def cancel(self, error: KvCacheError | None = None) -> None:
         """Ends the answer, with an error if there is one, and has its place freed. Waits for nothing."""
-        if self.finish is None and self.end("cancelled" if error is None else "error", error):
+        if self.end("cancelled" if error is None else "error", error):
             self._forget(self)
 
     def tell(self) -> None:
@@ -120,8 +121,8 @@ class RequestState:
 
     def take(self, logits: NDArray[np.float32]) -> str | None:
         """Draws the next token; gives why the answer ends with it, if it does."""
-        if self.sampling.max_new_tokens == 0:
-            return "length"
+        if self.saving or self.sampling.max_new_tokens == 0:
+            return None if self.saving else "length"
         allowed = logits
         if self._position is not None:
             allowed = self._position.masked(logits, self.answer, scratch(len(logits)))
@@ -151,18 +152,6 @@ class RequestState:
         end = min(places) if places else len(self._unsaid) - (0 if last else held)
         self.text, self._unsaid = self.text + self._unsaid[:end], self._unsaid[end:]
         return bool(places)
-
-
-class SavingState(RequestState):
-    """A prompt that is not answered. Once it is `complete`, steps leave it and its sequence alone until it ends."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether all of the prompt is stored."""
-        return self.stored == len(self.context)
-
-    def take(self, _: NDArray[np.float32]) -> None:
-        """Draws nothing."""
 
 
 class Request:
@@ -206,7 +195,7 @@ class Request:
                     yield text[said:]
                     said = len(text)
                 elif finish is None:
-                    self._engine._loop.wait(state)
+                    self._engine.loop.wait(state)
                 elif state.error is not None:
                     raise state.error
                 else:

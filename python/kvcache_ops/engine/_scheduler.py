@@ -69,18 +69,17 @@ class Scheduler:
         return list(self._running)
 
     def add(self, state: RequestState) -> None:
-        """Lets a request wait for a place."""
-        if self._closed is None:
-            self._waiting[state] = None
-        else:
+        """Lets a request wait for a place, unless it was cancelled before."""
+        if self._closed is not None:
             state.end("error", self._closed)
+        elif state.finish is None:
+            self._waiting[state] = None
 
     def forget(self, state: RequestState) -> None:
         """Frees the place of a request that was cancelled."""
-        if self._closed is None:
-            self._waiting.pop(state, None)
-            self._free(state)
-            self._changed[state] = None
+        self._waiting.pop(state, None)
+        self._free(state)
+        self._changed[state] = None
 
     def close(self, error: KvCacheError) -> None:
         """Ends all requests with an error, those to come, too."""
@@ -155,8 +154,8 @@ class Scheduler:
 
     def _end(self, state: RequestState, finish: str, error: KvCacheError | None = None) -> None:
         self._free(state)  # first: who sees the end finds the place free
-        if state.end(finish, error):
-            self._changed[state] = None
+        state.end(finish, error)
+        self._changed[state] = None
 
     def _preempt(self, state: RequestState) -> None:
         """Takes a request's place from it; it is the next to run, and computes again what is not cached."""

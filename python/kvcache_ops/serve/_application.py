@@ -70,7 +70,7 @@ def application(
     Raises KvCacheError "serve_range" for a `max_requests` below 1, a `stuck_after` that is not above 0, and an engine
     without a thread.
     """
-    if not engine.threaded:
+    if not engine.loop.threaded:
         raise KvCacheError("the engine has threaded=False, expected True: nobody would make its steps", "serve_range")
     if not isinstance(max_requests, int) or max_requests < 1:
         raise KvCacheError(f"max_requests is {max_requests!r}, expected at least 1", "serve_range")

@@ -108,12 +108,12 @@ class Dispatcher:
 
     def alive(self) -> bool:
         """Whether requests are taken and answered."""
-        return not self._closed and self.engine.failure is None
+        return not self._closed and self.engine.loop.failure is None
 
     def stuck(self) -> float:
         """For how many seconds neither a step has ended nor a loop has taken what it was sent."""
         now = perf_counter()
-        return max(now - (begin or now) for begin in (self.engine.step_began, self._sent))
+        return max(now - (begin or now) for begin in (self.engine.loop.began, self._sent))
 
     def reserve(self, answers: Answers, count: int) -> None:
         """Takes places for that many requests. Raises KvCacheError "shutting_down" and "overloaded"."""

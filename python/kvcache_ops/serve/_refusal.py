@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 from kvcache_ops._errors import KvCacheError
 
 OVERLOADED, SHUTTING_DOWN = "overloaded", "shutting_down"
-_OF_THE_ENGINE = ("answer_failed", "step_failed", "engine_failed", "engine_ended", "engine_forked")
+_OF_THE_ENGINE = ("answer_failed", "step_failed", "engine_ended", "engine_forked")
 OF_THE_SERVER = (OVERLOADED, SHUTTING_DOWN, "grammar_process", *_OF_THE_ENGINE)
 """Kinds of errors that are not the client's."""
 
