@@ -30,7 +30,7 @@ from kvcache_ops.text._sampling import Sampling, TokenLogprobs
 __all__ = ["Engine", "Request", "Sampling", "TokenLogprobs"]
 
 _OF_THE_GRAPH = ("rope", "key_form", "mode")  # arguments of Manager that a graph decides
-_OF_THE_MASK = ("window", "sink")  # and those that need its input attn_mask
+_OF_THE_MASK = ("window", "sink")  # arguments that need the graph's input attn_mask
 _ALWAYS_SERVED = ("paged", "runs", "roped", 0)
 
 
@@ -48,8 +48,8 @@ class Engine:
     these layers keep all tokens.
     prompt_lookup: a step checks up to this many guesses of an answer's next tokens, which followed the same tokens
     earlier in the text; the answer is the same, and sooner where it repeats text.
-    threads: of ONNX Runtime, 0 for all processors. threaded: a thread of the engine's own makes the steps, from the
-    first request on; False has `step`, and who reads an answer, make them, in one thread at a time.
+    threads: of ONNX Runtime, 0 for all processors. threaded: a thread of the engine makes the steps, from the first
+    request on; with False, `step` and reading an answer make them, in one thread at a time.
     management: further arguments of `Manager`, except `rope`, `key_form` "raw" and `mode` "cells", and, where the
     model's graph has no input attn_mask, `window` and `sink`.
 
@@ -153,10 +153,10 @@ class Engine:
         return requests
 
     def step(self) -> bool:
-        """Makes one step of all that run: needed where `threaded` is False. Returns whether anything is left to do.
+        """Makes one step of all running requests, which is needed where `threaded` is False; whether anything is left.
 
-        An interrupt waits for its end. An exception in it is that of its requests, "step_failed". Raises KvCacheError
-        "engine_ended" and "engine_forked".
+        An interrupt waits for the step's end. An exception in a step ends its requests, "step_failed". Raises
+        KvCacheError "engine_ended" and "engine_forked".
         """
         self.loop.check()
         return self.loop.call(self.loop.step)
@@ -224,7 +224,7 @@ class Engine:
             raise KvCacheError(message, "prompt_too_long")
 
     def save(self, path: str | os.PathLike[str], tokens: Sequence[int]) -> None:
-        """Writes keys and values of these tokens, computing those that are not cached, in steps beside others' answers.
+        """Writes the keys and values of tokens to a file. Steps compute what is not cached, beside others' answers.
 
         After a `load` a prompt that begins with them needs no more than its last page. Raises KvCacheError for tokens
         that `submit` refuses as a prompt, "layer_groups" where layers with a window keep that alone, and what

@@ -68,7 +68,7 @@ class Loop:
             self.call(self.step)
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """What a function gives that is called between two steps. Raises what it raises, and "engine_forked"."""
+        """Calls a function between two steps; its result or exception. Raises KvCacheError "engine_forked"."""
         self._check_process()
         if self.threaded:
             try:
@@ -80,7 +80,7 @@ class Loop:
             return self._run(function)
 
     def step(self) -> bool:
-        """Makes a step; whether anything is left to do. For `call`."""
+        """Makes a step, as an argument of `call`; whether anything is left to do."""
         self.began = perf_counter()
         try:
             return self._scheduler.step()
@@ -88,7 +88,7 @@ class Loop:
             self.began = None
 
     def wake(self) -> None:
-        """Has steps go on. For `call`."""
+        """Starts the steps again, as an argument of `call`."""
         if self.threaded and not self._turning and self.failure is None:
             self._go_on()
 
@@ -112,7 +112,7 @@ class Loop:
         self._turning = False
         try:
             self._run(self.step)
-        except BaseException as error:  # also a panic of what is in Rust: who waits hears of it
+        except BaseException as error:  # also a panic in Rust: all readers get it
             LOG.exception("the engine has ended")
             self._end(error)
         else:

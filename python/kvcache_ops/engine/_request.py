@@ -48,7 +48,7 @@ class RequestState:
         hidden = model.special_tokens.keys() - shown if shown else None
         self._stream = TextStream(model.tokenizer, prompt, hidden)
         self._decoded = 0  # characters that the stream has given
-        self._unsaid = ""  # text that may be the beginning of a stop
+        self._unsaid = ""  # the end of the text, which may begin a stop
         # The scheduler's:
         self.context = list(prompt)  # the tokens that attention sees, or will see
         self.stored = 0  # how many of them the sequence has
@@ -75,7 +75,7 @@ class RequestState:
 
     @property
     def missing(self) -> int:
-        """How many tokens of the context are still to be computed: 1 of an answer under way, 0 of what is saved."""
+        """How many tokens of the context are not computed yet: 1 within an answer, 0 once a save is complete."""
         return len(self.context) - (self.stored or self.found)
 
     @property
@@ -97,7 +97,7 @@ class RequestState:
             self._forget(self)
 
     def tell(self) -> None:
-        """Wakes who waits for more to read. What nobody reads piles up as text alone."""
+        """Wakes the reader. Without one, nothing accumulates but the text."""
         if self._news.empty():
             self._news.put(None)
 
@@ -120,7 +120,7 @@ class RequestState:
         self.scoring = len(self.prompt_logprobs) < len(self.prompt)
 
     def take(self, logits: NDArray[np.float32]) -> str | None:
-        """Draws the next token; gives why the answer ends with it, if it does."""
+        """Draws the next token. Returns the finish, if the answer ends with it."""
         if self.saving or self.sampling.max_new_tokens == 0:
             return None if self.saving else "length"
         allowed = logits
@@ -144,7 +144,7 @@ class RequestState:
         return "length" if last else None
 
     def _say(self, piece: str, last: bool) -> bool:
-        """Adds to the text, but for what may begin a stop; whether there is one."""
+        """Adds to the text, and holds back a possible beginning of a stop; whether a stop is complete."""
         self._unsaid += piece
         places = [place for stop in self.sampling.stop if (place := self._unsaid.find(stop)) >= 0]
         lengths = ((stop, n) for stop in self.sampling.stop for n in range(1, min(len(stop), len(self._unsaid) + 1)))
@@ -160,10 +160,10 @@ class Request:
     The engine computes it whether or not somebody reads; who reads later gets larger pieces. Ending the iteration
     before the answer ends, by `break`, an interrupt or by dropping the iterator, cancels the request; so does dropping
     the request. `prompt` and `answer` are tokens, `text` is the answer's text. `finish` says why it ended: "stop",
-    "length", "cancelled" or "error", whose exception is `error`; None until then. `cached` counts tokens of the
-    prompt that were found in the cache, `shifted` those that left the context, `guessed` those of the answer that came
-    from the prompt lookup. `logprobs` has what `sampling` asks for, for each token of the answer, `prompt_logprobs` for
-    each token of the prompt.
+    "length", "cancelled" or "error", whose exception is `error`; None until then. `cached` counts the
+    prompt's tokens that were found in the cache, `shifted` tokens that left the context, `guessed` the answer's tokens
+    from the prompt lookup. `logprobs` has an entry for each token of the answer, `prompt_logprobs` for each token of
+    the prompt, if `sampling` asks for them.
     """
 
     prompt: list[int]

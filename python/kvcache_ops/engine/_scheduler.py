@@ -82,7 +82,7 @@ class Scheduler:
         self._changed[state] = None
 
     def close(self, error: KvCacheError) -> None:
-        """Ends all requests with an error, those to come, too."""
+        """Ends all requests with an error, and every later one."""
         self._closed = error
         for state in [*self._running, *self._waiting]:
             state.end("error", error)
@@ -98,7 +98,7 @@ class Scheduler:
         try:
             self._join()
             computed = self._advance()
-        except BaseException as error:  # ONNX Runtime's, or a panic of what is in Rust
+        except BaseException as error:  # of ONNX Runtime, or a panic in Rust
             if not self._running:
                 raise
             LOG.exception("a step failed")
@@ -112,7 +112,7 @@ class Scheduler:
         return left
 
     def _tell(self, seconds: float) -> None:
-        """Wakes who reads what has changed: all at once, when the step is done."""
+        """Wakes the readers of changed requests, once the step is done."""
         changed, self._changed = list(self._changed), {}
         for state in changed:
             state.tell()
@@ -120,9 +120,9 @@ class Scheduler:
             self.on_step(seconds, changed)
 
     def _join(self) -> None:
-        """Lets requests run in their order. One that was preempted waits for room for all of it, and some may pass it.
+        """Lets requests run in their order. A preempted request waits until all of it fits.
 
-        Those have room for the whole of their answers, and are at most four times `max_batch`.
+        Meanwhile requests whose whole answers fit may pass it, at most four times `max_batch`.
         """
         blocked, free = False, cache(self._caches.free)  # which a sequence without rows does not change
         for state in list(islice(self._waiting, 4 * self._max_batch)):
@@ -158,22 +158,22 @@ class Scheduler:
         self._changed[state] = None
 
     def _preempt(self, state: RequestState) -> None:
-        """Takes a request's place from it; it is the next to run, and computes again what is not cached."""
+        """Takes a request's place; it is the next to run, and its tokens that are not cached are computed again."""
         state.preempted |= state.stored > 0
         self._free(state)
         self._waiting[state] = None
         self._waiting.move_to_end(state, last=False)
 
     def _advance(self) -> bool:
-        """A step: what each request gets is stored, and those that have all of their tokens stored draw the next.
+        """Stores each request's part of the step; a request with all of its tokens stored draws the next one.
 
-        Returns whether there was anything to do for those that run.
+        Returns False where all running requests are being saved: there is nothing to compute.
         """
         for state in [s for s in self._running if s.stored == len(s.context) - 1 == self._context_length]:
             self._shift(state)
         opened = self._begin()
         if opened is None:
-            return not self._running  # else all of them are being saved
+            return not self._running
         step, parts = opened
         order = [int(a) for a in step.order]
         done = [e for e, a in enumerate(order) if parts[a][0].stored + parts[a][1] == len(parts[a][0].context)]
@@ -214,14 +214,14 @@ class Scheduler:
             self._manager.seq_rm(state.sequence, last - wrong + 1)
 
     def _answer(self, state: RequestState, take: Callable[[], str | None]) -> None:
-        """Has a request take its logits, unless it has ended meanwhile; what goes wrong with it ends it alone."""
+        """Gives a request its logits, unless it has ended meanwhile. An exception ends this request alone."""
         if state.finish is not None:
             return
         try:
             finish = take()
         except KvCacheError as error:
             self._end(state, "error", error)
-        except BaseException as error:  # whatever it is, it is this request's, a panic of a package in Rust, too
+        except BaseException as error:  # also a panic in Rust: it ends this request alone
             self._end(state, "error", KvCacheError(f"the answer failed: {error}", "answer_failed"))
         else:
             self._changed[state] = None
@@ -229,14 +229,14 @@ class Scheduler:
                 self._end(state, finish)
 
     def _begin(self) -> tuple[Step | GroupsStep, list[tuple[RequestState, int]]] | None:
-        """Opens a step; what it gets of which request. Where there is no room for all, the youngest wait."""
+        """Opens a step, and gives it with its parts. Without room for all, the youngest requests wait."""
         lookup = self._lookup
         for state in self._running:
             if not state.stored and not state.scoring:  # what would be found in the cache has no logits
                 state.found = self._manager.find_prefix(Append(state.sequence, tokens=state.context))
         while self._running:
             parts = self._parts(lookup)
-            if not parts:  # what runs is being saved
+            if not parts:  # all running requests are being saved
                 return None
             appends = [Append(s.sequence, tokens=s.context[s.stored : s.stored + n] + s.guess) for s, n in parts]
             found = [s for s, _ in parts if not s.stored and s.found]
@@ -257,16 +257,16 @@ class Scheduler:
                 continue
             if len(step.token_ids) <= self._budget:
                 return step, parts
-            step.rollback()  # there was no room for all that was found
+            step.rollback()  # a prefix was evicted for another request of this step
             for a, cached in zip(step.order, step.cached):
                 state, _ = parts[int(a)]
                 state.found = 0 if state.stored else int(cached)
         return None
 
     def _parts(self, lookup: int) -> list[tuple[RequestState, int]]:
-        """How many of its tokens each request gets, what is found in the cache included, if it gets any.
+        """The requests of the step, each with its number of tokens, cached ones included.
 
-        What is left of the budget goes to guesses.
+        The rest of the budget goes to guesses.
         """
         oldest = next((s for s in self._running if s.missing > 1), None)
         left = self._budget - sum(s.missing == 1 for s in self._running)
@@ -299,7 +299,7 @@ class Scheduler:
         return end < len(state.context) and any(context[:end] == state.context[:end] for context in others)
 
     def _shift(self, state: RequestState) -> None:
-        """Makes room in the context of a request, or ends it."""
+        """Drops tokens after the first `keep` of a full context, or ends the request."""
         if state.keep is None:
             return self._end(state, "length")
         try:
@@ -307,14 +307,14 @@ class Scheduler:
         except ManagerError as error:
             if error.kind not in ("shift_limit", "not_shiftable") and not isinstance(error, CapacityError):
                 return self._end(state, "error", error)
-            removed = (self._context_length - state.keep) // 2  # what is left is computed again
+            removed = (self._context_length - state.keep) // 2  # the rest is computed again
             self._preempt(state)
         state.stored = max(state.stored - removed, 0)
         state.shifted, state.lookup = state.shifted + removed, PromptLookup()
         del state.context[state.keep : state.keep + removed]
 
     def _run(self, step: Step | GroupsStep, rows: list[int]) -> NDArray[np.float32]:
-        """Runs an open step; the logits of these of its tokens, until the next run."""
+        """Runs an open step; the logits (rows, vocabulary) of these tokens, valid until the next run."""
         feeds = {name: np.atleast_1d(np.asarray(getattr(step, name), np.int64)) for name in self._inputs}
         feeds["logit_rows"] = np.array(rows, np.int64)
         if self._masked:

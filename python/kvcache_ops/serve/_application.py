@@ -124,7 +124,7 @@ class _Routes:
         self._dispatcher.start()
         try:
             yield
-        finally:  # also where what is beside it in a parent fails
+        finally:  # also where the parent application fails
             self._lifespans -= 1
             if not self._lifespans:
                 await asyncio.to_thread(self._dispatcher.end)
@@ -328,7 +328,7 @@ class _Routes:
 
 
 class _ApiKey:
-    """Refuses requests without the key, but for those of /health and /metrics."""
+    """Refuses requests without the key, except for /health and /metrics."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app, self._expected = app, key.encode()
@@ -358,7 +358,7 @@ async def _run(pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments
 
 
 async def _while_wanted(receive: Receive, work: Awaitable[_T]) -> _T:
-    """What comes of some work, which ends with its client. Raises ClientDisconnect, and what the work raises."""
+    """The result of some work. Raises what the work raises, and ClientDisconnect once the client has gone."""
     done = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_until_gone(receive, lambda: None))
     try:

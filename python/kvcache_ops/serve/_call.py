@@ -11,7 +11,7 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.serve._refusal import Refusal, unsupported, wrong
 from kvcache_ops.text._sampling import Sampling
 
-# What these values mean is what is done anyway; others would change the answer.
+# These values ask for the default behavior; others would change the answer.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "echo": (False,),
@@ -120,7 +120,7 @@ _KINDS: dict[type, str] = {
 _SAMPLING = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
-_PENALTIES = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1))  # and what is none
+_PENALTIES = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1))  # neutral values
 _DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it
 LARGEST_SEED = 2**64
 _LARGEST_N = 128  # as OpenAI has it

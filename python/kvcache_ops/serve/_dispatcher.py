@@ -42,7 +42,7 @@ class Piece:
 class Choice:
     """One answer to a call, and how much of it has been sent. It is the tag of its request.
 
-    `echo`: what the answer begins with.
+    `echo`: the text of the prompt, if the answer begins with it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Choice:
         self.begin, self.tokens, self.closed = perf_counter(), 0, False
 
     def send(self, state: RequestState) -> None:
-        """Puts what is new of the answer into the queue. For the loop's thread."""
+        """Puts the new part of the answer into the queue. Called in the thread of `loop`."""
         finish = state.finish  # first: at the end, all else is whole
         text = state.text[self._said :]
         self._said += len(text)
@@ -66,7 +66,7 @@ class Choice:
             self._pieces.put_nowait(Piece(self._index, text, self._logprobs(state, finish), finish, state.error))
 
     def _logprobs(self, state: RequestState, finish: str | None) -> list[TokenLogprobs]:
-        """The next tokens': to the end of what is said, and at an answer's end of all but what is in its stop."""
+        """Logprobs of the tokens that begin in the text so far; at an end without a stop, of all the rest."""
         echo, prompt = self._echo or "", [] if self._echo is None else state.prompt_logprobs
         whole, said, next_ones = finish not in (None, "stop"), len(echo) + self._said, list[TokenLogprobs]()
         while self._scored < len(prompt) + len(state.logprobs):
@@ -83,7 +83,7 @@ class Choice:
 
 
 class Dispatcher:
-    """Admits requests to an engine, and sends what is new of their answers to the loops that asked for them.
+    """Admits requests to an engine, and sends the pieces of their answers to the event loops that asked for them.
 
     It may be closed, and start again. Where nothing closes it (a parent application need not say when its parts start
     and end), the program's end does.
@@ -156,7 +156,7 @@ class Dispatcher:
             each.cancel(KvCacheError("the server is shutting down", SHUTTING_DOWN))
 
     def _on_step(self, seconds: float, changed: list[RequestState]) -> None:
-        """Counts what a step has done, and sends what is new, all of a step at once. In the engine's thread."""
+        """Updates the metrics, and sends all news of a step at once. Called in the engine's thread."""
         self._metrics.step.observe(seconds)
         news: dict[asyncio.AbstractEventLoop, list[RequestState]] = defaultdict(list)
         for state in changed:
@@ -221,7 +221,7 @@ class Answers:
                 self._reserved -= 1
 
     async def pieces(self, quiet: float | None = None) -> AsyncIterator[Piece | None]:
-        """As they come, of all prompts, to the last one's end; None after `quiet` seconds without one, or a `nudge`."""
+        """The pieces of all answers, until the last one ends; None after `quiet` seconds without one, or a `nudge`."""
         left = len(self._requests)
         while left:
             try:

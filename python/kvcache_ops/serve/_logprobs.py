@@ -20,7 +20,7 @@ class Logprobs:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Characters that stand for bytes: those that are printed for themselves, the others in order from 256 on.
+        # The character of each byte: printable bytes stand for themselves, the others are numbered from 256 on.
         printed = [byte for byte in range(256) if chr(byte) in ByteLevel.alphabet()]
         others = [byte for byte in range(256) if byte not in printed]
         self._bytes = {chr(b): b for b in printed} | {chr(256 + i): b for i, b in enumerate(others)}

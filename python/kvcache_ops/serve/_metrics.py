@@ -15,7 +15,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class _Tiers(Collector):
-    """What the tiers of an engine have counted."""
+    """The counters of an engine's tiers."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -53,7 +53,7 @@ class Metrics:
         self._cached = Counter("kvcache_cached_prompt_tokens", "Those found in the cache", registry=registry)
 
     def watch(self, engine: Engine, count: Callable[[], int], stuck: Callable[[], float] = float) -> None:
-        """Adds what is asked of the engine when metrics are read.
+        """Adds gauges that ask the engine whenever metrics are read.
 
         count: how many requests run or wait. stuck: for how many seconds a step runs, or its answers are not sent.
         """

@@ -37,14 +37,14 @@ def unsupported(name: str) -> Refusal:
 
 
 def wrong(name: str, got: object, expected: str) -> Refusal:
-    """A parameter whose value is none that there is."""
+    """A parameter with a value out of its range or type."""
     text = repr(got)
     short = text if len(text) <= 80 else f"{text[:80]}..."
     return Refusal(400, f"{name} is {short}, expected {expected}", "parameter_invalid", name)
 
 
 def of_prompt(error: KvCacheError, param: str) -> Refusal:
-    """What is wrong with a prompt."""
+    """The refusal of a prompt."""
     code = "context_length_exceeded" if error.kind == "prompt_too_long" else error.kind
     return Refusal(400, str(error), code, param)
 

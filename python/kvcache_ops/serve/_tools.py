@@ -41,7 +41,7 @@ class Family:
     """How models of a family write calls.
 
     marks: what calls may begin with. read: the objects of the calls at the beginning of a text that is perhaps the
-    last, and where they end; None where more of the text is needed; ValueError for what is no call. between: characters
+    last, and where they end; None where more of the text is needed; ValueError where it is no call. between: characters
     that may separate calls. tokens: parts of calls that may be special tokens, by the names of their rules in the
     grammar. call: a call in the grammar, of its name and of the rule of its arguments; around: what is before,
     between and after calls.
@@ -110,7 +110,7 @@ def _read_tagged(text: str, last: bool) -> _Read:
 _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = r"\s*([^\s\[\]{}]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?"
 _NAMED = re.compile(_NAME + r"\s*(?=\{)")
-_NAMING = re.compile(r"\s*[^\s\[\]{}]*(?:\[[A-Z_]{0,8}\]?\w*){0,2}\s*")  # what may become that
+_NAMING = re.compile(r"\s*[^\s\[\]{}]*(?:\[[A-Z_]{0,8}\]?\w*){0,2}\s*")  # what a name may still become
 
 
 def _read_listed(text: str, last: bool) -> _Read:
@@ -136,7 +136,7 @@ def _read_plain(text: str, last: bool) -> _Read:
     begin = len(_PYTHON) if text.startswith(_PYTHON) else 0
     head = "".join(text[begin : begin + 64].split())
     if not any(head.startswith(key) or (key.startswith(head) and not last) for key in _KEYS):
-        raise ValueError("expected an object with a name")  # what is none is not held back
+        raise ValueError("expected an object with a name")  # text that cannot become a call is not held back
     found = _value(text, begin, last)
     return None if found is None else ([found[0]], found[1])
 
@@ -185,7 +185,7 @@ _LLAMA = Family(
 
 
 def family_of(template: str) -> Family | None:
-    """That of a chat template, by what it says about calls; None for another one, or none."""
+    """The family of a chat template, by how it writes calls; None for an unknown one."""
     text = template.replace("\\", "")  # quotes within quotes
     if "tools" not in text or "<function=" in text or "<arg_key>" in text or "<tool_calls>" in text:
         return None
@@ -201,7 +201,7 @@ def family_of(template: str) -> Family | None:
 class CallReader:
     """Reads the text of one answer as it comes: content, and calls, of which each comes once it is whole.
 
-    What is no call, or calls no tool that there is, stays content. Spaces beside calls are none.
+    A text that is no call, or calls an unknown tool, stays content. Spaces beside calls are dropped.
     """
 
     def __init__(self, family: Family, names: Sequence[str], one: bool, thinks: bool) -> None:
@@ -212,7 +212,7 @@ class CallReader:
         self.count = 0  # of calls so far
 
     def read(self, piece: str, last: bool) -> list[str | ToolCall]:
-        """What is certain with the next piece, in its order."""
+        """The content and calls that the next piece completes, in their order."""
         self._held += piece
         found: list[str | ToolCall] = []
         while self._held:
@@ -239,7 +239,7 @@ class CallReader:
         return found
 
     def _next_mark(self, last: bool) -> tuple[int, str | None]:
-        """The place of the first mark, or of what may become one, which is None."""
+        """The place of the first mark; or, with None, of a possible beginning of one."""
         marks = (_THOUGHT_END,) if self._thinks else (*self._family.marks, _THOUGHT)
         places = [(place, mark) for mark in marks if (place := self._held.find(mark)) >= 0]
         if places:
@@ -288,7 +288,7 @@ class Tools:
     def __init__(self, given: list[Any], choice: object, parallel: bool | None, model: Model) -> None:
         """given, choice, parallel: `tools`, `tool_choice` and `parallel_tool_calls` of the request.
 
-        Raises Refusal for what is none of OpenAI's, and for a model of an unknown family.
+        Raises Refusal for a form that OpenAI does not have, and for a model of an unknown family.
         """
         family = family_of(model.chat_template or "")
         if family is None:
@@ -336,7 +336,7 @@ class Tools:
             lines.append(f"call_{i}: {self._family.call(name, f'arguments_{i}')}")
             lines.append(f"arguments_{i}: {lark_of_json({'type': 'object'} | parameters)}")
             size += len(lines[-1])
-            check_size(size)  # before those of further tools are looked into
+            check_size(size)  # before further tools are read
         return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Answers that are JSON of a schema: which tokens may come next, by llguidance."""
+"""Grammars of answers, JSON of a schema or Lark: llguidance says which tokens may come next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Small models would write space for ever where they may.
 _SPACE = {"whitespace_pattern": r"[ \n]{0,32}"}
-# What a schema may have: others' cost, or fail in the middle of an answer.
+# Limits of a schema: larger ones take too long, or fail in the middle of an answer.
 _MOST_BYTES = 1 << 17  # of a grammar
 _MOST_LEVELS = 96
 _MOST_OPTIONAL = 500  # properties of an object that may be left out: of llguidance's 2000 items, each takes 4
@@ -35,7 +35,7 @@ _MOST_TEXT = 10_000  # characters of a name, a value or a pattern
 _MOST_PATTERN = 20_000  # characters and classes of a pattern, with its repetitions of groups written out
 _TEXTS = ("description", "title", "$comment")  # which are not compiled
 _PATTERNS = ("pattern", "whitespace_pattern", "item_separator", "key_separator")
-# llguidance's own, for a step of an answer 15 ms at the most; what it says against a grammar is short, and soon there.
+# Limits of llguidance: a step of an answer takes 15 ms at most; its messages are short.
 _LIMITS = {"initial_lexer_fuel": 200_000, "max_lexer_states": 50_000, "verbose_errors": False}
 _SECONDS = 5.0  # that a grammar may take
 _STEP_SECONDS = 0.5  # of a processor, in one step of an answer, which others wait for
@@ -44,18 +44,18 @@ _REFUSED = 60  # seconds that a refusal is known: a busy machine may have been i
 
 
 class Grammar:
-    """What answers of one model may be: see `Engine.json_grammar`. Any number of requests may have it, at once."""
+    """A grammar of answers of one model: see `Engine.json_grammar`. Any number of requests may share it."""
 
     def __init__(self, matcher: Any, fingerprint: str) -> None:
         self._matcher, self.fingerprint = matcher, fingerprint  # of the model
 
     def begin(self) -> Position:
-        """Where an answer begins."""
+        """The position of an empty answer."""
         return Position(self._matcher.deep_copy())
 
 
 class Position:
-    """Where an answer is in its grammar."""
+    """The position of an answer in its grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher, self._known = matcher, 0
@@ -117,7 +117,7 @@ class Grammars:
     def of_json(self, schema: Mapping[str, Any]) -> Grammar:
         """JSON of a schema.
 
-        Raises KvCacheError: "grammar_schema" for what is none, has unknown keywords or is too large, and
+        Raises KvCacheError: "grammar_schema" for a schema that is invalid, has unknown keywords or is too large, and
         "grammar_process".
         """
         try:
@@ -173,7 +173,7 @@ class Grammars:
 
 
 class _Trials:
-    """Processes that compile grammars first: what takes too long, or crashes llguidance, ends one of these."""
+    """Processes that compile grammars first: a grammar that takes too long, or crashes llguidance, ends only one."""
 
     def __init__(self, package: Any) -> None:
         folder = Path(package.__file__).parents[1]
@@ -184,7 +184,7 @@ class _Trials:
         finalize(self, _end, self._idle)
 
     def refused(self, grammar: str) -> str:
-        """Why a grammar is refused, or nothing. Raises KvCacheError "grammar_process" where no process can be had."""
+        """Why a grammar is refused, or an empty text. Raises KvCacheError "grammar_process" without a process."""
         process = self._process()
         timer = Timer(_SECONDS, process.kill)
         assert process.stdin is not None and process.stdout is not None
@@ -246,12 +246,12 @@ def check_size(size: int) -> None:
 
 
 def lark_of_json(schema: Mapping[str, Any]) -> str:
-    """JSON of a schema in a rule of Lark. Raises KvCacheError "grammar_schema" for what is none, or too large."""
+    """JSON of a schema in a rule of Lark. Raises KvCacheError "grammar_schema" if it is no JSON, or too large."""
     return f"%json {_json({'x-guidance': _SPACE, **schema})}"
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    """The JSON of a schema. Raises KvCacheError "grammar_schema" for what is none, or too large."""
+    """The JSON of a schema. Raises KvCacheError "grammar_schema" if it is no JSON, or too large."""
     try:
         _check(schema)
         return json.dumps(schema, allow_nan=False)

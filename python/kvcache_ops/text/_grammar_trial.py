@@ -1,4 +1,4 @@
-"""Compiles grammars in a process of its own, which one may crash or occupy: `_grammar` starts it, and ends it.
+"""Compiles grammars in a process of its own, which a grammar may crash or occupy: `_grammar` starts and ends it.
 
 Arguments: the folder that has llguidance, its limits as JSON. Input: a grammar a line, as JSON. Output: an empty line,
 and for each grammar one with what llguidance says against it, as JSON.
@@ -11,7 +11,7 @@ import signal
 import sys
 from threading import Thread, stack_size
 
-_STACK = 4 << 20  # half of what the thread has that compiles it afterwards
+_STACK = 4 << 20  # half of the stack of the thread that compiles the grammar afterwards
 _MEMORY = 8 << 30
 
 

@@ -13,7 +13,7 @@ class PromptLookup:
         self._known = 0
 
     def guess(self, context: list[int], most: int) -> list[int]:
-        """Guesses at most this many tokens. The context is that of the last guess, with more tokens at its end."""
+        """Guesses at most this many tokens. Each context is the one of the last guess and further tokens."""
         for end in range(max(self._known, _SHORTEST), len(context)):
             for length in range(_SHORTEST, min(_LONGEST, end) + 1):
                 self._after[tuple(context[end - length : end])] = end

@@ -18,7 +18,7 @@ from kvcache_ops.text._grammar import Grammar
 _SMALLEST, _LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 _MOST_STOPS, _MOST_STOP_TEXT = 256, 4096  # each is looked for at every token, also its beginnings
 _LIKELY = 1e-3  # of weights, where the likeliest token's is 1: of most models, few are above it
-_BLOCK = 256  # weights that are looked into only where one of them may be what is looked for
+_BLOCK = 256  # weights of a block, which is searched only where its largest, or its sum, says so
 _UPPER = int(sys.byteorder == "little")  # which half of a float32 has its sign and exponent
 _WIDE = 1 << 12  # logits that are made float64 at once
 _PART = 1 << 14  # weights whose histogram stays in the processor's cache
@@ -37,8 +37,8 @@ class Sampling:
     is not looked up in the cache. presence_penalty, frequency_penalty: subtracted from a token's logit if the answer
     has it, and for each occurrence. repetition_penalty: divides a token's logit, or multiplies it if it is negative, if
     the prompt or the answer has the token. grammar: of `Engine.json_grammar` or `lark_grammar`; the answer follows it,
-    or is cut off by max_new_tokens or a stop. shown_tokens: special tokens whose text is in the answer's; that of
-    others is not.
+    or is cut off by max_new_tokens or a stop. shown_tokens: special tokens whose text is in the answer's;
+    others have none there.
 
     Raises KvCacheError "sampling_range".
     """
@@ -120,7 +120,7 @@ class TokenLogprobs:
 
 
 class _Scratch(local):
-    """Arrays of the vocabulary for each thread: new memory of this size costs more than what is computed in it."""
+    """Arrays of the vocabulary for each thread: allocating them costs more than computing in them."""
 
     def __init__(self) -> None:
         self.logits, self.bins = np.empty(0, np.float32), np.empty(0, np.uint16)
@@ -164,9 +164,9 @@ class Sampler:
     """Draws the tokens of one answer.
 
     A token's weight is exp((its logit - the largest) / temperature), in float32. top_k, top_p and min_p leave tokens,
-    the likeliest first, equal ones in their order; where top_k and top_p leave all, they are in their order. Of the
-    weights of those that are left the sums are made in that order, in float64, and drawn is the first token whose sum
-    exceeds a random number of 0 to 1, PCG64's of the seed, times the last sum. A token takes one number.
+    the likeliest first, equal ones in their order; where top_k and top_p leave all, they are in their order. The
+    weights are summed in that order, in float64; the first token whose sum exceeds a random number of 0 to 1 (PCG64 of
+    the seed) times the last sum is drawn. A token takes one number.
     """
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int] = ()) -> None:
@@ -178,7 +178,7 @@ class Sampler:
         self._places: dict[int, int] = {}  # in these two
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
-        """A token, from the logits (vocabulary) of what may follow.
+        """Draws a token from the logits (vocabulary).
 
         Raises KvCacheError "logits_not_finite" where the largest is none.
         """
@@ -283,7 +283,7 @@ class _Ranked:
         return np.cumsum(found, out=found)
 
     def of_count(self, count: int) -> tuple[int, int]:
-        """The cut of that many of the largest."""
+        """The cut of the `count` largest weights."""
         if count == len(self._weights):
             return self._size, 0
         counts = self._before(None)
@@ -297,7 +297,7 @@ class _Ranked:
         return i, min(int(np.searchsorted(sums, total, side=side)) + 1, len(sums))
 
     def of_weight(self, least: float) -> tuple[int, int]:
-        """The cut of those that are at least so large."""
+        """The cut of all weights of at least `least`."""
         i = self._first + int(self._lowest) - int(np.array([least], np.float32).view(np.uint16)[_UPPER])
         if i >= self._size:
             return self._size, 0

@@ -49,7 +49,7 @@ class TextStream:
     def rest(self) -> str:
         """The text that was held back."""
         text = self._text()
-        # Bytes that are no text, after a character of bytes, make it U+FFFD, too; but it has been given.
+        # Invalid bytes may also turn the character before them into U+FFFD, but that one has been given.
         added = text[len(self._before) :] if text.startswith(self._before) else self._text(self._said)
         return added.removeprefix(self._begun)
 
