@@ -56,64 +56,91 @@ pub unsafe fn hadamard_over<S: Simd, V: Float>(
     // SAFETY: this function's conditions; a block is as many registers, or is shorter than one.
     unsafe {
         match order / S::LANES {
-            0 | 1 => multiply::<S, V, 1>(from, to, len, order, ahead),
-            2 => multiply::<S, V, 2>(from, to, len, order, ahead),
-            4 => multiply::<S, V, 4>(from, to, len, order, ahead),
-            8 => multiply::<S, V, 8>(from, to, len, order, ahead),
-            32 if S::LANES < MOST_LANES => multiply::<S, V, 32>(from, to, len, order, ahead),
-            _ => multiply::<S, V, 16>(from, to, len, order, ahead),
+            0 | 1 => multiply::<S, V, 1, 8>(from, to, len, order, ahead),
+            2 => multiply::<S, V, 2, 8>(from, to, len, order, ahead),
+            4 => multiply::<S, V, 4, 8>(from, to, len, order, ahead),
+            8 => multiply::<S, V, 8, 8>(from, to, len, order, ahead),
+            32 if S::LANES < MOST_LANES => multiply::<S, V, 32, 32>(from, to, len, order, ahead),
+            _ => multiply::<S, V, 16, 16>(from, to, len, order, ahead),
         }
     }
 }
 
-/// Multiplies blocks of `REGISTERS` registers, or of less than one.
+/// Multiplies blocks of `REGISTERS` registers, or of less than one: `AT_ONCE` registers together, stage by stage, since
+/// the stages of one block wait for each other, and processors look no further ahead than about a block.
 ///
 /// # Safety
 /// The conditions are those of [`hadamard_over`].
 #[inline(always)]
-unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize>(
+unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize, const AT_ONCE: usize>(
     from: *const V,
     to: *mut V,
     len: usize,
     order: usize,
     ahead: Option<*const V>,
 ) {
-    // SAFETY: i + REGISTERS * LANES <= len in the loop; after it `len - i` values are left, less than a register,
-    // because a block of more registers divides `len`.
+    // The compiler is to know it.
+    let order = if REGISTERS > 1 { REGISTERS * S::LANES } else { order };
+    let factor = factor(order);
+    let ahead = |i| ahead.map(|ahead| ahead.wrapping_add(i));
+    let mut i = 0;
+    // SAFETY: the registers end at `len` at most in both loops; after them `len - i` values are left, less than a
+    // register, because a block of more registers divides `len`.
     unsafe {
-        // The compiler is to know it.
-        let order = if REGISTERS > 1 { REGISTERS * S::LANES } else { order };
-        let factor = S::splat(factor(order));
-        let mut i = 0;
+        while i + AT_ONCE * S::LANES <= len {
+            multiply_registers::<S, V, AT_ONCE>(from.add(i), to.add(i), order, factor, ahead(i));
+            i += AT_ONCE * S::LANES;
+        }
         while i + REGISTERS * S::LANES <= len {
-            if let Some(ahead) = ahead {
-                let line = ahead.wrapping_add(i).cast::<u8>();
-                (0..REGISTERS * S::LANES * size_of::<V>())
-                    .step_by(LINE)
-                    .for_each(|i| S::prefetch(line.wrapping_add(i)));
-            }
-            let mut x = [factor; REGISTERS];
-            for (k, x) in x.iter_mut().enumerate() {
-                *x = butterflies::<S>(V::read::<S>(from.add(i + k * S::LANES)), order);
-            }
-            let mut distance = 1;
-            while distance < REGISTERS {
-                for k in 0..REGISTERS {
-                    if k & distance == 0 {
-                        let (a, b) = (x[k], x[k + distance]);
-                        (x[k], x[k + distance]) = (S::add(a, b), S::sub(a, b));
-                    }
-                }
-                distance *= 2;
-            }
-            for (k, x) in x.into_iter().enumerate() {
-                V::write::<S, false>(to.add(i + k * S::LANES), S::mul(x, factor));
-            }
+            multiply_registers::<S, V, REGISTERS>(from.add(i), to.add(i), order, factor, ahead(i));
             i += REGISTERS * S::LANES;
         }
         if i < len {
-            let x = butterflies::<S>(V::read_some::<S>(from.add(i), len - i), order);
-            V::write_some::<S>(to.add(i), S::mul(x, factor), len - i);
+            let mut x = [V::read_some::<S>(from.add(i), len - i)];
+            butterflies::<S>(&mut x, order);
+            V::write_some::<S>(to.add(i), S::mul(x[0], S::splat(factor)), len - i);
+        }
+    }
+}
+
+/// Multiplies the whole blocks of `N` registers.
+///
+/// # Safety
+/// The conditions are those of [`hadamard_over`].
+#[inline(always)]
+unsafe fn multiply_registers<S: Simd, V: Float, const N: usize>(
+    from: *const V,
+    to: *mut V,
+    order: usize,
+    factor: f32,
+    ahead: Option<*const V>,
+) {
+    if let Some(ahead) = ahead {
+        let bytes = N * S::LANES * size_of::<V>();
+        (0..bytes).step_by(LINE).for_each(|i| S::prefetch(ahead.cast::<u8>().wrapping_add(i)));
+    }
+    // SAFETY: k < N, and the registers are there: this function's condition.
+    unsafe {
+        let mut x = [S::splat(factor); N];
+        for first in (0..N).step_by(8) {
+            let some = &mut x[first..N.min(first + 8)];
+            for (k, x) in some.iter_mut().enumerate() {
+                *x = V::read::<S>(from.add((first + k) * S::LANES));
+            }
+            butterflies::<S>(some, order);
+        }
+        let mut distance = 1;
+        while distance < order / S::LANES {
+            for k in 0..N {
+                if k & distance == 0 {
+                    let (a, b) = (x[k], x[k + distance]);
+                    (x[k], x[k + distance]) = (S::add(a, b), S::sub(a, b));
+                }
+            }
+            distance *= 2;
+        }
+        for (k, x) in x.into_iter().enumerate() {
+            V::write::<S, false>(to.add(k * S::LANES), S::mul(x, S::splat(factor)));
         }
     }
 }
@@ -123,13 +150,21 @@ unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize>(
 /// # Safety
 /// The instruction set is enabled.
 #[inline(always)]
-unsafe fn butterflies<S: Simd>(x: S::F32, order: usize) -> S::F32 {
+unsafe fn butterflies<S: Simd>(x: &mut [S::F32], order: usize) {
     // SAFETY: the instruction set is enabled.
     unsafe {
-        let x = if order > 1 { butterfly::<S, 1>(x) } else { x };
-        let x = if order > 2 { butterfly::<S, 2>(x) } else { x };
-        let x = if order > 4 { butterfly::<S, 4>(x) } else { x };
-        if order > 8 && S::LANES > 8 { butterfly::<S, 8>(x) } else { x }
+        if order > 1 {
+            butterfly::<S, 1>(x);
+        }
+        if order > 2 {
+            butterfly::<S, 2>(x);
+        }
+        if order > 4 {
+            butterfly::<S, 4>(x);
+        }
+        if order > 8 && S::LANES > 8 {
+            butterfly::<S, 8>(x);
+        }
     }
 }
 
@@ -138,9 +173,14 @@ unsafe fn butterflies<S: Simd>(x: S::F32, order: usize) -> S::F32 {
 /// # Safety
 /// The instruction set is enabled.
 #[inline(always)]
-unsafe fn butterfly<S: Simd, const DISTANCE: usize>(x: S::F32) -> S::F32 {
+unsafe fn butterfly<S: Simd, const DISTANCE: usize>(x: &mut [S::F32]) {
     // SAFETY: the instruction set is enabled, and the array has a register.
-    unsafe { S::mul_add(x, S::read_f32(const { &signs(DISTANCE) }.as_ptr()), S::swap::<DISTANCE>(x)) }
+    unsafe {
+        let signs = S::read_f32(const { &signs(DISTANCE) }.as_ptr());
+        for x in x {
+            *x = S::mul_add(*x, signs, S::swap::<DISTANCE>(*x));
+        }
+    }
 }
 
 /// -1 for lanes that are the second of their two.
