@@ -9,7 +9,7 @@ use kvcache_simd::{Float, Function, MOST_LANES};
 use super::super::block::{Row, Rows};
 use super::super::code_type::CodeType;
 use super::super::portable;
-use super::group::{decode, decode_group};
+use super::group::{decode_group, product, read_codes};
 use super::lane_tables::{groups_in_register, registers_per_scales};
 use super::quant_simd::{LONG, ODD, QuantSimd, prefetch_bytes};
 
@@ -139,9 +139,19 @@ unsafe fn decode_registers<S: QuantSimd, Q: CodeType, V: Float, T: Float, const 
     // SAFETY: k < registers, which are there: this function's condition.
     unsafe {
         let scales = T::read_some::<S>(scales, registers * groups_in_register(S::LANES, GROUP));
-        for k in 0..registers {
-            let (cache, values) = (cache.add(Q::bytes(k * S::LANES)), values.add(k * S::LANES));
-            decode::<S, Q, V, T, STREAM>(cache, values, S::broadcast_scales::<GROUP>(scales, k));
+        let at = |k: usize| {
+            product::<S, V, T>(
+                read_codes::<S, Q>(cache.add(Q::bytes(k * S::LANES))),
+                S::broadcast_scales::<GROUP>(scales, k),
+            )
+        };
+        for k in (0..registers).step_by(2) {
+            let values = values.add(k * S::LANES);
+            if k + 1 < registers {
+                V::write_two::<S, STREAM>(values, [at(k), at(k + 1)]);
+            } else {
+                V::write::<S, STREAM>(values, at(k));
+            }
         }
     }
 }

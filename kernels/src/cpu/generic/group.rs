@@ -12,7 +12,7 @@ use super::quant_simd::{QuantSimd, last_inside};
 /// # Safety
 /// The conditions are those of [`Simd`].
 #[inline(always)]
-unsafe fn read_codes<S: QuantSimd, Q: CodeType>(from: *const u8) -> S::F32 {
+pub(crate) unsafe fn read_codes<S: QuantSimd, Q: CodeType>(from: *const u8) -> S::F32 {
     // SAFETY: a register of codes can be read: this function's condition.
     unsafe {
         match Q::BITS {
@@ -91,24 +91,11 @@ pub(crate) unsafe fn decode_group<S: QuantSimd, Q: CodeType, V: Float, T: Float,
         }
         while i < len {
             let at = last_inside::<S>(i, len);
-            decode::<S, Q, V, T, STREAM>(cache.add(Q::bytes(at)), values.add(at), s);
+            let x = product::<S, V, T>(read_codes::<S, Q>(cache.add(Q::bytes(at))), s);
+            V::write::<S, STREAM>(values.add(at), x);
             i += S::LANES;
         }
     }
-}
-
-/// Dequantizes a register, where `s` is the scale of each lane.
-///
-/// # Safety
-/// The conditions are those of [`Simd`].
-#[inline(always)]
-pub(crate) unsafe fn decode<S: QuantSimd, Q: CodeType, V: Float, T: Float, const STREAM: bool>(
-    cache: *const u8,
-    values: *mut V,
-    s: S::F32,
-) {
-    // SAFETY: a register of codes can be read, and of values be written: this function's condition.
-    unsafe { V::write::<S, STREAM>(values, product::<S, V, T>(read_codes::<S, Q>(cache), s)) }
 }
 
 /// `code * s`, rounded to T, unless writing it as V rounds it to the same type.

@@ -5,11 +5,13 @@
 
 use std::arch::x86_64::*;
 
+use half::f16;
 use kvcache_simd::{Avx2, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Float, Simd};
 
 use super::super::generic::group::product;
 use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_lanes};
 use super::super::generic::quant_simd::QuantSimd;
+use super::f16_maxima;
 
 /// Sixteen codes, one a byte. That of NaN is the smallest int32, whose low byte is 0.
 #[inline(always)]
@@ -31,6 +33,38 @@ unsafe fn nibbles(codes: [__m256i; 2]) -> __m128i {
     let bytes = _mm_shuffle_epi32::<0b11_01_10_00>(_mm_min_epi8(bytes, _mm_set1_epi8(7)));
     let pairs = _mm_maddubs_epi16(_mm_and_si128(bytes, _mm_set1_epi8(0x0f)), _mm_set1_epi16(0x1001));
     _mm_packus_epi16(pairs, pairs)
+}
+
+/// The larger of each two halves, as integers with a sign or without.
+#[inline(always)]
+unsafe fn larger<const SIGNED: bool>(a: __m256i, b: __m256i) -> __m256i {
+    if SIGNED { _mm256_max_epi16(a, b) } else { _mm256_max_epu16(a, b) }
+}
+
+/// The maxima of eight registers, or of the eight halves of four registers of 16 with groups of 8.
+#[inline(always)]
+unsafe fn horizontal_maxima<const GROUP: usize, const SIGNED: bool>(mut registers: [__m256i; 8]) -> __m128i {
+    // Neighbors become one: pairs of halves, then of fours, of both registers.
+    let mut left = if GROUP == 8 { 4 } else { 8 };
+    left /= 2;
+    for i in 0..left {
+        let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+        registers[i] = larger::<SIGNED>(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
+    }
+    left /= 2;
+    for i in 0..left {
+        let [a, b] = [registers[2 * i], registers[2 * i + 1]];
+        registers[i] = larger::<SIGNED>(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    }
+    let [a, b] = if GROUP == 8 { [registers[0]; 2] } else { [registers[0], registers[1]] };
+    let x = larger::<SIGNED>(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    let (low, high) = (_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+    match (GROUP, SIGNED) {
+        // Each register had a group in either half.
+        (8, _) => _mm_unpacklo_epi16(low, high),
+        (_, true) => _mm_max_epi16(low, high),
+        (_, false) => _mm_max_epu16(low, high),
+    }
 }
 
 impl QuantSimd for Avx2 {
@@ -125,6 +159,51 @@ impl QuantSimd for Avx2 {
         };
         let groups = const { scale_lanes::<8>(GROUP, 0) };
         _mm256_permutevar8x32_ps(numbers, _mm256_loadu_si256(groups.as_ptr().cast()))
+    }
+
+    /// By the bits of the halves, sixteen at a time: see [`f16_maxima`](super::f16_maxima).
+    #[inline(always)]
+    unsafe fn maxima_f16<const GROUP: usize, const WITH_SIGN: bool>(
+        values: *const f16,
+        count: usize,
+        unit: usize,
+    ) -> Option<__m256> {
+        if GROUP < 8 || (GROUP == 8 && count < 8) {
+            return None;
+        }
+        let all_but_sign = _mm_set1_epi16(0x7fff);
+        let key = |x| if WITH_SIGN { x } else { _mm256_and_si256(x, _mm256_broadcastsi128_si256(all_but_sign)) };
+        let [mut unsigned, mut signed] = [[_mm256_setzero_si256(); 8]; 2];
+        for k in 0..if GROUP == 8 { 4 } else { count } {
+            let values = values.add(if GROUP == 8 { 16 * k } else { k * unit });
+            unsigned[k] = key(if GROUP == 8 || unit >= 16 {
+                _mm256_loadu_si256(values.cast())
+            } else {
+                _mm256_set_m128i(_mm_loadu_si128(values.add(unit - 8).cast()), _mm_loadu_si128(values.cast()))
+            });
+            signed[k] = unsigned[k];
+            let mut i = 16;
+            while GROUP > 8 && i < unit {
+                let x = key(_mm256_loadu_si256(values.add(i.min(unit - 16)).cast()));
+                (unsigned[k], signed[k]) = (larger::<false>(unsigned[k], x), larger::<true>(signed[k], x));
+                i += 16;
+            }
+        }
+        let mut maxima = horizontal_maxima::<GROUP, false>(unsigned);
+        let magnitudes = _mm_and_si128(maxima, all_but_sign);
+        let mut largest = magnitudes;
+        if WITH_SIGN {
+            let signed = horizontal_maxima::<GROUP, true>(signed);
+            let of_signed = _mm_and_si128(signed, all_but_sign);
+            largest = _mm_max_epi16(magnitudes, of_signed);
+            maxima = _mm_blendv_epi8(maxima, signed, _mm_cmpgt_epi16(of_signed, magnitudes));
+        }
+        let is_nan = _mm_cmpgt_epi16(largest, _mm_set1_epi16(f16_maxima::INFINITY));
+        if _mm_movemask_epi8(is_nan) != 0 {
+            return None;
+        }
+        let maxima = _mm256_cvtph_ps(maxima);
+        Some(if WITH_SIGN { Self::rank(maxima) } else { maxima })
     }
 
     #[inline(always)]

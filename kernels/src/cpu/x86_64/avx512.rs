@@ -154,7 +154,7 @@ impl<const NATIVE_F16: bool> QuantSimd for Avx512<NATIVE_F16> {
         if GROUP < 8 {
             return None;
         }
-        let maxima = _mm512_cvtph_ps(f16_maxima::maxima::<GROUP, WITH_SIGN>(values, count, unit));
+        let maxima = _mm512_cvtph_ps(f16_maxima::maxima::<GROUP, WITH_SIGN>(values, count, unit)?);
         Some(if WITH_SIGN { Self::rank(maxima) } else { maxima })
     }
 

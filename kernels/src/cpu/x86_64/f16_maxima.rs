@@ -8,7 +8,10 @@ use std::arch::x86_64::*;
 use half::f16;
 
 /// The maxima that [`maxima_in_registers`](super::super::generic::group::maxima_in_registers) gives, for groups of 8 or
-/// of 16 and more, as float16; `WITH_SIGN` the largest values, of whose ranks it gives.
+/// of 16 and more, as float16; `WITH_SIGN` the largest values, of whose ranks it gives. None where a value is NaN: the
+/// bits of a signalling one are not in the order of the quiet ones that conversions make.
+///
+/// The largest value of a group is among its largest as integers with a sign and without.
 ///
 /// # Safety
 /// AVX-512 F, BW and VL are enabled; `count` units of `unit` values can be read.
@@ -17,34 +20,56 @@ pub(crate) unsafe fn maxima<const GROUP: usize, const WITH_SIGN: bool>(
     values: *const f16,
     count: usize,
     unit: usize,
-) -> __m256i {
-    // SAFETY: see `# Safety`.
-    let halves = maxima_of_bits::<GROUP, WITH_SIGN, false>(values, count, unit);
-    let magnitudes = _mm256_and_si256(halves, _mm256_set1_epi16(0x7fff));
-    if _mm256_cmpgt_epu16_mask(magnitudes, _mm256_set1_epi16(INFINITY)) == 0 {
-        return halves;
+) -> Option<__m256i> {
+    // SAFETY: k < count, and every register lies inside its unit (i < unit), or in two of them.
+    let [mut unsigned, mut signed] = [[_mm512_setzero_si512(); 16]; 2];
+    for k in 0..if GROUP < 16 { count.div_ceil(2) } else { count } {
+        if GROUP < 16 {
+            // Two units in each register.
+            let values = values.add(2 * k * unit);
+            let both = 2 * k + 1 < count;
+            let x = if both { _mm512_loadu_si512(values.cast()) } else { _mm512_zextsi256_si512(sixteen(values)) };
+            unsigned[k] = key::<WITH_SIGN>(x);
+            signed[k] = unsigned[k];
+            continue;
+        }
+        let values = values.add(k * unit);
+        if unit >= 32 {
+            unsigned[k] = key::<WITH_SIGN>(_mm512_loadu_si512(values.cast()));
+            signed[k] = unsigned[k];
+            let mut i = 32;
+            while i < unit {
+                let x = key::<WITH_SIGN>(_mm512_loadu_si512(values.add(i.min(unit - 32)).cast()));
+                (unsigned[k], signed[k]) = (larger::<false>(unsigned[k], x), larger::<true>(signed[k], x));
+                i += 32;
+            }
+        } else {
+            let (low, high) = (sixteen(values), sixteen(values.add(unit - 16)));
+            unsigned[k] = key::<WITH_SIGN>(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
+            signed[k] = unsigned[k];
+        }
     }
-    maxima_of_bits::<GROUP, WITH_SIGN, true>(values, count, unit)
+    let unsigned = horizontal_maxima::<GROUP, false>(unsigned);
+    let all_but_sign = _mm256_set1_epi16(0x7fff);
+    let magnitudes = _mm256_and_si256(unsigned, all_but_sign);
+    if !WITH_SIGN {
+        let is_nan = _mm256_cmpgt_epi16_mask(magnitudes, _mm256_set1_epi16(INFINITY));
+        return (is_nan == 0).then_some(unsigned);
+    }
+    let signed = horizontal_maxima::<GROUP, true>(signed);
+    let of_signed = _mm256_and_si256(signed, all_but_sign);
+    let is_nan = _mm256_cmpgt_epi16_mask(_mm256_max_epi16(magnitudes, of_signed), _mm256_set1_epi16(INFINITY));
+    let is_positive = _mm256_cmpgt_epi16_mask(of_signed, magnitudes);
+    (is_nan == 0).then_some(_mm256_mask_mov_epi16(unsigned, is_positive, signed))
 }
 
-/// The bit that tells a quiet NaN from a signalling one, which every conversion sets.
-const QUIET: i16 = 0x0200;
-
 /// The bits of an infinite float16.
-const INFINITY: i16 = 0x7c00;
+pub(super) const INFINITY: i16 = 0x7c00;
 
-/// The magnitudes of 32 halves, or the halves `WITH_SIGN`; NaNs among them are made quiet if `NAN`, as every conversion
-/// does.
+/// 32 halves `WITH_SIGN`, or their magnitudes.
 #[inline(always)]
-unsafe fn keys<const WITH_SIGN: bool, const NAN: bool>(x: __m512i) -> __m512i {
-    let magnitudes = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    let x = if WITH_SIGN { x } else { magnitudes };
-    if NAN {
-        let nan = _mm512_cmpgt_epu16_mask(magnitudes, _mm512_set1_epi16(INFINITY));
-        _mm512_or_si512(x, _mm512_maskz_set1_epi16(nan, QUIET))
-    } else {
-        x
-    }
+unsafe fn key<const WITH_SIGN: bool>(x: __m512i) -> __m512i {
+    if WITH_SIGN { x } else { _mm512_and_si512(x, _mm512_set1_epi16(0x7fff)) }
 }
 
 /// The larger of both halves, as integers with a sign or without.
@@ -77,55 +102,6 @@ unsafe fn sixteen(halves: *const f16) -> __m256i {
 unsafe fn larger_fours<const SIGNED: bool>(a: __m512i, b: __m512i) -> __m512i {
     let (firsts, seconds) = (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b));
     larger::<SIGNED>(firsts, seconds)
-}
-
-/// The [`maxima`] of the bits of the halves: of numbers without signs, and of quiet NaN, the order of the integers is
-/// that of the values. Right for groups with NaN only if `NAN`.
-///
-/// The largest value of a group is among its largest as integers with a sign and without.
-#[inline(always)]
-unsafe fn maxima_of_bits<const GROUP: usize, const WITH_SIGN: bool, const NAN: bool>(
-    values: *const f16,
-    count: usize,
-    unit: usize,
-) -> __m256i {
-    // SAFETY: k < count, and every register lies inside its unit (i < unit), or in two of them.
-    let [mut unsigned, mut signed] = [[_mm512_setzero_si512(); 16]; 2];
-    for k in 0..if GROUP < 16 { count.div_ceil(2) } else { count } {
-        if GROUP < 16 {
-            // Two units in each register.
-            let values = values.add(2 * k * unit);
-            let both = 2 * k + 1 < count;
-            let x = if both { _mm512_loadu_si512(values.cast()) } else { _mm512_zextsi256_si512(sixteen(values)) };
-            unsigned[k] = keys::<WITH_SIGN, NAN>(x);
-            signed[k] = unsigned[k];
-            continue;
-        }
-        let values = values.add(k * unit);
-        if unit >= 32 {
-            unsigned[k] = keys::<WITH_SIGN, NAN>(_mm512_loadu_si512(values.cast()));
-            signed[k] = unsigned[k];
-            let mut i = 32;
-            while i < unit {
-                let x = keys::<WITH_SIGN, NAN>(_mm512_loadu_si512(values.add(i.min(unit - 32)).cast()));
-                (unsigned[k], signed[k]) = (larger::<false>(unsigned[k], x), larger::<true>(signed[k], x));
-                i += 32;
-            }
-        } else {
-            let (low, high) = (sixteen(values), sixteen(values.add(unit - 16)));
-            unsigned[k] = keys::<WITH_SIGN, NAN>(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
-            signed[k] = unsigned[k];
-        }
-    }
-    let unsigned = horizontal_maxima::<GROUP, false>(unsigned);
-    if !WITH_SIGN {
-        return unsigned;
-    }
-    let signed = horizontal_maxima::<GROUP, true>(signed);
-    let all_but_sign = _mm256_set1_epi16(0x7fff);
-    let is_positive =
-        _mm256_cmpgt_epi16_mask(_mm256_and_si256(signed, all_but_sign), _mm256_and_si256(unsigned, all_but_sign));
-    _mm256_mask_mov_epi16(unsigned, is_positive, signed)
 }
 
 /// The maxima of 4 registers of groups of 8, or of 16 others, in one.
