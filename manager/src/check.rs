@@ -35,7 +35,7 @@ impl Manager {
         check_pages(&self.state, self.spec())?;
         check_positions(&self.state, self.spec())?;
         check_index(&self.state)?;
-        if self.spec().prefix_sharing() {
+        if self.spec().prefix_sharing {
             check_keys(&self.state, page_size)?;
         }
         Ok(())
@@ -64,7 +64,7 @@ fn check_pages(state: &State, spec: &CacheSpec) -> Result<(), Error> {
     for page in state.pages.free_pages() {
         see(page, Page::Free)?;
     }
-    if spec.keep_rows() {
+    if spec.keep_rows {
         see(NULL_PAGE, Page::Live(1))?;
     }
     for page in state.cached.iter() {
@@ -108,10 +108,10 @@ fn check_positions(state: &State, spec: &CacheSpec) -> Result<(), Error> {
             }
             let slot = sequence.slot(row, spec.page_size());
             let other = *shared.entry(slot).or_insert((position, rotated));
-            if spec.key_form() == KeyForm::Roped && rotated != other.1 {
+            if spec.key_form == KeyForm::Roped && rotated != other.1 {
                 return Err(broken("a shared row's key is rotated for one position", slot));
             }
-            if spec.mode() == Mode::Cells && position != other.0 {
+            if spec.mode == Mode::Cells && position != other.0 {
                 return Err(broken("a cell has one position", slot));
             }
         }
@@ -148,12 +148,12 @@ fn check_keys(state: &State, page_size: usize) -> Result<(), Error> {
                 key = key.followed_by(tokens);
             }
             match state.prefix.key(page) {
-                Some(got) if full && got != key => return Err(broken("a page's key is that of its tokens", page)),
+                Some(got) if full && got != key => return Err(broken("a page's key follows from its tokens", page)),
                 _ => {}
             }
         }
         if key != sequence.key {
-            return Err(broken("a sequence's key is that of its last full known page", at));
+            return Err(broken("a sequence has the key of its last full known page", at));
         }
     }
     Ok(())

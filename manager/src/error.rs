@@ -15,7 +15,7 @@ use crate::infllm::error::InfLlmError;
 use crate::sequences::SeqId;
 use crate::session::error::SessionError;
 
-/// The error of a memory that cannot do what it is asked.
+/// The error of a memory that fails.
 pub type MemoryError = Box<dyn std::error::Error + Send + Sync>;
 
 /// An operation that was refused. Nothing has changed, neither the manager's state nor a live row; but after
@@ -65,7 +65,7 @@ pub enum Error {
     #[error("no memory for {len} numbers of {size} bytes")]
     OutOfMemory { len: usize, size: usize },
 
-    /// An id that no sequence has: that of a freed sequence, or the null id, which no sequence ever has.
+    /// An id that no sequence has: its sequence was freed, or it is the null id.
     #[error("no sequence has the id {seq}: {}", .seq.absence())]
     UnknownSeq { seq: SeqId },
 
@@ -118,7 +118,7 @@ pub enum Error {
     #[error("ga_w is {ga_w}, expected a multiple of ga_n = {ga_n}")]
     GroupWidth { ga_n: i64, ga_w: i64 },
 
-    /// A recurrent state of which only some tokens would be removed.
+    /// Removing some tokens of a recurrent state, which goes as a whole.
     #[error("positions {p0} to {p1} are a part of a state at position {pos}, expected all of it or none")]
     PartialState { pos: i64, p0: i64, p1: i64 },
 
@@ -245,7 +245,7 @@ pub enum Error {
     MaskLength { shape: [usize; 3], expected: usize, got: usize },
 }
 
-/// Names an append in front of what is wrong with it.
+/// The append, in front of its error.
 fn of(append: Option<usize>) -> String {
     append.map_or_else(String::new, |append| format!("append {append}: "))
 }
@@ -274,7 +274,7 @@ impl Error {
     }
 }
 
-/// A field by what it says.
+/// A field as its text.
 pub(crate) fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
@@ -291,7 +291,7 @@ pub(crate) fn numbers<S: Serializer>(numbers: &impl Deref<Target = [usize]>, ser
     tuple.end()
 }
 
-/// An error of another crate, by what it says.
+/// The text of another crate's error.
 pub(crate) fn source<S: Serializer>(error: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map([("source", error.to_string())])
 }

@@ -36,7 +36,7 @@ pub struct Manager {
     pub(crate) prefix_hits: usize,
 }
 
-/// A range of positions as the half-open one that it stands for.
+/// Any range of positions as a half-open one from 0 on.
 pub(crate) fn positions(range: impl RangeBounds<i64>) -> Range<i64> {
     let start = match range.start_bound() {
         Bound::Included(&start) => start,
@@ -82,8 +82,8 @@ impl Manager {
         &self.state.spec
     }
 
-    /// Changes are refused while a step is open. Comes first: it also finds out what a memory that has panicked in an
-    /// update may have damaged.
+    /// Refuses a change while a step is open. Every change begins with it, since it also finds the sequences that a
+    /// memory may have damaged when it panicked in an update.
     pub(crate) fn check_closed(&mut self) -> Result<(), Error> {
         if self.open.is_some() {
             return Err(Error::StepOpen);
@@ -161,7 +161,7 @@ impl Manager {
         }
     }
 
-    /// Copies to `dst`, which has no rows, those of `src` whose positions are in a range. Returns how many they are.
+    /// Copies the rows of `src` whose positions are in a range to `dst`, which has no rows. Returns how many they are.
     /// They are shared in the mode `cells`, and with pages from row 0 on; else they are copied.
     ///
     /// # Errors
@@ -201,7 +201,7 @@ impl Manager {
     /// [`seq_add`](Self::seq_add).
     ///
     /// # Errors
-    /// [`Error::Range`] for a divisor below 1, and those of [`seq_add`](Self::seq_add).
+    /// [`Error::Range`] for a divisor below 1, and as [`seq_add`](Self::seq_add).
     pub fn seq_div(&mut self, seq: SeqId, range: impl RangeBounds<i64>, divisor: i64) -> Result<(), Error> {
         self.edit(|state| state.divide_positions(seq, positions(range), divisor))
     }
@@ -211,7 +211,7 @@ impl Manager {
     /// prefill would give, only cheaper.
     ///
     /// # Errors
-    /// [`Error::Range`], [`Error::NoProgress`], and those of [`seq_rm`](Self::seq_rm) and [`seq_add`](Self::seq_add).
+    /// [`Error::Range`], [`Error::NoProgress`], and as [`seq_rm`](Self::seq_rm) and [`seq_add`](Self::seq_add).
     pub fn context_shift(&mut self, seq: SeqId, shift: &ContextShift) -> Result<i64, Error> {
         self.edit(|state| state.context_shift(seq, shift))
     }
@@ -245,7 +245,7 @@ impl Manager {
     /// [`Error::StepOpen`].
     pub fn compact(&mut self, pages: usize) -> Result<Vec<RowCopy>, Error> {
         self.check_closed()?;
-        match self.spec().mode() {
+        match self.spec().mode {
             Mode::Paged { .. } => Ok(self.state.compact(pages)),
             Mode::Runs | Mode::Cells => Ok(Vec::new()),
         }

@@ -80,8 +80,8 @@ impl Manager {
     }
 
     /// How many tokens a step would find that appends these alone: in the prefix index, then in the store, as far as
-    /// there are pages for them. What the store gives is kept until a step is committed: the next one takes it, and does
-    /// not ask again for what is missing.
+    /// there are pages for them. Blocks of the store are kept until a step is committed: the next step takes them, and
+    /// does not ask again for missing ones.
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Swapped`].
@@ -89,7 +89,7 @@ impl Manager {
         self.check_closed()?;
         let state = &mut self.state;
         let sequence = state.intact(append.seq)?;
-        if sequence.len() > 0 || append.first_position(0) != 0 || !state.spec.prefix_sharing() {
+        if sequence.len() > 0 || append.first_position(0) != 0 || !state.spec.prefix_sharing {
             return Ok(0);
         }
         let (page_size, tokens) = (state.page_size(), append.may_be_cached());
@@ -107,7 +107,7 @@ impl Manager {
     }
 
     /// The slots of a sequence's rows: where they are once queued copies are made. None while it is swapped out. Rows
-    /// that a window has passed have those of the null page, where rows stay.
+    /// that a window has passed and that stay have slots of the null page.
     ///
     /// # Errors
     /// [`Error::UnknownSeq`].
@@ -123,7 +123,7 @@ impl Manager {
     /// The use of the cache. Takes time proportional to its pages, or cells.
     pub fn stats(&self) -> Stats {
         let (state, page_size) = (&self.state, self.spec().page_size());
-        let (num_pages, nulls) = (state.pages.len(), usize::from(self.spec().keep_rows()));
+        let (num_pages, nulls) = (state.pages.len(), usize::from(self.spec().keep_rows));
         let (mut shared, mut run, mut largest) = (0, 0, 0);
         for page in nulls as u32..num_pages as u32 {
             let refcount = state.pages.refcount(page);

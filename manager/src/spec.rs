@@ -1,8 +1,13 @@
 //! The specification of a cache and its management: dimensions, types, layout and mode of a cache, validated once, and
 //! the figures that follow.
 
-use kvcache_kernels::{CacheRows, Rope};
-use kvcache_schema::{Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, STATIC_SCALES};
+use std::ops::Deref;
+
+use kvcache_kernels::{CacheRows, Rope, RowsError};
+use kvcache_schema::{Attributes, CacheDims, CacheLayout, CacheMode, ElementType, QuantBit, STATIC_SCALES, shape};
+
+use crate::error::Error;
+use crate::sequences::positions::MAX_POSITION;
 
 /// The dimensions of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +34,7 @@ pub enum Mode {
     },
     /// A run of neighboring slots for each sequence, with a reserve: `cache_mode` 0. Sequences share nothing.
     Runs,
-    /// Cells anywhere in the cache, of which attention sees those up to the last busy one: `cache_mode` 0, with an
+    /// Cells anywhere in the cache. Attention sees all up to the last busy one: `cache_mode` 0, with an
     /// entry that writes and one that is the view. Sequences share cells, and copy them when they edit their positions.
     Cells,
 }
@@ -51,152 +56,219 @@ impl KeyForm {
     pub const Raw: Self = Self::PreRope;
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Window {
-    pub(crate) len: Option<usize>,
-    pub(crate) sink: usize,
-    pub(crate) slack: usize,
-    pub(crate) keep_rows: bool,
+/// How many updates may rotate the rows of a sequence, as the errors of quantized keys add up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ShiftLimit {
+    /// 4 for an int4 cache, any number for others.
+    #[default]
+    ByType,
+    /// So many.
+    Updates(u32),
+    /// Any number.
+    Unlimited,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Quant {
-    pub(crate) bit: QuantBit,
-    pub(crate) group: usize,
-    pub(crate) scale_type: ElementType,
-}
-
-/// The settings of a specification, before its figures follow.
+/// A cache and the way it is managed. [`check`](Self::check) makes a [`CacheSpec`] of it.
+///
+/// ```
+/// # use kvcache_manager::{CacheSettings, Geometry, Mode};
+/// let geometry = Geometry { num_layer: 2, num_heads: 8, head_dim: 64, max_t: 1024 };
+/// let settings = CacheSettings { geometry, mode: Mode::Paged { page_size: 16 }, ..CacheSettings::default() };
+/// assert_eq!(settings.check()?.num_pages(), 64);
+/// # Ok::<(), kvcache_manager::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Settings {
-    pub(crate) geometry: Geometry,
-    pub(crate) layout: CacheLayout,
-    pub(crate) cache_type: ElementType,
-    pub(crate) quant: Option<Quant>,
-    pub(crate) quant_rotation: bool,
-    pub(crate) mode: Mode,
-    pub(crate) max_pages: Option<usize>,
-    pub(crate) prefix_sharing: bool,
-    pub(crate) fingerprint: String,
-    pub(crate) computed_by: String,
-    pub(crate) key_form: KeyForm,
-    pub(crate) rope: Option<Rope>,
-    pub(crate) window: Window,
-    pub(crate) pad: usize,
-    pub(crate) defrag_threshold: Option<f64>,
+pub struct CacheSettings {
+    /// The dimensions: there is no default.
+    pub geometry: Geometry,
+    /// The order of the axes of `cache` and `scale`: [`CacheLayout::TokenMajor`] by default.
+    pub layout: CacheLayout,
+    /// The type of `cache`: float16 by default. A cache of float8e4m3fn without `quant` has static scales (`quant_type`
+    /// 2): the operators are given them, and the manager has nothing to do with them.
+    pub cache_type: ElementType,
+    /// A quantized cache: how many neighbors share a scale, and the type of scales.
+    pub quant: Option<(usize, ElementType)>,
+    /// Whether keys are multiplied by a Hadamard matrix before they are quantized.
+    pub quant_rotation: bool,
+    /// How sequences get their slots: pages of 128 by default.
+    pub mode: Mode,
+    /// Fixes the columns of `cachestarts` (MaxP), and with it the pages of a sequence. By default `cachestarts` is as
+    /// wide as the widest row of a step.
+    pub max_pages: Option<usize>,
+    /// Whether paged sequences whose tokens begin alike share pages: true by default, and false in the other modes.
+    pub prefix_sharing: bool,
+    /// What makes keys and values of the same tokens differ: the model, its adapters. Part of every prefix's key.
+    pub fingerprint: String,
+    /// What computes keys and values, as far as it decides their bits: instruction set, kernels, runtime. Part of every
+    /// prefix's key, so that prefixes from a store have the bits of computed ones; sessions need not agree in it.
+    pub computed_by: String,
+    /// What the stored keys are: [`KeyForm::Roped`] by default.
+    pub key_form: KeyForm,
+    /// The rotary embedding of keys, by which rows can move to other positions. Without it they cannot, where keys are
+    /// stored rotated.
+    pub rope: Option<Rope>,
+    /// Attention sees only so many last positions, a token's own among them. At every commit the rows go that no later
+    /// token will see; in pages, whole pages of them.
+    pub window: Option<usize>,
+    /// The first rows of a sequence, which a window leaves and attention always sees.
+    pub sink: usize,
+    /// How many more positions than its own a window keeps, for drafts that are cut back.
+    pub slack: usize,
+    /// Whether only the pages of rows go that a window has passed, and the rows stay: `start_pos` and positions are
+    /// as without a window, and attention's own window has to hide these rows. In `cachestarts` they
+    /// have the first page of the cache, the null page, which nothing is written to.
+    pub keep_rows: bool,
+    /// What the number of cells that a step sees is rounded up to: 32 by default.
+    pub pad: usize,
+    /// Queues a defragmentation at commit where more than this part of the slots up to the last used one is free. Below
+    /// 0 there is none.
+    pub defrag_threshold: Option<f64>,
+    /// How many updates may rotate the rows of a sequence.
+    pub shift_limit: ShiftLimit,
 }
 
-/// A checked description of a cache and of the way it is managed. Made by [`CacheSpec::builder`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct CacheSpec {
-    pub(crate) settings: Settings,
-    pub(crate) shift_limit: Option<u32>,
-    pub(crate) rows: CacheRows,
+impl Default for CacheSettings {
+    fn default() -> Self {
+        Self {
+            geometry: Geometry { num_layer: 0, num_heads: 0, head_dim: 0, max_t: 0 },
+            layout: CacheLayout::TokenMajor,
+            cache_type: ElementType::Float16,
+            quant: None,
+            quant_rotation: false,
+            mode: Mode::Paged { page_size: 128 },
+            max_pages: None,
+            prefix_sharing: true,
+            fingerprint: String::new(),
+            computed_by: String::new(),
+            key_form: KeyForm::Roped,
+            rope: None,
+            window: None,
+            sink: 0,
+            slack: 0,
+            keep_rows: false,
+            pad: 32,
+            defrag_threshold: None,
+            shift_limit: ShiftLimit::ByType,
+        }
+    }
+}
+
+impl CacheSettings {
+    /// Checks everything.
+    ///
+    /// # Errors
+    /// [`Error::SpecRange`], [`Error::SpecThreshold`], [`Error::Rope`], [`Error::Types`], [`Error::QuantGroup`],
+    /// [`Error::SizeOverflow`].
+    pub fn check(mut self) -> Result<CacheSpec, Error> {
+        let Self { geometry, layout, cache_type, quant, mode, window, slack, .. } = self;
+        let Geometry { num_layer, num_heads, head_dim, max_t } = geometry;
+        let page_size = page_size(mode);
+        let range = Error::check_spec;
+        let limit = usize::MAX >> 1;
+        range("num_layer", num_layer, 1, limit)?;
+        range("num_heads", num_heads, 1, limit)?;
+        range("head_dim", head_dim, 1, limit)?;
+        range("max_t", max_t, 1, limit)?;
+        range("page_size", page_size, 1, max_t)?;
+        // Pages are counted in 32 bits, and one number is the end of a list.
+        range("max_t / page_size", max_t / page_size, if self.keep_rows { 2 } else { 1 }, u32::MAX as usize - 1)?;
+        let is_paged = matches!(mode, Mode::Paged { .. });
+        let may_keep = window.is_some() && self.sink == 0 && is_paged;
+        range("keep_rows", self.keep_rows.into(), 0, may_keep.into())?;
+        if let Some(max_pages) = self.max_pages {
+            range("max_pages", max_pages, 1, max_t)?;
+        }
+        // Positions are below 2^31.
+        let positions = MAX_POSITION as usize;
+        range("sink", self.sink, 0, positions)?;
+        range("slack", slack, 0, positions)?;
+        if let Some(window) = window {
+            // One row is left then, at least: the next token continues a sequence.
+            range("window", window, if slack == 0 { 2 } else { 1 }, positions)?;
+        }
+        range("pad", self.pad, 1, limit)?;
+        if let Some(rope) = &self.rope {
+            rope.check(head_dim)?;
+        }
+        self.prefix_sharing &= is_paged;
+        self.defrag_threshold = self.defrag_threshold.filter(|threshold| threshold.is_nan() || *threshold >= 0.0);
+        if let Some(got) = self.defrag_threshold.filter(|threshold| !threshold.is_finite()) {
+            return Err(Error::SpecThreshold { got });
+        }
+        let dims = CacheDims { max_t, num_layer, num_heads, inner: head_dim };
+        let rows = CacheRows::new(layout, dims, cache_type, quant).map_err(|error| match error {
+            RowsError::QuantGroup { group, head_dim } => Error::QuantGroup { group, head_dim },
+            RowsError::SizeOverflow { tensor, shape } => Error::SizeOverflow { tensor, shape },
+            _ => Error::Types { cache: cache_type, scale: quant.map(|quant| quant.1) },
+        })?;
+        let is_quantized = quant.is_some() || rows.has_static_scales();
+        range("quant_rotation", self.quant_rotation.into(), 0, is_quantized.into())?;
+        let rows = rows.with_quant_rotation(self.quant_rotation);
+        let spec = CacheSpec { settings: self, rows };
+        let overflow = |tensor, shape| Error::SizeOverflow { tensor, shape };
+        let cache = spec.cache_shape();
+        shape::bytes(cache_type, &cache).ok_or(overflow("cache", cache))?;
+        if let (Some((_, scale_type)), Some(scale)) = (quant, spec.scale_shape()) {
+            let bytes = shape::bytes(scale_type, &scale).ok_or(overflow("scale", scale))?;
+            rows.cache_len().checked_add(bytes).ok_or(overflow("scale", scale))?;
+        }
+        Ok(spec)
+    }
 }
 
 /// Slots of a page; where there are cells, 1.
-pub(crate) fn page_size(mode: Mode) -> usize {
+fn page_size(mode: Mode) -> usize {
     match mode {
         Mode::Paged { page_size } => page_size,
         Mode::Runs | Mode::Cells => 1,
     }
 }
 
-/// Getters of settings: a name, a type and a path each.
-macro_rules! settings {
-    ($($(#[$doc:meta])* $name:ident: $of:ty = $($field:ident).+;)*) => {
-        impl CacheSpec {
-            $(
-                $(#[$doc])*
-                pub fn $name(&self) -> $of {
-                    self.$($field).+
-                }
-            )*
-        }
-    };
+/// Checked [`CacheSettings`], whose fields it has, and what follows from them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CacheSpec {
+    settings: CacheSettings,
+    rows: CacheRows,
 }
 
-settings! {
-    /// The dimensions.
-    geometry: Geometry = settings.geometry;
-    /// How sequences get their slots.
-    mode: Mode = settings.mode;
-    /// The order of the axes of `cache` and `scale`.
-    layout: CacheLayout = settings.layout;
-    /// The type of `cache`.
-    cache_type: ElementType = settings.cache_type;
-    /// The columns of `cachestarts`, where they are fixed.
-    max_pages: Option<usize> = settings.max_pages;
-    /// What the stored keys are.
-    key_form: KeyForm = settings.key_form;
-    /// The number of last positions that attention sees, if it does not see all.
-    window: Option<usize> = settings.window.len;
-    /// The first rows of a sequence, which a window leaves.
-    sink: usize = settings.window.sink;
-    /// The number of positions that a window keeps beside its own.
-    slack: usize = settings.window.slack;
-    /// Whether rows that a window has passed stay, as rows without a page of their own.
-    keep_rows: bool = settings.window.keep_rows;
-    /// The multiple that the number of cells that a step sees is rounded up to.
-    pad: usize = settings.pad;
-    /// The part of free slots past which a commit queues a defragmentation.
-    defrag_threshold: Option<f64> = settings.defrag_threshold;
-    /// The number of updates that may rotate the rows of a sequence.
-    shift_limit: Option<u32> = shift_limit;
+impl Deref for CacheSpec {
+    type Target = CacheSettings;
+
+    fn deref(&self) -> &CacheSettings {
+        &self.settings
+    }
 }
 
 impl CacheSpec {
-    /// The width of a quantized cache's elements, how many neighbors share a scale, and the type of scales; none of
-    /// these where scales are static.
-    pub fn quant(&self) -> Option<(QuantBit, usize, ElementType)> {
-        self.settings.quant.map(|quant| (quant.bit, quant.group, quant.scale_type))
-    }
-
-    /// Whether keys are multiplied by a Hadamard matrix before they are quantized (`quant_rotation`).
-    pub fn has_quant_rotation(&self) -> bool {
-        self.settings.quant_rotation
-    }
-
     /// Slots of a page; in the modes `runs` and `cells`, 1.
     pub fn page_size(&self) -> usize {
-        page_size(self.settings.mode)
+        page_size(self.mode)
     }
 
     /// Pages, or cells, of the cache; slots after the last whole page are not used.
     pub fn num_pages(&self) -> usize {
-        self.settings.geometry.max_t / self.page_size()
+        self.geometry.max_t / self.page_size()
     }
 
-    /// Whether sequences whose tokens begin alike share pages: never in the modes `runs` and `cells`.
-    pub fn prefix_sharing(&self) -> bool {
-        self.settings.prefix_sharing && matches!(self.settings.mode, Mode::Paged { .. })
-    }
-
-    /// The rotary embedding of keys.
-    pub fn rope(&self) -> Option<&Rope> {
-        self.settings.rope.as_ref()
+    /// The number of updates that may rotate the rows of a sequence, if there is a limit.
+    pub fn shift_limit(&self) -> Option<u32> {
+        match self.settings.shift_limit {
+            ShiftLimit::ByType => (self.cache_type == ElementType::Int4).then_some(4),
+            ShiftLimit::Updates(limit) => Some(limit),
+            ShiftLimit::Unlimited => None,
+        }
     }
 
     /// Why stored keys cannot be rotated, if they cannot.
     pub(crate) fn not_shiftable(&self) -> Option<&'static str> {
-        match self.settings.rope {
+        match self.rope {
             None => Some("keys are stored rotated, and no rope is given"),
-            Some(_) if self.settings.cache_type == ElementType::Int8 && self.settings.quant.is_none() => {
+            Some(_) if self.cache_type == ElementType::Int8 && self.quant.is_none() => {
                 Some("keys are int8 without scales")
             }
             Some(_) if self.rows.has_static_scales() => Some("keys are float8e4m3fn with static scales"),
             Some(_) => None,
         }
-    }
-
-    /// What makes keys and values of the same tokens differ.
-    pub fn fingerprint(&self) -> &str {
-        &self.settings.fingerprint
-    }
-
-    /// What computes keys and values, as far as it decides their bits.
-    pub fn computed_by(&self) -> &str {
-        &self.settings.computed_by
     }
 
     /// Where the bytes of slots lie, in this layout and these types.
@@ -206,14 +278,12 @@ impl CacheSpec {
 
     /// The shape of `cache`, in elements: for int4 too the last axis is `head_dim`.
     pub fn cache_shape(&self) -> [usize; 5] {
-        self.settings.layout.shape(self.dims(self.settings.geometry.head_dim))
+        self.layout.shape(self.dims(self.geometry.head_dim))
     }
 
     /// The shape of `scale`, if the cache is quantized and its scales are not static.
     pub fn scale_shape(&self) -> Option<[usize; 5]> {
-        self.settings
-            .quant
-            .map(|quant| self.settings.layout.shape(self.dims(self.settings.geometry.head_dim / quant.group)))
+        self.quant.map(|(group, _)| self.layout.shape(self.dims(self.geometry.head_dim / group)))
     }
 
     /// The bytes of `cache` and `scale`.
@@ -231,30 +301,30 @@ impl CacheSpec {
         nbytes / self.bytes_per_token()
     }
 
-    /// The operator's attributes for this cache: those of layer 0, without repeated heads.
+    /// The operator's attributes for this cache, with `layer_idx` 0 and `num_repeat` 1.
     pub fn attributes(&self) -> Attributes {
         let mut attributes = Attributes {
-            num_layer: self.settings.geometry.num_layer as i64,
-            cache_layout: self.settings.layout.code(),
+            num_layer: self.geometry.num_layer as i64,
+            cache_layout: self.layout.code(),
             ..Attributes::default()
         };
-        if let Mode::Paged { page_size } = self.settings.mode {
+        if let Mode::Paged { page_size } = self.mode {
             (attributes.cache_mode, attributes.page_size) = (CacheMode::Paged.code(), page_size as i64);
         }
-        if let Some(quant) = self.settings.quant {
-            attributes.quant_bit = quant.bit.code();
-            attributes.quant_type = quant.bit.quant_type();
-            attributes.quant_group = quant.group as i64;
+        if let Some(((group, _), bit)) = self.quant.zip(QuantBit::of_element(self.cache_type)) {
+            attributes.quant_bit = bit.code();
+            attributes.quant_type = bit.quant_type();
+            attributes.quant_group = group as i64;
         }
         if self.rows.has_static_scales() {
             (attributes.quant_bit, attributes.quant_type) = (QuantBit::Float8.code(), STATIC_SCALES);
         }
-        attributes.quant_rotation = self.has_quant_rotation().into();
+        attributes.quant_rotation = self.quant_rotation.into();
         attributes
     }
 
     fn dims(&self, inner: usize) -> CacheDims {
-        let Geometry { num_layer, num_heads, max_t, .. } = self.settings.geometry;
+        let Geometry { num_layer, num_heads, max_t, .. } = self.geometry;
         CacheDims { max_t, num_layer, num_heads, inner }
     }
 }

@@ -1,7 +1,8 @@
-//! All that operations change: sequences, pages, prefix index, the list of cached pages, and what a memory has to do.
+//! The state that operations change: sequences, pages, prefix index, cached pages, and queued work of a memory.
 //!
-//! A step or an edit [begins](State::begin), notes every change in the journal, and ends by [`commit`](State::commit) or
-//! [`rollback`](State::rollback). Its methods are in `plan` and `edit`.
+//! A step or an edit [begins](State::begin), notes every change in the journal, and ends by
+//! [`commit`](State::commit) or [`rollback`](State::rollback). The methods that change the state are in `step::plan` and
+//! `sequences::edit`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::step::plan::Plan;
 /// The phase of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Copies that come after this many are made.
+    /// Running the queue: the first `n` copies are done.
     Copies(usize),
     Rotations,
 }
@@ -43,7 +44,7 @@ pub(crate) enum Open {
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub(crate) spec: CacheSpec,
-    /// What undoes the open step or the edit.
+    /// What undoes the open step or edit.
     pub(crate) journal: Journal,
     /// The plan of the open step, or of the last one.
     pub(crate) plan: Plan,
@@ -55,10 +56,10 @@ pub(crate) struct State {
     pub(crate) cached: Lru,
     /// Copies that a memory has still to make.
     pub(crate) queue: Vec<RowCopy>,
-    /// Rows that are to be stored as blocks before the copies after them are made.
+    /// Rows to store as blocks, each before the copies that may overwrite them.
     pub(crate) offloads: Vec<PendingOffload>,
     pub(crate) dropped: Vec<BlockKey>,
-    /// What the keys of all pages have in common.
+    /// Digest of the specification: with a salt it gives the parent key of every first page.
     seed: BlockKey,
     /// An edit may have left keys to rotate since an update has found none: spares steps the search for them.
     pub(crate) may_rotate: bool,
@@ -85,11 +86,11 @@ pub(crate) struct Used {
 impl State {
     pub(crate) fn new(spec: CacheSpec, blocks: Option<Blocks>) -> Result<Self, Error> {
         let num_pages = spec.num_pages();
-        let mut pages = match spec.mode() {
+        let mut pages = match spec.mode {
             Mode::Paged { .. } => Pages::stack(num_pages)?,
             Mode::Runs | Mode::Cells => Pages::cells(num_pages)?,
         };
-        if spec.keep_rows() {
+        if spec.keep_rows {
             // For good: the first of all pages, whose reference count then never falls to 0.
             pages.take(0);
             pages.share(NULL_PAGE);
@@ -149,7 +150,7 @@ impl State {
 
     /// A sequence that is no sequence of the state yet.
     pub(crate) fn new_sequence(&mut self, salt: Arc<[u8]>, reserve: usize) -> Sequence {
-        let place = match self.spec.mode() {
+        let place = match self.spec.mode {
             Mode::Runs => MemoryLocation::Run(0..0),
             Mode::Paged { .. } | Mode::Cells => MemoryLocation::Table(Vec::new()),
         };
@@ -234,7 +235,7 @@ impl State {
     }
 
     pub(crate) fn n_kv(&self) -> usize {
-        cells::n_kv(self.used_slots().end, self.spec.num_pages() * self.spec.page_size(), self.spec.pad())
+        cells::n_kv(self.used_slots().end, self.spec.num_pages() * self.spec.page_size(), self.spec.pad)
     }
 
     /// The number of used slots, and the slot after the last of them.
@@ -244,7 +245,7 @@ impl State {
             None => {
                 let live = |&page: &u32| self.pages.refcount(page) > 0;
                 let end = (0..self.pages.len() as u32).rev().find(live).map_or(0, |page| page as usize + 1);
-                let nulls = usize::from(self.spec.keep_rows());
+                let nulls = usize::from(self.spec.keep_rows);
                 let count = self.pages.len() - self.pages.num_free() - self.cached.len() - nulls;
                 Used { count: count * self.spec.page_size(), end: end * self.spec.page_size() }
             }
@@ -277,7 +278,7 @@ impl State {
     /// pages of its last tokens, which a following token sees.
     pub(crate) fn find_prefix(&self, root: BlockKey, tokens: &[u32]) -> FoundPrefix {
         let page_size = self.spec.page_size();
-        let window = self.spec.window().filter(|_| self.spec.keep_rows());
+        let window = self.spec.window.filter(|_| self.spec.keep_rows);
         let (mut key, mut pages) = (root, Vec::new());
         for chunk in tokens.chunks_exact(page_size) {
             key = key.followed_by(chunk);
@@ -309,7 +310,7 @@ impl State {
     pub(crate) fn prefix_key(&self, sequence: &Sequence, rows: usize) -> BlockKey {
         let page_size = self.spec.page_size();
         let full = sequence.known.min(rows) / page_size;
-        if !self.spec.prefix_sharing() {
+        if !self.spec.prefix_sharing {
             sequence.root
         } else if full == sequence.known / page_size {
             sequence.key

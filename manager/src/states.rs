@@ -85,7 +85,7 @@ impl StateCache {
         self.size() * self.row_bytes
     }
 
-    /// Adds a sequence without tokens: that of this id, or one with an id that no sequence here has.
+    /// Adds a sequence without tokens, under this id, or under one that no sequence here has.
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::KnownSeq`]; [`Error::NoSlot`] for one more than there are cells.
@@ -96,7 +96,7 @@ impl StateCache {
     /// Adds a sequence, as [`create`](Self::create), with the state of another. No bytes move.
     ///
     /// # Errors
-    /// [`Error::UnknownSeq`], [`Error::Lost`], and those of [`create`](Self::create).
+    /// [`Error::UnknownSeq`], [`Error::Lost`], and as [`create`](Self::create).
     pub fn fork(&mut self, src: SeqId, seq: Option<SeqId>) -> Result<SeqId, Error> {
         let state = self.intact(src)?.clone();
         let tail = state.tail;
@@ -114,7 +114,7 @@ impl StateCache {
             return Err(Error::NoSlot { need: 1, largest: 0, free: 0 });
         }
         let mut seq = seq.unwrap_or_else(|| self.own.insert(()));
-        // An own id may be that of a manager's sequence that is here.
+        // An own id may equal a manager's id that is here.
         while self.states.contains_key(&seq) {
             seq = self.own.insert(());
         }
@@ -180,7 +180,7 @@ impl StateCache {
     /// Divides the position of a sequence's last token, where it is in a range.
     ///
     /// # Errors
-    /// [`Error::Range`] for a divisor below 1, and those of [`seq_add`](Self::seq_add).
+    /// [`Error::Range`] for a divisor below 1, and as [`seq_add`](Self::seq_add).
     pub fn seq_div(&mut self, seq: SeqId, range: impl RangeBounds<i64>, divisor: i64) -> Result<(), Error> {
         Error::check_range("d", divisor, 1, i64::MAX)?;
         self.move_to(seq, range, |pos| pos / divisor)

@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Geometry, Mode};
+use kvcache_manager::{Append, CacheSettings, Geometry, Mode};
 use kvcache_testing::manager::managed::Managed;
 
 thread_local! {
@@ -33,14 +33,20 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-fn paged(page_size: usize, max_t: usize) -> CacheSpecBuilder {
+fn paged(page_size: usize, max_t: usize) -> CacheSettings {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t };
-    CacheSpec::builder(geometry).cache_type(ElementType::Float32).mode(Mode::Paged { page_size })
+    CacheSettings {
+        geometry,
+        cache_type: ElementType::Float32,
+        mode: Mode::Paged { page_size },
+        ..CacheSettings::default()
+    }
 }
 
 /// Decodes with 64 sequences; gives the allocations of each step.
 fn decode(steps: u32) -> Vec<usize> {
-    let Managed { mut manager, mut memory } = Managed::new(paged(16, 64 * 512).max_pages(64));
+    let Managed { mut manager, mut memory } =
+        Managed::new(CacheSettings { max_pages: Some(64), ..paged(16, 64 * 512) });
     let seqs: Vec<_> = (0..64).map(|_| manager.create()).collect();
     // Rows of different lengths, so that their pages end in different steps.
     let prompts: Vec<Vec<u32>> = (0..64).map(|i| (i..250 + 2 * i).collect()).collect();

@@ -19,7 +19,7 @@ enum Rows {
     Count(usize),
 }
 
-/// New rows of the sequence `s`: those of `tokens`, or `n` rows whose tokens the manager does not know.
+/// New rows of the sequence `s`: one for each of `tokens`, or `n` rows whose tokens the manager does not know.
 ///
 /// `tokens` is one token id, or a list, a numpy array or any other iterable of them: 0 to 2**32 - 1. A copy is kept.
 /// `first_pos` is the position of the first row, and the others follow; unless given, it is the one after the last

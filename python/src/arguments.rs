@@ -1,5 +1,6 @@
 //! Arguments from Python: numbers in their range, from any object with `__index__`, and names out of several.
 
+use kvcache_manager as core;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -124,21 +125,21 @@ numbers! {
 
 /// How many updates may rotate a sequence's rows: a number, or `Some(None)` for any; `None` for as many as the type of
 /// the cache bears.
-#[derive(Debug, Clone, Copy)]
-pub struct ShiftLimit(pub Option<Option<u32>>);
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ShiftLimit(pub core::ShiftLimit);
 
 impl FromPyObject<'_, '_> for ShiftLimit {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         if value.is_none() {
-            return Ok(Self(Some(None)));
+            return Ok(Self(core::ShiftLimit::Unlimited));
         }
         match value.cast::<PyString>() {
-            Ok(name) => choice("shift_limit", name.to_str()?, &[("default", Self(None))]),
+            Ok(name) => choice("shift_limit", name.to_str()?, &[("default", Self::default())]),
             Err(_) => {
                 let limit = within("spec_range", "shift_limit", &value, 0, u32::MAX.into())?;
-                Ok(Self(Some(Some(limit as u32))))
+                Ok(Self(core::ShiftLimit::Updates(limit as u32)))
             }
         }
     }

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 pub struct Buffer(UnsafeCell<Vec<i64>>);
 
 // SAFETY: the vector is changed through `&mut Buffer` alone. Its numbers are otherwise accessed through the addresses in
-// numpy arrays, whose concurrent use is up to the Python program, as that of every array is.
+// numpy arrays, whose concurrent use is up to the Python program, as for every array.
 unsafe impl Sync for Buffer {}
 
 /// What keeps a buffer while there are arrays on it: their base.
@@ -44,7 +44,7 @@ pub fn array<'py, T: Element + bytemuck::Pod, D: Dimension>(
     Ok(unsafe { PyArray::borrow_from_array(&view, owner.into_any()) })
 }
 
-/// The most buffers that a pool keeps: one in use, and those of the two steps before it that Python may still have.
+/// The most buffers that a pool keeps: one in use, and two of earlier steps that Python may still have.
 const KEPT: usize = 3;
 
 /// Buffers for one kind of array.

@@ -84,7 +84,7 @@ pub fn infllm_partition(
     Ok((parts.init, parts.blocks, parts.rest))
 }
 
-/// Where blocks go in a table: those of `last` that are wanted keep their slots, and the others take those of the ones
+/// Where blocks go in a table: wanted ones of `last` keep their slots, and the others take the slots of the ones
 /// that are not. Returns the table, and the slots that have to be loaded.
 ///
 /// >>> slot_stable([7, 3, 9, 5], [9, 7, 2, 4])

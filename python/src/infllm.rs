@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvcache_manager as core;
-use kvcache_manager::{BlockScore, CacheSpecBuilder, Eviction, FarPositions, InfLlmConfig, Mode};
+use kvcache_manager::{BlockScore, CacheSettings, Eviction, FarPositions, InfLlmConfig, Mode};
 use numpy::ndarray::Dimension;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray, PyReadonlyArray2, PyReadonlyArray3};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -20,11 +20,11 @@ use crate::arguments::{
 use crate::buffers::Pool;
 use crate::id::Id;
 use crate::infllm_step::InfLlmStep;
-use crate::locked::{InfLlmParts, SharedInfLlm};
 use crate::memory::HostMemory;
 use crate::refusal::Refusal;
 use crate::rope::Rope;
-use crate::spec::{self, given};
+use crate::shared_manager::{InfLlmParts, SharedInfLlm};
+use crate::spec;
 use crate::tiers::tiers_of;
 
 /// Attention over the first tokens of a sequence, its last ones, and a few blocks in between, which queries select
@@ -47,8 +47,8 @@ use crate::tiers::tiers_of;
 /// per_layer: each layer selects for itself; else all see the same blocks, by the mean score of the layers that
 /// selected.
 /// num_repeat: heads of queries for each head of the cache.
-/// key_form, rope, max_pages, shift_limit: as those of `Manager`.
-/// tiers: where blocks are kept, as those of `Manager`; by default in this process' memory, as much as they need.
+/// key_form, rope, max_pages, shift_limit: as `Manager` has them.
+/// tiers: where blocks are kept, as for `Manager`; by default in this process' memory, as much as they need.
 ///
 /// A step: `begin_step` loads blocks, the model runs, `observe` takes the attention mass of every layer (for
 /// "representatives" and "decayed" alone), the step is committed, which forms blocks, and `select` takes the queries of
@@ -76,7 +76,7 @@ impl InfLlm {
         signature = (
             spec, *, init, local, block, topk, repr_topk=None, max_cached=None, alpha=1.0, score="representatives",
             positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false, num_repeat=NumRepeat(1),
-            key_form="roped", rope=None, max_pages=None, shift_limit=ShiftLimit(None), tiers=None
+            key_form="roped", rope=None, max_pages=None, shift_limit=ShiftLimit::default(), tiers=None
         ),
         text_signature = "(spec, *, init, local, block, topk, repr_topk=None, max_cached=None, alpha=1.0, \
             score='representatives', positions='true_distance', n_ctx=None, eviction='lru', decay=0.1, \
@@ -133,11 +133,16 @@ impl InfLlm {
         };
         let paged = spec.getattr("cache_mode")?.extract::<i64>()? == 1;
         let mode = if paged { spec::mode(&spec, None)? } else { Mode::Runs };
-        let mut builder = spec::builder(&spec)?.mode(mode).key_form(spec::key_form(key_form)?);
-        builder = given(builder, max_pages.map(|pages| pages.0), CacheSpecBuilder::max_pages);
-        builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
-        builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
-        let cache = builder.build().map_err(Refusal::from)?;
+        let settings = spec::settings(&spec)?;
+        let settings = CacheSettings {
+            mode,
+            max_pages: max_pages.map(|pages| pages.0),
+            key_form: spec::key_form(key_form)?,
+            rope: rope.map(|rope| rope.get().core().clone()),
+            shift_limit: shift_limit.0,
+            ..settings
+        };
+        let cache = settings.check().map_err(Refusal::from)?;
         let tiers = tiers_of(tiers)?;
         let store: Arc<dyn core::BlockStore> = tiers.get().expect("tiers_of gives some").clone();
         let infllm = core::InfLlm::new(cache, config, store);
@@ -164,7 +169,7 @@ impl InfLlm {
         self.spec.clone_ref(py)
     }
 
-    /// A sequence without tokens; its id: `s`, that of a `Manager`, or one that no sequence here has.
+    /// A sequence without tokens; its id: `s`, from a `Manager`, or one that no sequence here has.
     ///
     /// Raises ManagerError: known_seq, step_open.
     #[pyo3(signature = (s=None))]

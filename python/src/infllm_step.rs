@@ -8,9 +8,9 @@ use numpy::{IntoPyArray, PyArray0, PyArray1, PyArray2, ToPyArray};
 use pyo3::prelude::*;
 
 use crate::arguments::Layer;
-use crate::locked::{InfLlmParts, OpenStep, SharedInfLlm};
 use crate::memory::HostMemory;
 use crate::refusal::Refusal;
+use crate::shared_manager::{InfLlmParts, OpenStep, SharedInfLlm};
 use crate::step::{Indices, common_step};
 
 /// An open step of an `InfLlm`: the inputs of the operator and of the model, as int64 arrays, for B batch entries with

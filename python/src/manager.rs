@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvcache_manager as core;
-use kvcache_manager::{CacheSpecBuilder, ContextShift, Create};
+use kvcache_manager::{CacheSettings, ContextShift, Create};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -15,11 +15,10 @@ use crate::arguments::{
     Slack, Window,
 };
 use crate::id::Id;
-use crate::locked::{Parts, Pools, SharedManager};
 use crate::memory::HostMemory;
 use crate::refusal::Refusal;
 use crate::rope::Rope;
-use crate::spec::given;
+use crate::shared_manager::{Parts, Pools, SharedManager};
 use crate::step::Step;
 use crate::tiers::tiers_of;
 use crate::{spec, stats};
@@ -80,7 +79,7 @@ impl Manager {
     #[pyo3(
         signature = (
             spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=Sink(0), slack=Slack(0),
-            keep_rows=false, pad=Pad(32), defrag_threshold=None, shift_limit=ShiftLimit(None), prefix_sharing=true,
+            keep_rows=false, pad=Pad(32), defrag_threshold=None, shift_limit=ShiftLimit::default(), prefix_sharing=true,
             fingerprint="", computed_by="", tiers=None
         ),
         text_signature = "(spec, *, mode=None, max_pages=None, key_form='roped', rope=None, window=None, sink=0, \
@@ -106,22 +105,25 @@ impl Manager {
         computed_by: &str,
         tiers: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let mut builder = spec::builder(&spec)?
-            .mode(spec::mode(&spec, mode)?)
-            .key_form(spec::key_form(key_form)?)
-            .sink(sink.0)
-            .slack(slack.0)
-            .keep_rows(keep_rows)
-            .pad(pad.0)
-            .prefix_sharing(prefix_sharing)
-            .fingerprint(fingerprint)
-            .computed_by(computed_by);
-        builder = given(builder, max_pages.map(|pages| pages.0), CacheSpecBuilder::max_pages);
-        builder = given(builder, rope.map(|rope| rope.get().core().clone()), CacheSpecBuilder::rope);
-        builder = given(builder, window.map(|window| window.0), CacheSpecBuilder::window);
-        builder = given(builder, defrag_threshold, CacheSpecBuilder::defrag_threshold);
-        builder = given(builder, shift_limit.0, CacheSpecBuilder::shift_limit);
-        let core_spec = builder.build().map_err(Refusal::from)?;
+        let settings = spec::settings(&spec)?;
+        let settings = CacheSettings {
+            mode: spec::mode(&spec, mode)?,
+            max_pages: max_pages.map(|pages| pages.0),
+            prefix_sharing,
+            fingerprint: fingerprint.to_owned(),
+            computed_by: computed_by.to_owned(),
+            key_form: spec::key_form(key_form)?,
+            rope: rope.map(|rope| rope.get().core().clone()),
+            window: window.map(|window| window.0),
+            sink: sink.0,
+            slack: slack.0,
+            keep_rows,
+            pad: pad.0,
+            defrag_threshold,
+            shift_limit: shift_limit.0,
+            ..settings
+        };
+        let core_spec = settings.check().map_err(Refusal::from)?;
         let tiers = tiers.map(|tiers| tiers_of(Some(tiers))).transpose()?.unwrap_or_default();
         let manager = match tiers.get() {
             None => core::Manager::new(core_spec),
@@ -150,7 +152,7 @@ impl Manager {
     }
 
     /// A new, empty sequence; its id. In mode "runs" its first rows take at least `reserve` slots. Sequences share
-    /// prefixes only with those of the same `salt`.
+    /// prefixes only with others of the same `salt`.
     ///
     /// Raises ManagerError: step_open.
     #[pyo3(signature = (reserve=Reserve(0), salt=Default::default()), text_signature = "($self, reserve=0, salt=b'')")]
@@ -248,7 +250,7 @@ impl Manager {
     }
 
     /// Shape (seq_len), int64: the slots of the rows, where they are once queued copies are made. Shape (0) while the
-    /// sequence is swapped out. With keep_rows, rows that the window has passed have those of the cache's first page.
+    /// sequence is swapped out. With keep_rows, rows that the window has passed have slots of the cache's first page.
     ///
     /// Raises ManagerError: unknown_seq.
     fn slots<'py>(&self, py: Python<'py>, s: Id) -> PyResult<Bound<'py, PyArray1<i64>>> {
@@ -322,7 +324,7 @@ impl Manager {
 
     /// Runs queued copies, then rotates the keys whose positions have changed. A step does so by itself.
     ///
-    /// Raises ManagerError: step_open, memory_spec, and those of `HostMemory`.
+    /// Raises ManagerError: step_open, memory_spec, and as `HostMemory`.
     fn update(&self, py: Python<'_>, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
         self.shared.with_memory(py, memory, |manager, memory| manager.update(memory))
     }
@@ -331,7 +333,7 @@ impl Manager {
     /// copies, rotates keys, copies shared pages that the step writes. No appends are a legal step.
     ///
     /// Raises ManagerError: step_open, unknown_seq, lost, empty_append, duplicate_seq, position_order,
-    /// position_overflow, too_many_pages, memory_spec, and those of `HostMemory`; CapacityError: out_of_pages, no_slot;
+    /// position_overflow, too_many_pages, memory_spec, and as `HostMemory`; CapacityError: out_of_pages, no_slot;
     /// TypeError for anything but an Append.
     fn begin_step(&self, appends: &Bound<'_, PyAny>, memory: &Bound<'_, HostMemory>) -> PyResult<Step> {
         let py = memory.py();

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use kvcache_manager as core;
 use kvcache_manager::op::TensorMut;
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{CacheSpec, Mode};
+use kvcache_manager::{CacheSettings, CacheSpec, Mode};
 use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
@@ -82,7 +82,7 @@ impl Operand {
             let what = format!("expected shape {:?}, got {:?}", self.shape, array.shape());
             return Err(self.refused("tensor_shape", &what, Numbers(&self.shape), Numbers(array.shape())));
         }
-        // SAFETY: the pointer is that of an array that `self` keeps.
+        // SAFETY: `self` keeps the array that the pointer is from.
         let (flags, address) = unsafe {
             let array = &*array.as_array_ptr();
             (array.fields.flags, array.fields.data)
@@ -125,13 +125,12 @@ impl HostMemory {
     /// Checks the arrays for a use by a manager of this specification. Runs Python code: no lock may be held.
     ///
     /// # Errors
-    /// `ManagerError` of kind `memory_spec`, if this is memory of another kind of cache, or those of the constructor.
+    /// `ManagerError` of kind `memory_spec`, if this is memory of another kind of cache, or as the constructor.
     pub fn arrays<'m>(&'m self, py: Python<'_>, spec: &CacheSpec) -> PyResult<Arrays<'m>> {
         if self.spec.rows() != spec.rows() {
             let (expected, got) = (spec.cache_shape(), self.spec.cache_shape());
-            let (cache_type, of) = (spec.cache_type(), self.spec.cache_type());
-            let message =
-                format!("the memory is that of a cache {got:?} of {of}, expected {expected:?} of {cache_type}");
+            let (cache_type, of) = (spec.cache_type, self.spec.cache_type);
+            let message = format!("the memory is of a cache {got:?} of {of}, expected {expected:?} of {cache_type}");
             return Err(refusal!("memory_spec", message, expected = Numbers(&expected), got = Numbers(&got)).into());
         }
         let scale = self.scale.as_ref().map_or(Ok(std::ptr::null_mut()), |scale| scale.address(py))?;
@@ -156,8 +155,8 @@ impl Arrays<'_> {
         // for this use; `memory` keeps it, and no other use of `memory` goes on. What else touches it is up to the
         // Python program, as documented.
         let tensor = |address, element, shape| unsafe { TensorMut::from_raw_parts(element, shape, address) };
-        let cache = tensor(self.cache, spec.cache_type(), spec.cache_shape());
-        let scale = spec.quant().zip(spec.scale_shape()).map(|((_, _, t3), shape)| tensor(self.scale, t3, shape));
+        let cache = tensor(self.cache, spec.cache_type, spec.cache_shape());
+        let scale = spec.quant.zip(spec.scale_shape()).map(|((_, t3), shape)| tensor(self.scale, t3, shape));
         let mut memory = core::HostMemory::new(spec, cache, scale, &Threads)?;
         py.detach(|| used(&mut memory))
     }
@@ -169,14 +168,12 @@ impl HostMemory {
     #[pyo3(signature = (spec, cache, scale=None))]
     fn new(spec: &Bound<'_, PyAny>, cache: &Bound<'_, PyAny>, scale: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         // The memory of a cache is the same in every mode.
-        let spec = spec::builder(spec)?.mode(Mode::Runs).build().map_err(Refusal::from)?;
-        let cache = Operand::new("cache", cache, spec.cache_type(), spec.cache_shape())?;
-        let scale = match (scale, spec.quant(), spec.scale_shape()) {
-            (Some(scale), Some((_, _, scale_type)), Some(shape)) => {
-                Some(Operand::new("scale", scale, scale_type, shape)?)
-            }
+        let spec = CacheSettings { mode: Mode::Runs, ..spec::settings(spec)? }.check().map_err(Refusal::from)?;
+        let cache = Operand::new("cache", cache, spec.cache_type, spec.cache_shape())?;
+        let scale = match (scale, spec.quant, spec.scale_shape()) {
+            (Some(scale), Some((_, scale_type)), Some(shape)) => Some(Operand::new("scale", scale, scale_type, shape)?),
             (None, None, _) => None,
-            (None, Some((_, _, expected)), _) => {
+            (None, Some((_, expected)), _) => {
                 let message = format!("scale: expected an array of {expected}, got None");
                 let (expected, got) = (expected.name(), None::<usize>);
                 return Err(refusal!("scale_missing", message, name = "scale", expected = expected, got = got).into());

@@ -30,7 +30,7 @@ impl Manager {
     /// Saves all sequences, in order of creation, with their rows, positions and known tokens: a safetensors file that
     /// replaces an earlier one once it is whole on disk.
     ///
-    /// Raises ManagerError: step_open, update_pending (call `update` first), lost, io, memory_spec, and those of
+    /// Raises ManagerError: step_open, update_pending (call `update` first), lost, io, memory_spec, and as
     /// `HostMemory`.
     fn save(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
         self.shared.with_memory(py, memory, |manager, memory| manager.save(path, memory))
@@ -64,11 +64,11 @@ impl Manager {
     }
 
     /// Loads all saved sequences into a manager without any; their ids, in order. Mode, layout, page size and number of
-    /// slots may be others than those of the cache that was saved. The whole file is checked before a slot is written.
+    /// slots may be others than the saved cache has. The file is read once: where it is damaged, nothing is loaded.
     ///
     /// Raises ManagerError with the file's defect or difference as its kind (format, version, digest, truncated,
     /// trailing, dimensions, types, quantization, key_form, rope, fingerprint, row_index, io ...), not_empty,
-    /// step_open, memory_spec, and those of `HostMemory`; CapacityError: no_room, no_slot.
+    /// step_open, memory_spec, and as `HostMemory`; CapacityError: no_room, no_slot.
     fn load(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>) -> PyResult<Vec<u64>> {
         let seqs = self.shared.with_memory(py, memory, |manager, memory| manager.load(path, memory))?;
         Ok(seqs.into_iter().map(|seq| Id(seq).number()).collect())

@@ -1,8 +1,7 @@
 //! `kvcache_ops.CacheSpec`, which the operators have checked, for the manager.
 
-use kvcache_manager as core;
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{CacheSpecBuilder, Geometry, KeyForm, Mode};
+use kvcache_manager::{CacheSettings, Geometry, KeyForm, Mode};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -24,11 +23,11 @@ struct Fields {
     static_scale: bool,
 }
 
-/// A specification of the cache of a `CacheSpec`, but for its mode.
+/// The cache of a `CacheSpec`, but for its mode.
 ///
 /// # Errors
 /// `TypeError` for another object.
-pub fn builder(spec: &Bound<'_, PyAny>) -> PyResult<CacheSpecBuilder> {
+pub fn settings(spec: &Bound<'_, PyAny>) -> PyResult<CacheSettings> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let other = || type_error("spec", "kvcache_ops.CacheSpec", spec);
     if !spec.is_instance(CLASS.import(spec.py(), "kvcache_ops.ops._cache_spec", "CacheSpec")?)? {
@@ -44,23 +43,9 @@ pub fn builder(spec: &Bound<'_, PyAny>) -> PyResult<CacheSpecBuilder> {
     let layout = CacheLayout::from_code(fields.cache_layout).ok_or_else(other)?;
     let cache_type = ElementType::from_name(&fields.cache_dtype).ok_or_else(other)?;
     let scale_type = fields.scale_dtype.as_deref().filter(|_| !fields.static_scale).and_then(ElementType::from_name);
-    let builder = core::CacheSpec::builder(geometry).layout(layout).quant_rotation(fields.quant_rotation == 1);
-    Ok(match (QuantBit::of_element(cache_type), scale_type) {
-        (Some(bit), Some(scale_type)) => builder.quantized(bit, fields.quant_group, scale_type),
-        _ => builder.cache_type(cache_type),
-    })
-}
-
-/// The builder with this value, if there is one.
-pub fn given<T>(
-    builder: CacheSpecBuilder,
-    value: Option<T>,
-    set: impl FnOnce(CacheSpecBuilder, T) -> CacheSpecBuilder,
-) -> CacheSpecBuilder {
-    match value {
-        Some(value) => set(builder, value),
-        None => builder,
-    }
+    let quant = QuantBit::of_element(cache_type).and(scale_type).map(|scale_type| (fields.quant_group, scale_type));
+    let quant_rotation = fields.quant_rotation == 1;
+    Ok(CacheSettings { geometry, layout, cache_type, quant, quant_rotation, ..CacheSettings::default() })
 }
 
 /// The mode of this name, or the one that goes by the `cache_mode` of a `CacheSpec`.

@@ -11,8 +11,8 @@ use pyo3::types::{PyDict, PyIterator, PyList};
 use crate::append::counts_of;
 use crate::arguments::{D, Delta, P0, P1, count};
 use crate::id::Id;
-use crate::locked::{OpenStep, Shared};
 use crate::refusal::Refusal;
+use crate::shared_manager::{OpenStep, Shared};
 use crate::step::context_manager;
 
 type SharedStates = Shared<core::StateCache, ()>;
@@ -61,7 +61,7 @@ impl StateCache {
         self.with(py, |states| Ok(states.nbytes()))
     }
 
-    /// A sequence without tokens; its id: `s`, that of a `Manager`, or one that no sequence here has.
+    /// A sequence without tokens; its id: `s`, from a `Manager`, or one that no sequence here has.
     ///
     /// Raises ManagerError: known_seq, step_open; CapacityError: no_slot.
     #[pyo3(signature = (s=None))]
@@ -69,7 +69,7 @@ impl StateCache {
         self.with(py, |states| Ok(Id(states.create(s.map(|s| s.0))?).number()))
     }
 
-    /// A sequence with the state of `s`; its id: `to`, that of a `Manager`'s fork, or a new one. No bytes move.
+    /// A sequence with the state of `s`; its id: `to`, from a `Manager`'s fork, or a new one. No bytes move.
     ///
     /// Raises ManagerError: unknown_seq, lost, known_seq, step_open; CapacityError: no_slot.
     #[pyo3(signature = (s, to=None))]

@@ -10,8 +10,8 @@ use numpy::{PyArray0, PyArray1, PyArrayDyn};
 use pyo3::prelude::*;
 
 use crate::buffers::{Buffer, Pool, array};
-use crate::locked::{OpenStep, Parts, SharedManager};
 use crate::mask;
+use crate::shared_manager::{OpenStep, Parts, SharedManager};
 
 /// Tensors of numbers in one buffer.
 #[derive(Debug)]
@@ -246,8 +246,7 @@ impl Step {
     ) -> PyResult<Bound<'py, PyAny>> {
         let half = mask::is_float16(py, dtype)?;
         mask::check_slopes(alibi.as_deref())?;
-        let spec = MaskSpec::causal().window(window);
-        let spec = alibi.as_deref().map_or(spec, |slopes| spec.alibi(slopes));
+        let spec = MaskSpec { window, slopes: alibi.as_deref(), ..MaskSpec::default() };
         let (buffer, shape) = self.open.with(py, |step| {
             let shape = step.mask_shape(&spec);
             let fill = if half { mask::fill::<f16> } else { mask::fill::<f32> };

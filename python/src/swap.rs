@@ -28,7 +28,7 @@ impl Manager {
     /// done first, as by `update`.
     ///
     /// Raises ManagerError: rows_missing (the tiers lack rows, or are late; details: missing, rows, reason),
-    /// no_tiers, unknown_seq, step_open, lost, memory_spec, and those of `HostMemory`; CapacityError: out_of_pages,
+    /// no_tiers, unknown_seq, step_open, lost, memory_spec, and as `HostMemory`; CapacityError: out_of_pages,
     /// no_slot. The sequence stays swapped out then.
     fn swap_in(&self, py: Python<'_>, s: Id, memory: &Bound<'_, HostMemory>) -> PyResult<usize> {
         self.shared.with_memory(py, memory, |manager, memory| manager.swap_in(s.0, memory))
@@ -37,7 +37,7 @@ impl Manager {
     /// Says that sequences will be swapped in soon: what is far away is brought nearer meanwhile, also while a step runs.
     /// With a memory and without an open step, what is queued is done first, as by `update`.
     ///
-    /// Raises ManagerError: no_tiers, unknown_seq, memory_spec, and those of `HostMemory`.
+    /// Raises ManagerError: no_tiers, unknown_seq, memory_spec, and as `HostMemory`.
     #[pyo3(signature = (seqs, memory=None))]
     fn prefetch(&self, py: Python<'_>, seqs: Vec<Id>, memory: Option<&Bound<'_, HostMemory>>) -> PyResult<()> {
         let seqs: Vec<_> = seqs.into_iter().map(|s| s.0).collect();

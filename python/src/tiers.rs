@@ -232,7 +232,7 @@ impl BlockStore for PythonStore {
     }
 }
 
-/// Tiers, and those of them that are Python's objects. Dropped, they wait for what is to be written, without the GIL,
+/// Tiers, and the Python objects among them. Dropped, they wait for what is to be written, without the GIL,
 /// which tiers of Python need.
 #[derive(Debug, Default)]
 pub struct HeldTiers {

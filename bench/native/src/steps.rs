@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvcache_manager::op::Serial;
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheSpec, Geometry, HostMemory, Manager, Mode, SeqId};
+use kvcache_manager::{Append, CacheSettings, Geometry, HostMemory, Manager, Mode, SeqId};
 use kvcache_tiers::{HostTier, Tiers};
 use ndarray::ArrayD;
 use pyo3::prelude::*;
@@ -45,8 +45,9 @@ impl Steps {
     #[pyo3(signature = (batch, kvlen, max_t, idle=0, has_tiers=None))]
     fn new(batch: usize, kvlen: usize, max_t: usize, idle: usize, has_tiers: Option<bool>) -> PyResult<Self> {
         let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t };
-        let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32);
-        let spec = builder.mode(Mode::Paged { page_size: PAGE_SIZE }).max_pages(kvlen / PAGE_SIZE + 6).build();
+        let (cache_type, mode) = (ElementType::Float32, Mode::Paged { page_size: PAGE_SIZE });
+        let max_pages = Some(kvlen / PAGE_SIZE + 6);
+        let spec = CacheSettings { geometry, cache_type, mode, max_pages, ..CacheSettings::default() }.check();
         let spec = spec.map_err(refused)?;
         let manager = match has_tiers {
             Some(true) => Manager::with_store(spec, Arc::new(Tiers::new(HostTier::new(1 << 30), [])?)),

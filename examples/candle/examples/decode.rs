@@ -3,7 +3,7 @@
 
 use candle_core::{D, DType, Device, Error, IndexOp, Result, Tensor};
 use kvcache_candle::{multi_head_cache_attention, with_memory};
-use kvcache_manager::{Append, CacheSpec, Geometry, Manager, Mode, SeqId};
+use kvcache_manager::{Append, CacheSettings, Geometry, Manager, Mode, SeqId};
 use kvcache_op::schema::{AttentionAttributes, CacheAttentionAttributes};
 use kvcache_op::{Attributes, ElementType, MultiHeadCacheAttention};
 
@@ -76,8 +76,9 @@ fn best(logits: &Tensor, row: usize) -> Result<u32> {
 
 /// What all sequences decode together over one cache.
 fn decode_together(model: &Model, prompts: &[&[u32]]) -> Result<Vec<Vec<u32>>> {
-    let builder = CacheSpec::builder(GEOMETRY).cache_type(ElementType::Float32).mode(Mode::Paged { page_size: 4 });
-    let spec = builder.build().map_err(Error::wrap)?;
+    let (cache_type, mode) = (ElementType::Float32, Mode::Paged { page_size: 4 });
+    let settings = CacheSettings { geometry: GEOMETRY, cache_type, mode, ..CacheSettings::default() };
+    let spec = settings.check().map_err(Error::wrap)?;
     let attention = AttentionAttributes {
         num_heads: NUM_HEADS as i64,
         num_kv_heads: GEOMETRY.num_heads as i64,

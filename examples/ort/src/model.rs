@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use kvcache_manager::op::TensorMut;
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{CacheSpec, Geometry, HostMemory, MaskSpec, Mode, Rope, RopeStyle, Step, op};
+use kvcache_manager::{CacheSettings, CacheSpec, Geometry, HostMemory, MaskSpec, Mode, Rope, RopeStyle, Step, op};
 use libloading::Library;
 use ort::memory::Allocator;
 use ort::session::{Session, SessionInputValue};
@@ -97,24 +97,22 @@ impl Model {
             head_dim: cache.head_dim,
             max_t: max_tokens,
         };
-        let mut spec = CacheSpec::builder(geometry)
-            .layout(CacheLayout::from_code(cache.cache_layout).context("an unknown cache_layout")?)
-            .mode(Mode::Paged { page_size: cache.page_size })
-            .fingerprint(fingerprint);
-        if !config.inv_freq.is_empty() {
-            let style = if config.interleaved { RopeStyle::Gptj } else { RopeStyle::Neox };
-            spec = spec.rope(Rope::with_frequencies(style, config.inv_freq.clone()));
-        }
-        spec = match QuantBit::from_codes(cache.quant_bit, 0) {
-            None => spec.cache_type(element(&cache.cache_dtype)?),
-            Some(bit) => {
-                spec.quantized(bit, cache.quant_group, element(cache.scale_dtype.as_deref().unwrap_or_default())?)
-            }
+        let style = if config.interleaved { RopeStyle::Gptj } else { RopeStyle::Neox };
+        let rope = Rope::with_frequencies(style, config.inv_freq.clone());
+        let scale_type = cache.scale_dtype.as_deref().map(element).transpose()?;
+        let quantized = QuantBit::from_codes(cache.quant_bit, 0).and(scale_type);
+        let settings = CacheSettings {
+            geometry,
+            layout: CacheLayout::from_code(cache.cache_layout).context("an unknown cache_layout")?,
+            cache_type: element(&cache.cache_dtype)?,
+            quant: quantized.map(|scale_type| (cache.quant_group, scale_type)),
+            mode: Mode::Paged { page_size: cache.page_size },
+            fingerprint: fingerprint.clone(),
+            rope: (!config.inv_freq.is_empty()).then_some(rope),
+            window: config.window,
+            ..CacheSettings::default()
         };
-        if let Some(window) = config.window {
-            spec = spec.window(window);
-        }
-        Ok(spec.build()?)
+        Ok(settings.check()?)
     }
 
     /// The likeliest tokens after these tokens of a step, by their places in the step.
@@ -138,7 +136,7 @@ impl Model {
             inputs.push((name, Tensor::from_array(([values.len()], values))?.into()));
         }
         if self.masked {
-            let spec = MaskSpec::causal();
+            let spec = MaskSpec::default();
             let [_, tokens, width] = step.mask_shape(&spec);
             let mut mask = vec![0.0_f32; tokens * width];
             step.mask_into(&spec, &mut mask)?;
@@ -162,8 +160,8 @@ pub struct Memory {
 impl Memory {
     /// Zeros.
     pub fn new(spec: &CacheSpec) -> Result<Self> {
-        let scale = spec.scale_shape().zip(spec.quant()).map(|(shape, (_, _, scale_type))| zeros(scale_type, shape));
-        Ok(Self { cache: zeros(spec.cache_type(), spec.cache_shape())?, scale: scale.transpose()? })
+        let scale = spec.scale_shape().zip(spec.quant).map(|(shape, (_, scale_type))| zeros(scale_type, shape));
+        Ok(Self { cache: zeros(spec.cache_type, spec.cache_shape())?, scale: scale.transpose()? })
     }
 
     /// The memory as the manager writes it: where it copies pages and rotates keys.
@@ -172,9 +170,9 @@ impl Memory {
         let tensor = |value: &mut DynTensor, element, shape: [usize; 5]| unsafe {
             TensorMut::from_raw_parts(element, shape, value.data_ptr_mut().cast())
         };
-        let cache = tensor(&mut self.cache, spec.cache_type(), spec.cache_shape());
-        let scale = self.scale.as_mut().zip(spec.quant()).zip(spec.scale_shape());
-        let scale = scale.map(|((value, (_, _, scale_type)), shape)| tensor(value, scale_type, shape));
+        let cache = tensor(&mut self.cache, spec.cache_type, spec.cache_shape());
+        let scale = self.scale.as_mut().zip(spec.quant).zip(spec.scale_shape());
+        let scale = scale.map(|((value, (_, scale_type)), shape)| tensor(value, scale_type, shape));
         Ok(HostMemory::new(spec, cache, scale, &op::Serial)?)
     }
 }

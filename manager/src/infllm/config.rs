@@ -62,7 +62,7 @@ pub struct InfLlmConfig {
     pub repr_topk: usize,
     /// The blocks of a sequence that are resident, at most: `topk` or more.
     pub max_cached: usize,
-    /// The weight of the newest score of a block, above 0 and up to 1; the rest is that of its score before.
+    /// The weight of the newest score of a block, above 0 and up to 1; the score before has the rest.
     pub alpha: f32,
     /// The score of blocks.
     pub score: BlockScore,
@@ -127,8 +127,8 @@ impl InfLlmConfig {
     /// Checks everything against a cache.
     pub(crate) fn check(&self, spec: &CacheSpec) -> Result<(), Error> {
         let Self { init, local, block, topk, repr_topk, max_cached, num_repeat, .. } = *self;
-        let Mode::Paged { page_size } = spec.mode() else { return Err(InfLlmError::NotPaged.into()) };
-        let slots = spec.geometry().max_t;
+        let Mode::Paged { page_size } = spec.mode else { return Err(InfLlmError::NotPaged.into()) };
+        let slots = spec.geometry.max_t;
         let range = Error::check_spec;
         for (name, got, min) in [("init", init, 0), ("local", local, page_size), ("block", block, page_size)] {
             range(name, got, min, slots)?;
@@ -143,7 +143,7 @@ impl InfLlmConfig {
         range("topk", topk, topk_range.0, topk_range.1)?;
         range("max_cached", max_cached, topk, slots / block)?;
         range("repr_topk", repr_topk, 1, block)?;
-        range("num_repeat", num_repeat, 1, (usize::MAX >> 1) / spec.geometry().num_heads)?;
+        range("num_repeat", num_repeat, 1, (usize::MAX >> 1) / spec.geometry.num_heads)?;
         let fraction = |name, got: f32, legal: bool| {
             if legal { Ok(()) } else { Err(InfLlmError::Fraction { name, got: f64::from(got) }) }
         };
@@ -153,12 +153,12 @@ impl InfLlmConfig {
         }
         match self.positions {
             FarPositions::TrueDistance => Ok(()),
-            FarPositions::FarConstant if spec.key_form() == KeyForm::PreRope => Ok(()),
+            FarPositions::FarConstant if spec.key_form == KeyForm::PreRope => Ok(()),
             FarPositions::FarConstant => Err(InfLlmError::RotatedKeys.into()),
             FarPositions::FarFixed { n_ctx } => {
                 // Slots of a cache, so the sum does not overflow: one step of one token, and a shift moves rows.
                 range("n_ctx", n_ctx, init + 2 * block + local, crate::sequences::positions::MAX_POSITION as usize)?;
-                match spec.not_shiftable().filter(|_| spec.key_form() == KeyForm::Roped) {
+                match spec.not_shiftable().filter(|_| spec.key_form == KeyForm::Roped) {
                     Some(why) => Err(Error::NotShiftable { why }),
                     None => Ok(()),
                 }

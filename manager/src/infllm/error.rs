@@ -70,7 +70,7 @@ pub enum InfLlmError {
     #[error("layer {layer} has selected since the last step already")]
     SelectedTwice { layer: usize },
 
-    /// More blocks than attention sees, of which none was selected.
+    /// There are more blocks than attention sees, and none was selected.
     #[error("sequence {seq} has {blocks} blocks, more than topk = {topk}, and layer {layer} has never selected")]
     NotSelected { seq: SeqId, layer: usize, blocks: usize, topk: usize },
 

@@ -23,7 +23,7 @@ use crate::sequences::SeqId;
 use crate::spec::{Geometry, KeyForm};
 
 impl Setup {
-    /// The attention mass of tokens after the blocks, with that of a step: shape (tokens, heads of queries).
+    /// The attention mass of tokens after the blocks, a step's included: shape (tokens, heads of queries).
     /// `observed` has the scores of the entry's keys.
     pub(crate) fn merged(
         &self,
@@ -46,7 +46,7 @@ impl Setup {
     /// Computes the numbers that queries are compared with, of a block of these rows and this mass of its tokens by
     /// layer.
     fn index(&self, rows: &[u8], mass: &[Vec<f32>]) -> Result<Vec<f32>, Error> {
-        let Geometry { num_layer, num_heads, head_dim, .. } = self.spec.geometry();
+        let Geometry { num_layer, num_heads, head_dim, .. } = self.spec.geometry;
         let (len, row_len) = (self.index_len(), self.spec.bytes_per_token());
         let (heads, width) = (self.query_heads(), num_heads * head_dim);
         let mut index = vec![0.0; num_layer * len];
@@ -78,12 +78,12 @@ impl Setup {
 
     /// Rotates the keys of a block by `delta` positions.
     fn rotate(&self, rows: &mut [u8], delta: i64) -> Result<(), MemoryError> {
-        let (Some(rope), true) = (self.spec.rope(), delta != 0) else { return Ok(()) };
-        let Geometry { num_layer, num_heads, head_dim, .. } = self.spec.geometry();
+        let (Some(rope), true) = (self.spec.rope.as_ref(), delta != 0) else { return Ok(()) };
+        let Geometry { num_layer, num_heads, head_dim, .. } = self.spec.geometry;
         let dims = CacheDims { max_t: self.config.block, num_layer, num_heads, inner: head_dim };
-        let quant = self.spec.quant().map(|(_, group, t3)| (group, t3));
-        let cache_rows = CacheRows::new(CacheLayout::TokenMajor, dims, self.spec.cache_type(), quant)?
-            .with_quant_rotation(self.spec.has_quant_rotation());
+        let quant = self.spec.quant;
+        let cache_rows = CacheRows::new(CacheLayout::TokenMajor, dims, self.spec.cache_type, quant)?
+            .with_quant_rotation(self.spec.quant_rotation);
         // Aligned for every type.
         let memory = |len: usize| vec![0_u64; len.div_ceil(8)];
         let (mut cache, mut scale) = (memory(cache_rows.cache_len()), memory(cache_rows.scale_len()));
@@ -130,7 +130,7 @@ impl InfLlm {
         let slots = self.slots(sequence.rows, first..first + block);
         let mut rows = vec![0; block * setup.spec.bytes_per_token()];
         memory.read_rows(&slots, &mut rows).map_err(Error::memory)?;
-        if let (FarPositions::FarFixed { .. }, KeyForm::Roped) = (setup.config.positions, setup.spec.key_form()) {
+        if let (FarPositions::FarFixed { .. }, KeyForm::Roped) = (setup.config.positions, setup.spec.key_form) {
             let position = self.manager.state.sequences[sequence.rows].positions.at(first);
             setup.rotate(&mut rows, setup.config.init as i64 - position).map_err(Error::memory)?;
         }
@@ -155,7 +155,7 @@ impl InfLlm {
         Ok((formed, index))
     }
 
-    /// Puts rows of a block into the store, under a key that nobody else has: those of all layers, or of one.
+    /// Puts rows of a block into the store, under a key that nobody else has: rows of all layers, or of one.
     ///
     /// # Errors
     /// [`InfLlmError::Store`].
@@ -172,7 +172,7 @@ impl InfLlm {
         rows.map(|row| sequence.slot(row, self.setup.page_size())).collect()
     }
 
-    /// Removes a block from the store that no sequence has. Where the store fails, it keeps bytes that nobody asks for.
+    /// Removes a block that no sequence has from the store. Where that fails, the store keeps bytes that are never read.
     pub(crate) fn forget(&self, formed: Formed) {
         for key in formed.keys {
             let _ = self.blocks.store.delete(&key);

@@ -10,7 +10,7 @@
 //! fetch the blocks of the slots from the store
 //! ```
 //!
-//! The journal rolls back what is refused, a page too few included.
+//! The journal rolls back a plan that is refused, also for want of a page.
 
 use std::collections::BTreeSet;
 
@@ -101,7 +101,7 @@ impl Setup {
             let (append, first, max) = (Some(entry.append), (next - back) as i64, n_ctx as i64 - 1);
             return Err(Error::PositionOverflow { append, first, n: entry.n, max });
         }
-        if self.spec.key_form() == KeyForm::Roped {
+        if self.spec.key_form == KeyForm::Roped {
             // The oldest of the rows was moved by all of these, and will be rotated once more when its block forms.
             shifts.retain(|&tokens| tokens > self.rest_start(sequence.n));
             shifts.push(sequence.n);
@@ -156,7 +156,7 @@ impl Setup {
         Ok(got)
     }
 
-    /// The pages of an entry in a selection: those of the first tokens, of blocks, and of the tokens after them.
+    /// An entry's pages in a selection: first tokens, blocks, then the tokens after them.
     fn table(&self, state: &State, sequence: &Sequence, entry: &Entry, group: usize) -> Vec<u32> {
         let table = state.sequences[sequence.rows].table();
         let (init, rest) = table.split_at(self.pages(self.config.init).min(table.len()));
@@ -178,7 +178,7 @@ fn own_page(state: &mut State, seq: SeqId, index: usize, len: usize) {
 impl OpenStep {
     /// The step of these entries, without its tensors.
     pub(crate) fn new(setup: &Setup, entries: Vec<Entry>, loads: usize) -> Self {
-        let observed = vec![None; setup.spec.geometry().num_layer];
+        let observed = vec![None; setup.spec.geometry.num_layer];
         Self { entries, batch: Batch::default(), cachestarts: Vec::new(), loads, observed }
     }
 
@@ -203,7 +203,7 @@ impl OpenStep {
             let table = |entry: &Entry| setup.table(state, sequence(entry.seq), entry, group);
             let tables: Vec<_> = self.entries.iter().map(table).collect();
             let widest = tables.iter().map(Vec::len).max().unwrap_or(0);
-            let shape = (tables.len(), setup.spec.max_pages().unwrap_or(widest));
+            let shape = (tables.len(), setup.spec.max_pages.unwrap_or(widest));
             let len = shape.0.saturating_mul(shape.1);
             let mut starts = Vec::new();
             starts.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { len, size: size_of::<i64>() })?;

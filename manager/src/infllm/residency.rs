@@ -87,7 +87,7 @@ impl Residency {
         self.slots[slot] = Slot::default();
     }
 
-    /// Ages the mass of all blocks, and adds that of a step.
+    /// Ages the mass of all blocks, and adds a step's mass.
     pub(crate) fn observe(&mut self, masses: impl IntoIterator<Item = (u32, f32)>) {
         let Eviction::Decayed { decay } = self.eviction else { return };
         self.slots.iter_mut().for_each(|slot| slot.mass *= decay);

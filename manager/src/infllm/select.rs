@@ -24,7 +24,7 @@ impl InfLlm {
     pub fn select(&mut self, layer: usize, queries: ArrayView3<'_, f32>) -> Result<(), Error> {
         self.check_closed()?;
         self.setup.check_layer(layer)?;
-        let (heads, head_dim) = (self.setup.query_heads(), self.setup.spec.geometry().head_dim);
+        let (heads, head_dim) = (self.setup.query_heads(), self.setup.spec.geometry.head_dim);
         let expected = [self.last.iter().map(|entry| entry.1).sum(), heads, head_dim];
         if queries.shape() != expected {
             let (expected, got) = (expected.to_vec(), queries.shape().to_vec());
@@ -63,7 +63,7 @@ impl InfLlm {
 impl Setup {
     /// The similarity of a query, of all heads, and a block.
     fn similarity(&self, index: &[f32], query: &[f32]) -> f32 {
-        let head_dim = self.spec.geometry().head_dim;
+        let head_dim = self.spec.geometry.head_dim;
         let sum = match self.config.score {
             BlockScore::Representatives => dot(query, index),
             BlockScore::PageBounds => {

@@ -71,7 +71,7 @@ impl Setup {
 
     /// Selections: one, or one for each layer.
     pub(crate) fn groups(&self) -> usize {
-        if self.config.per_layer { self.spec.geometry().num_layer } else { 1 }
+        if self.config.per_layer { self.spec.geometry.num_layer } else { 1 }
     }
 
     /// The selection of a layer.
@@ -81,22 +81,22 @@ impl Setup {
 
     /// The layers of a selection.
     pub(crate) fn layers(&self, group: usize) -> Range<usize> {
-        if self.config.per_layer { group..group + 1 } else { 0..self.spec.geometry().num_layer }
+        if self.config.per_layer { group..group + 1 } else { 0..self.spec.geometry.num_layer }
     }
 
     pub(crate) fn check_layer(&self, layer: usize) -> Result<(), InfLlmError> {
-        let num_layer = self.spec.geometry().num_layer;
+        let num_layer = self.spec.geometry.num_layer;
         if layer < num_layer { Ok(()) } else { Err(InfLlmError::Layer { layer, num_layer }) }
     }
 
     /// Heads of queries.
     pub(crate) fn query_heads(&self) -> usize {
-        self.spec.geometry().num_heads * self.config.num_repeat
+        self.spec.geometry.num_heads * self.config.num_repeat
     }
 
     /// The numbers that queries are compared with, of a block in a layer.
     pub(crate) fn index_len(&self) -> usize {
-        let geometry = self.spec.geometry();
+        let geometry = self.spec.geometry;
         match self.config.score {
             BlockScore::Representatives => self.query_heads() * geometry.head_dim,
             BlockScore::PageBounds => 2 * geometry.num_heads * geometry.head_dim,
@@ -128,7 +128,7 @@ impl Sequence {
         Self {
             n: 0,
             blocks: Vec::new(),
-            layers: vec![Layer::default(); setup.spec.geometry().num_layer],
+            layers: vec![Layer::default(); setup.spec.geometry.num_layer],
             chosen: vec![None; setup.groups()],
             rows,
             resident,

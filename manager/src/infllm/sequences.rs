@@ -21,7 +21,7 @@ use crate::spec::CacheSpec;
 /// (InfLLM, Quest; without blocks StreamingLLM). What a sequence has in the cache does not grow with it: the rows of
 /// blocks are in a store, and selected ones are loaded.
 ///
-/// It owns all slots of a cache of mode `paged`. Sequences are named by the ids of a [`Manager`], as those of a
+/// It owns all slots of a cache of mode `paged`. Sequences are named by the ids of a [`Manager`], as in a
 /// [`StateCache`](crate::StateCache), or by its own.
 ///
 /// A step: [`begin_step`](Self::begin_step) loads blocks and returns the index tensors; the model runs; where attention
@@ -58,7 +58,7 @@ impl InfLlm {
         config.check(&spec)?;
         Ok(Self {
             blocks: Blocks::new(&spec, config.block, store)?,
-            selected: vec![false; spec.geometry().num_layer],
+            selected: vec![false; spec.geometry.num_layer],
             manager: Manager::new(spec.clone())?,
             setup: Setup { spec, config },
             own: SlotMap::with_key(),
@@ -78,7 +78,7 @@ impl InfLlm {
         &self.setup.config
     }
 
-    /// Adds a sequence without tokens: that of this id, or one with an id that no sequence here has.
+    /// Adds a sequence without tokens, under this id, or under one that no sequence here has.
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::KnownSeq`].
@@ -92,7 +92,7 @@ impl InfLlm {
     /// one of the two writes into them. No bytes move.
     ///
     /// # Errors
-    /// [`Error::UnknownSeq`], [`Error::Lost`], and those of [`create`](Self::create).
+    /// [`Error::UnknownSeq`], [`Error::Lost`], and as [`create`](Self::create).
     pub fn fork(&mut self, src: SeqId, seq: Option<SeqId>) -> Result<SeqId, Error> {
         self.intact(src)?;
         self.check_new(seq)?;
@@ -113,7 +113,7 @@ impl InfLlm {
     /// Adds a sequence under an id that can be added.
     pub(crate) fn insert(&mut self, seq: Option<SeqId>, sequence: Sequence) -> SeqId {
         let mut seq = seq.unwrap_or_else(|| self.own.insert(()));
-        // An own id may be that of a manager's sequence that is here; none that can be added is.
+        // An own id may equal a manager's id that is here; an id that can be added does not.
         while self.sequences.contains_key(&seq) {
             seq = self.own.insert(());
         }

@@ -4,7 +4,7 @@
 //! metadata    the cache's; `infllm_config`: what blocks are made by; `infllm`: where the sequence is
 //! tensors     index     f32 (blocks, layers, numbers): what queries are compared with
 //!             mass      f32 (layers, tokens after the blocks, heads of queries), for representatives
-//!             scores    f32, of each layer those of its first blocks
+//!             scores    f32, by layer the scores of its first blocks
 //!             blocks    u8 (blocks, tokens, bytes of a row)
 //!             rows      u8 (rows, bytes of a row): the first tokens and those after the blocks
 //! ```
@@ -82,7 +82,7 @@ impl Saved {
         *shift <= most
             && shifts.is_sorted()
             && shifts.last().is_none_or(|last| last <= n)
-            && scores.len() == setup.spec.geometry().num_layer
+            && scores.len() == setup.spec.geometry.num_layer
             && scores.iter().all(|&len| len <= blocks)
             && chosen.len() == setup.groups()
             && chosen.iter().flatten().all(is_selection)
@@ -95,7 +95,7 @@ impl Setup {
         if self.config.has_blocks() { self.partition(n).blocks } else { 0 }
     }
 
-    /// The rows that a sequence has in the cache, but for those of blocks.
+    /// The rows that a sequence has in the cache, without blocks.
     fn rows(&self, n: usize) -> usize {
         n - self.partition(n).blocks * self.config.block
     }
@@ -121,7 +121,7 @@ impl Setup {
 
     /// The tensors of a sequence.
     fn tensors(&self, saved: &Saved) -> [Tensor; 5] {
-        let (layers, blocks) = (self.spec.geometry().num_layer, self.kept_blocks(saved.n));
+        let (layers, blocks) = (self.spec.geometry.num_layer, self.kept_blocks(saved.n));
         let (tokens, rows) = (self.observed(saved.n), self.rows(saved.n));
         let row_len = self.spec.bytes_per_token();
         [
@@ -244,7 +244,7 @@ impl InfLlm {
         sequence: &mut Sequence,
         blocks: &mut Vec<(Formed, Vec<f32>)>,
     ) -> Result<(), Error> {
-        let (layers, block) = (self.setup.spec.geometry().num_layer, self.setup.config.block);
+        let (layers, block) = (self.setup.spec.geometry.num_layer, self.setup.config.block);
         let row_len = self.setup.spec.bytes_per_token();
         let mut floats = |len: usize| reader.numbers(len, f32::from_le_bytes);
         let indexes = (0..self.setup.kept_blocks(saved.n)).map(|_| floats(layers * self.setup.index_len()));

@@ -1,4 +1,4 @@
-//! Steps: what is loaded before one, its index tensors, and what is formed after it.
+//! A step: loads blocks, makes the index tensors, and forms new blocks when it is committed.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -59,7 +59,7 @@ impl InfLlm {
             self.selected.fill(false);
         }
         let (mut entries, changes, fetched) = copied?;
-        // From here on rows may change, so what was planned is what there is.
+        // From here on rows may change, so the plan is not rolled back any more.
         planning.0.commit_load();
         drop(planning);
         for (entry, Change { residency, shifts, .. }) in entries.iter().zip(changes) {
@@ -214,7 +214,7 @@ impl InfLlmStep<'_> {
         }
     }
 
-    /// Ends the step: its tokens are those of its sequences, and what has left the last tokens becomes blocks, whose
+    /// Ends the step: its sequences have its tokens, and what has left the last tokens becomes blocks, whose
     /// rows are read from the memory and put into the store.
     ///
     /// # Errors

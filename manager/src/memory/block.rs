@@ -1,4 +1,4 @@
-//! Blocks: their names, and their bytes: what a block is, rows, and a checksum.
+//! Blocks: the keys that name them, and their bytes: a header, rows, and a checksum.
 
 use std::fmt;
 use std::str::FromStr;

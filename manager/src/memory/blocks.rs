@@ -42,7 +42,7 @@ pub struct StoreStats {
 /// Rows that are to be stored as a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PendingOffload {
-    /// The copies of the queue that are made before.
+    /// The copies of the queue that are made before it is stored.
     pub(crate) behind: usize,
     pub(crate) key: BlockKey,
     pub(crate) kind: BlockKind,
@@ -82,8 +82,8 @@ pub(crate) struct Blocks {
     row_len: usize,
     /// Rows of sequences that are swapped out, which the store has refused: nobody else has them.
     refused: HashMap<BlockKey, Block>,
-    /// Keys under which the store has given something else. It may be that of a proxy, so it stays until there is a block
-    /// for its place.
+    /// Keys under which the store has given something else, perhaps a proxy's error page. It stays there until a block
+    /// replaces it.
     bad: HashSet<BlockKey>,
     /// The answers to [`find`](Self::find) since a step was committed, none for a block that is missing.
     found: HashMap<BlockKey, Option<Block>>,
@@ -92,10 +92,11 @@ pub(crate) struct Blocks {
     pub(crate) stats: StoreStats,
 }
 
-/// What the keys of all pages of managers of such a cache have in common.
+/// Digest of the specification: the root keys of all salts follow from it.
 pub(crate) fn seed(spec: &CacheSpec) -> BlockKey {
     // The number of the rule that names the later pages, and of what the bytes of rows mean.
-    let text = serde_json::json!(["kvcache-block 5", cache::metadata(spec), spec.page_size(), spec.computed_by()]);
+    let text =
+        serde_json::json!(["kvcache-block 5", cache::metadata(spec), spec.page_size(), spec.computed_by.as_str()]);
     BlockKey::digest([text.to_string().as_bytes()])
 }
 
@@ -131,7 +132,7 @@ impl Blocks {
     pub(crate) fn write(&mut self, offload: &PendingOffload, memory: &(impl CacheMemory + ?Sized)) {
         let PendingOffload { key, kind, slots, .. } = offload;
         let len = slots.len() * self.row_len;
-        // Zeros are only for memory that was not kept: what is longer is cut.
+        // Zeros fill only new memory; kept memory that is longer is cut.
         let mut rows = self.kept.pop().unwrap_or_else(|| BytesMut::zeroed(len));
         rows.resize(len, 0);
         let refused = match memory.read_rows(slots, &mut rows) {
@@ -161,7 +162,7 @@ impl Blocks {
         }
     }
 
-    /// Offers the store again what it has refused.
+    /// Offers refused blocks to the store again.
     ///
     /// # Errors
     /// [`Error::TiersFull`] if it still does not take all of it.
@@ -225,8 +226,8 @@ impl Blocks {
         (blocks, missed)
     }
 
-    /// How many blocks of a prompt's chain can be had. They are kept for the next step; if there are more than `most` of
-    /// them, only these.
+    /// How many blocks of a prompt's chain can be had. They are kept for the next step, with the ones found before,
+    /// as long as they are no more than `most`.
     pub(crate) fn find(&mut self, chain: &[(BlockKey, usize)], most: usize) -> usize {
         let mut blocks = self.kept_answers(chain);
         blocks.extend(self.read(&chain[blocks.len()..]).0);
@@ -257,7 +258,7 @@ impl Blocks {
         self.found.clear();
     }
 
-    /// Lets go of blocks that nobody names any more.
+    /// Deletes blocks that no sequence names any more.
     pub(crate) fn delete(&mut self, keys: impl IntoIterator<Item = BlockKey>) {
         for key in keys {
             self.refused.remove(&key);
@@ -267,7 +268,7 @@ impl Blocks {
         }
     }
 
-    /// Keeps the memory of blocks for later ones, where nobody else has it.
+    /// Keeps the memory of blocks for later ones, unless the store shares it.
     pub(crate) fn keep(&mut self, blocks: impl IntoIterator<Item = Block>) {
         for block in blocks {
             if let Ok(bytes) = block.into_rows().try_into_mut()

@@ -12,7 +12,7 @@ use crate::spec::CacheSpec;
 ///
 /// What a manager does to it happens in the order of the stream, between the operator's calls. The driver copies rows,
 /// and nothing waits for that. Rows that are rotated, read or written go through `staging`, where the host does the
-/// work, and the call waits for the stream. The bytes are those of a [`HostMemory`](crate::HostMemory).
+/// work, and the call waits for the stream. It has the same bytes then as a [`HostMemory`](crate::HostMemory).
 #[derive(Debug)]
 pub struct DeviceMemory<'a>(DeviceCacheRows<'a>);
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::memory::block::{Block, BlockError, BlockKey};
 
-/// Why a store did not do what it was asked. To a manager all of these are a miss.
+/// Why a store failed. To a manager each of these is a miss.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
@@ -17,7 +17,7 @@ pub enum StoreError {
     /// It was not asked: it has not answered an earlier request yet, or failed shortly before.
     #[error("not asked: an earlier call has not ended or has failed")]
     Busy,
-    /// The block is larger than what it may hold.
+    /// The block is larger than the store's capacity.
     #[error("a block of {len} bytes is larger than the capacity, {capacity} bytes")]
     Capacity {
         /// The block's bytes.
@@ -25,7 +25,7 @@ pub enum StoreError {
         /// The most that it may hold.
         capacity: u64,
     },
-    /// Blocks of which there is no other copy have filled it.
+    /// Blocks that have no other copy have filled it.
     #[error("no room: {nbytes} bytes of blocks that nobody else has, of a capacity of {capacity} bytes")]
     Full {
         /// Their bytes.
@@ -87,7 +87,7 @@ impl LongestBlock {
         }
     }
 
-    /// Checks that what has so many bytes may be a block.
+    /// Checks that a block may have so many bytes.
     ///
     /// # Errors
     /// [`BlockError::Length`].
@@ -129,7 +129,7 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError>;
 
     /// The blocks of a chain, each of which needs all before it: up to the first that is missing.
-    /// A store that evicts lets go of the last first. Returns what it has with the error that ended it.
+    /// A store that evicts removes the last ones first. Returns the blocks, and the error that ended the chain.
     fn get_chain(&self, keys: &[BlockKey]) -> (Vec<Block>, Option<StoreError>) {
         up_to_missing(keys.iter().map(|key| self.get(key)))
     }

@@ -213,7 +213,7 @@ impl State {
     fn place_swapped(&mut self, rows: &[SwappedRows], reserve: usize, nulls: usize) -> Result<Placement, Error> {
         let (page_size, len) = (self.page_size(), rows.iter().map(|rows| rows.len).sum::<usize>());
         let mut missing = Vec::new();
-        if self.spec.mode() == Mode::Runs {
+        if self.spec.mode == Mode::Runs {
             let run = if len == 0 { Some((0, 0)) } else { self.take_run(len, reserve) };
             let (start, reserved) = run.ok_or_else(|| self.no_slot(len))?;
             missing.extend(ranges(rows));

@@ -45,7 +45,7 @@ impl State {
             self.phase = None;
         }
         if !self.rotations.is_empty()
-            && let Some(rope) = self.spec.rope()
+            && let Some(rope) = self.spec.rope.as_ref()
         {
             self.phase = Some(Phase::Rotations);
             memory.rotate_keys(&self.rotations, rope).map_err(|source| Error::Memory { source })?;

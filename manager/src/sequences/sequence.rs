@@ -12,10 +12,10 @@ use crate::memory::block::BlockKey;
 use crate::sequences::positions::Positions;
 
 new_key_type! {
-    /// A sequence's id. That of a freed sequence is never given again; the default, the null id, is no sequence's.
+    /// A sequence's id. The id of a freed sequence is never given again; the default, the null id, is no sequence's.
     ///
     /// It has a meaning only to the manager that gave it, and to that manager's clones. Another manager does not notice
-    /// that it is not its own, and may take it for that of one of its own sequences.
+    /// that it is not its own, and may take it for one of its own ids.
     pub struct SeqId;
 }
 
@@ -61,7 +61,7 @@ pub(crate) enum MemoryLocation {
 pub(crate) struct SwappedRows {
     pub(crate) block: BlockKey,
     pub(crate) len: usize,
-    /// If they were a sealed page: its key and the number of its sealing. As long as it is that page, it has the rows.
+    /// If they were a sealed page: its key and the number of its sealing. A page with both still has the rows.
     pub(crate) sealed: Option<(BlockKey, u64)>,
 }
 
@@ -114,9 +114,9 @@ pub(crate) struct Sequence {
     pub(crate) append: Option<usize>,
 }
 
-/// A sequence's state that appending changes, but for entries of its table that are replaced, and for its run.
+/// What undoes an append: the lengths and keys before it. Replaced entries of the table, and the run, are undone apart.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Before {
+pub(crate) struct AppendUndo {
     len: usize,
     pages: usize,
     known: usize,
@@ -260,20 +260,20 @@ impl Sequence {
         self.settle_rotation();
     }
 
-    /// Forgets the positions that keys are rotated for, if they are those of the rows.
+    /// Forgets the positions that keys are rotated for, if the rows have these positions.
     pub(crate) fn settle_rotation(&mut self) {
         if self.rotated.as_ref() == Some(&self.positions) {
             self.rotated = None;
         }
     }
 
-    pub(crate) fn before(&self) -> Before {
-        Before { len: self.len(), pages: self.table().len(), known: self.known, key: self.key, passed: self.passed }
+    pub(crate) fn append_undo(&self) -> AppendUndo {
+        AppendUndo { len: self.len(), pages: self.table().len(), known: self.known, key: self.key, passed: self.passed }
     }
 
     /// Undoes appends.
-    pub(crate) fn restore(&mut self, before: Before) {
-        let Before { len, pages, known, key, passed } = before;
+    pub(crate) fn undo_append(&mut self, before: AppendUndo) {
+        let AppendUndo { len, pages, known, key, passed } = before;
         if let MemoryLocation::Table(table) = &mut self.place {
             table.truncate(pages);
         }
@@ -284,7 +284,7 @@ impl Sequence {
         (self.known, self.key, self.passed) = (known, key, passed);
     }
 
-    /// Checks that slots and positions are those of the sequence's rows.
+    /// Checks that there is a slot and a position for each row.
     pub(crate) fn check(&self, at: usize, page_size: usize) -> Result<(), Error> {
         let broken = |what| Err(Error::Broken { what, at });
         let len = self.len();

@@ -10,13 +10,13 @@ use super::file::{Reader, clip};
 use crate::spec::{CacheSpec, KeyForm};
 
 fn dimensions(spec: &CacheSpec) -> [(&'static str, usize); 3] {
-    let geometry = spec.geometry();
+    let geometry = spec.geometry;
     [("num_layer", geometry.num_layer), ("num_heads", geometry.num_heads), ("head_dim", geometry.head_dim)]
 }
 
 /// 0 without quantization.
 fn quantization(spec: &CacheSpec) -> [(&'static str, usize); 2] {
-    let (bit, group) = spec.quant().map_or((0, 0), |(bit, group, _)| (bit.element().bits(), group));
+    let (bit, group) = spec.quant.map_or((0, 0), |(group, _)| (spec.cache_type.bits(), group));
     [("quant_bit", bit), ("quant_group", group)]
 }
 
@@ -24,11 +24,11 @@ fn quantization(spec: &CacheSpec) -> [(&'static str, usize); 2] {
 const ROTATION: &str = "quant_rotation";
 
 fn scale_type(spec: &CacheSpec) -> Option<&'static str> {
-    spec.quant().map(|(_, _, scale_type)| scale_type.name())
+    spec.quant.map(|(_, scale_type)| scale_type.name())
 }
 
 fn key_form(spec: &CacheSpec) -> &'static str {
-    match spec.key_form() {
+    match spec.key_form {
         KeyForm::Roped => "roped",
         KeyForm::PreRope => "raw",
     }
@@ -49,17 +49,17 @@ fn frequencies(rope: &Rope) -> String {
 /// The metadata of a cache.
 pub(crate) fn metadata(spec: &CacheSpec) -> BTreeMap<&'static str, String> {
     let mut metadata = BTreeMap::from([
-        ("cache_type", spec.cache_type().name().to_owned()),
+        ("cache_type", spec.cache_type.name().to_owned()),
         ("key_form", key_form(spec).to_owned()),
-        ("fingerprint", spec.fingerprint().to_owned()),
+        ("fingerprint", spec.fingerprint.clone()),
     ]);
     let numbers = dimensions(spec).into_iter().chain(quantization(spec));
     metadata.extend(numbers.map(|(key, number)| (key, number.to_string())));
-    if spec.has_quant_rotation() {
+    if spec.quant_rotation {
         metadata.insert(ROTATION, "1".to_owned());
     }
     metadata.extend(scale_type(spec).map(|scale_type| ("scale_type", scale_type.to_owned())));
-    if let Some(rope) = spec.rope() {
+    if let Some(rope) = spec.rope.as_ref() {
         metadata.insert("rope_style", rope_style(rope).to_owned());
         metadata.insert("rope_n_rot", rope.n_rot().to_string());
         metadata.insert("rope_frequencies", frequencies(rope));
@@ -81,11 +81,11 @@ pub(crate) fn check<R>(spec: &CacheSpec, file: &Reader<R>) -> Result<(), Session
         let mismatch = || SessionError::mismatch(kind, what, clip(expected), clip(got));
         if got == expected { Ok(()) } else { Err(mismatch()) }
     };
-    equal("types", "the type of cache", spec.cache_type().name(), text("cache_type")?)?;
+    equal("types", "the type of cache", spec.cache_type.name(), text("cache_type")?)?;
     let quantization =
         quantization(spec).into_iter().map(|(attribute, expected)| (attribute, expected, number(attribute)));
     let rotation = if file.get(ROTATION).is_some() { number(ROTATION) } else { Ok(0) };
-    for (attribute, expected, got) in quantization.chain([(ROTATION, spec.has_quant_rotation().into(), rotation)]) {
+    for (attribute, expected, got) in quantization.chain([(ROTATION, spec.quant_rotation.into(), rotation)]) {
         let got = got?;
         if got != expected {
             return Err(SessionError::mismatch("quantization", attribute, expected, got));
@@ -95,8 +95,8 @@ pub(crate) fn check<R>(spec: &CacheSpec, file: &Reader<R>) -> Result<(), Session
     equal("types", "the type of scale", scale_types.0, scale_types.1)?;
     equal("key_form", "the form of keys", key_form(spec), text("key_form")?)?;
     let style = file.get("rope_style").unwrap_or("none");
-    equal("rope", "the style of RoPE", spec.rope().map_or("none", rope_style), style)?;
-    if let Some(rope) = spec.rope() {
+    equal("rope", "the style of RoPE", spec.rope.as_ref().map_or("none", rope_style), style)?;
+    if let Some(rope) = spec.rope.as_ref() {
         equal("rope", "n_rot of RoPE", &rope.n_rot().to_string(), text("rope_n_rot")?)?;
         let (expected, got) = (frequencies(rope), text("rope_frequencies")?);
         for (i, (expected, got)) in expected.split(',').zip(got.split(',')).enumerate() {
@@ -104,7 +104,7 @@ pub(crate) fn check<R>(spec: &CacheSpec, file: &Reader<R>) -> Result<(), Session
         }
         equal("rope", "the list of frequencies of RoPE", &expected, got)?;
     }
-    let (expected, got) = (spec.fingerprint(), text("fingerprint")?);
+    let (expected, got) = (spec.fingerprint.as_str(), text("fingerprint")?);
     if got == expected {
         return Ok(());
     }

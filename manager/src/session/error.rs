@@ -45,7 +45,7 @@ pub enum SessionError {
     #[error("the file has {got} bytes, expected {expected}: others follow its data")]
     Trailing { expected: u64, got: u64 },
 
-    /// A header that would be, or is said to be, longer than those of safetensors are.
+    /// A header longer than safetensors allows.
     #[error("the header has {got} bytes, expected at most {max}")]
     HeaderLength { got: u64, max: u64 },
 
@@ -61,7 +61,7 @@ pub enum SessionError {
     #[error("there is a tensor {name}, which is not part of a session")]
     UnknownTensor { name: String },
 
-    /// A sequence of which a window has freed pages: a session has all rows.
+    /// A sequence whose first pages a window has freed: a session needs all rows.
     #[error("a window has freed the pages of the first {rows} rows of a sequence, expected none")]
     PassedRows { rows: usize },
 
@@ -77,7 +77,7 @@ pub enum SessionError {
     #[error("row {row} of sequence {sequence} has position {got}, expected 0 to {max}")]
     PositionRange { sequence: usize, row: usize, got: i64, max: i64 },
 
-    /// A position before that of the row before it.
+    /// A position smaller than the row before it has.
     #[error("row {row} of sequence {sequence} has position {got}, expected {min} or a later one")]
     PositionOrder { sequence: usize, row: usize, got: i64, min: i64 },
 

@@ -7,9 +7,9 @@
 //! 16 bytes    the tensor `digest`: xxh3-128 of every byte before it, highest byte first
 //! ```
 //!
-//! [`write`] streams the tensors to a file beside its place, which is synced and then renamed. [`Reader::open`] compares
-//! every length with the file's. The tensors are then read once, in their order, and [`Reader::finish`] compares the
-//! digest of what was read: until then whoever reads them has to be able to undo what it makes of them.
+//! [`write`] streams the tensors to a file beside its place, which is synced and then renamed. [`Reader::open`]
+//! compares every length with the file's. The tensors are then read once, in order, and [`Reader::finish`] compares the
+//! digest of what was read: until then the reader must be able to undo what it has done with them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -85,8 +85,8 @@ fn layout(tensors: &[Tensor]) -> Result<Vec<(&str, TensorInfo)>, SessionError> {
     Ok(placed)
 }
 
-/// Writes a file, which then has all of the session or is as it was before: `metadata`, to which format and version are
-/// added, and `tensors`, whose data `fill` writes in their order.
+/// Replaces a file, whole or not at all: `metadata`, to which format and version are added, and `tensors`, whose data
+/// `fill` writes in order.
 pub(crate) fn write<E: From<SessionError>>(
     path: &Path,
     metadata: BTreeMap<&str, String>,
@@ -169,7 +169,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// A file, and the data that was not read yet. Nothing that it says is known to be right before [`finish`](Self::finish).
+/// A file, and the data that was not read yet. What it says is known to be right after [`finish`](Self::finish).
 pub(crate) struct Reader<R> {
     header: Metadata,
     file: R,
@@ -307,7 +307,7 @@ impl<R: Read> Reader<R> {
         Err(SessionError::mismatch("digest", "the digest of the file", expected, got))
     }
 
-    /// Why a file is refused whose contents cannot be right: it is damaged, or else it was written so.
+    /// The error of a file whose contents are refused: a wrong digest comes first, since it explains the rest.
     pub(crate) fn refusal(&mut self, error: SessionError) -> SessionError {
         self.finish().err().unwrap_or(error)
     }

@@ -31,7 +31,7 @@ type Row = (u64, i64);
 
 /// Gives saved sequences their slots.
 pub(super) fn place(state: &mut State, sequences: &[SavedSequence]) -> Result<Placed, Error> {
-    let (page_size, max_pages) = (state.page_size(), state.spec.max_pages());
+    let (page_size, max_pages) = (state.page_size(), state.spec.max_pages);
     for (i, sequence) in sequences.iter().enumerate() {
         let rows = sequence.rows.len();
         let need = rows.div_ceil(page_size);
@@ -40,7 +40,7 @@ pub(super) fn place(state: &mut State, sequences: &[SavedSequence]) -> Result<Pl
         }
     }
     let mut placer = Placer { state, placed: Placed::default() };
-    match placer.state.spec.mode() {
+    match placer.state.spec.mode {
         Mode::Runs => placer.place_in_runs(sequences)?,
         Mode::Paged { .. } | Mode::Cells => placer.place_in_pages(sequences)?,
     }
@@ -113,9 +113,9 @@ impl Placer<'_> {
     /// Gives the sequences pages, or cells, which they share where their rows are the same.
     fn place_in_pages(&mut self, sequences: &[SavedSequence]) -> Result<(), Error> {
         let page_size = self.state.page_size();
-        let cells = self.state.spec.mode() == Mode::Cells;
+        let cells = self.state.spec.mode == Mode::Cells;
         // A cell has one position; so has a key that is stored rotated.
-        let positions = cells || self.state.spec.key_form() == KeyForm::Roped;
+        let positions = cells || self.state.spec.key_form == KeyForm::Roped;
         let rows: Vec<Vec<Row>> = sequences
             .iter()
             .map(|SavedSequence { rows, positions: all, .. }| {
@@ -179,7 +179,7 @@ impl Placer<'_> {
     /// The longest sealed chain of a sequence's tokens, without the last one: its pages, each with a table entry more.
     fn map_prefix(&mut self, sequence: &SavedSequence) -> Vec<u32> {
         let mut table = Vec::new();
-        if !self.state.spec.prefix_sharing() {
+        if !self.state.spec.prefix_sharing {
             return table;
         }
         let page_size = self.state.page_size();
@@ -206,7 +206,7 @@ impl Placer<'_> {
         saved.positions.iter().for_each(|&position| positions.push(1, i64::from(position)));
         sequence.positions = positions;
         sequence.known = known(saved);
-        if self.state.spec.prefix_sharing() {
+        if self.state.spec.prefix_sharing {
             for (index, tokens) in saved.tokens[..sequence.known].chunks_exact(page_size).enumerate() {
                 let page = sequence.table()[index];
                 let key = sequence.key.followed_by(tokens);

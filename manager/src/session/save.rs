@@ -38,7 +38,8 @@ impl Saving {
     /// [`Manager::read_saving`] does.
     ///
     /// # Errors
-    /// [`SessionError::Io`] or [`SessionError::HeaderLength`], and those of `read_rows`. The file is then as it was.
+    /// [`SessionError::Io`] or [`SessionError::HeaderLength`], and the errors of `read_rows`. The file has not
+    /// changed then.
     pub fn write<E: From<SessionError>>(
         &self,
         path: impl AsRef<Path>,
@@ -66,7 +67,7 @@ impl Manager {
     /// Saves one sequence, in the form of [`save`](Self::save).
     ///
     /// # Errors
-    /// [`Error::UnknownSeq`], and those of [`save`](Self::save).
+    /// [`Error::UnknownSeq`], and as [`save`](Self::save).
     pub fn save_seq(
         &mut self,
         path: impl AsRef<Path>,

@@ -22,7 +22,7 @@ use super::file::{self, BLOCK, Reader, Tensor};
 use crate::sequences::positions::MAX_POSITION;
 use crate::spec::CacheSpec;
 
-/// A sequence. The metadata has what is not in tensors.
+/// A sequence. The fields that are not skipped are in the metadata.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SavedSequence {
@@ -42,8 +42,8 @@ pub(super) struct SavedSequence {
     pub(super) tokens: Vec<u32>,
 }
 
-/// The tensors of sequences, of each of which are known its rows and those with a token. They are in the order of their
-/// alignment, as in any safetensors file.
+/// The tensors of sequences, from each one's number of rows and of known tokens. They are in the order of their alignment,
+/// as in any safetensors file.
 fn tensors(lens: &[(usize, usize)], num_rows: usize, row_len: usize) -> Vec<Tensor> {
     let each = |part: &'static str, dtype, len: fn(&(usize, usize)) -> usize| {
         let tensor = move |(i, lens)| Tensor::new(name(i, part), dtype, [len(lens)]);

@@ -6,21 +6,26 @@ use std::ops::Range;
 use std::path::Path;
 
 use kvcache_kernels::{Rope, RopeStyle};
-use kvcache_schema::{ElementType, QuantBit};
+use kvcache_schema::ElementType;
 use safetensors::{Dtype, SafeTensors};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::session::error::SessionError;
 use crate::session::file::BLOCK;
 use crate::session::sequences::{self, SavedSequence};
-use crate::spec::{CacheSpec, Geometry};
+use crate::spec::{CacheSettings, CacheSpec, Geometry};
 
 /// Rows of 24 bytes: 2 layers, each with a key and a value of 4 int8 and a scale.
 fn spec() -> CacheSpec {
-    let builder = CacheSpec::builder(Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 128 });
-    let rope = Rope::with_frequencies(RopeStyle::Neox, vec![1.0, 0.1 + 0.2]);
-    let builder = builder.quantized(QuantBit::Eight, 4, ElementType::Float16).rope(rope);
-    builder.fingerprint("a \"model\" \\ ü").build().unwrap()
+    let settings = CacheSettings {
+        geometry: Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 128 },
+        cache_type: ElementType::Int8,
+        quant: Some((4, ElementType::Float16)),
+        rope: Some(Rope::with_frequencies(RopeStyle::Neox, vec![1.0, 0.1 + 0.2])),
+        fingerprint: "a \"model\" \\ ü".into(),
+        ..CacheSettings::default()
+    };
+    settings.check().unwrap()
 }
 
 fn small() -> Vec<SavedSequence> {
@@ -99,7 +104,7 @@ fn what_is_written_is_read() {
     let (third, _) = sequences::read(Cursor::new(&bytes), &spec, Some(2)).unwrap();
     assert_eq!(third, sequences[2..]);
     assert_eq!(read(Cursor::new(saved(&spec, &[], 0)), &spec).unwrap(), (Vec::new(), Vec::new()));
-    let plain = CacheSpec::builder(spec.geometry()).build().unwrap();
+    let plain = CacheSettings { geometry: spec.geometry, ..CacheSettings::default() }.check().unwrap();
     let empty = vec![SavedSequence::default()];
     assert_eq!(read(Cursor::new(saved(&plain, &empty, 0)), &plain).unwrap(), (empty, Vec::new()));
 }
@@ -134,7 +139,8 @@ fn blocks_have_no_seams() {
             ..SavedSequence::default()
         };
         let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: row_len / 2, max_t: 128 };
-        let spec = CacheSpec::builder(geometry).cache_type(ElementType::Int8).build().unwrap();
+        let spec =
+            CacheSettings { geometry, cache_type: ElementType::Int8, ..CacheSettings::default() }.check().unwrap();
         let sequences = lengths.map(sequence).to_vec();
         let (read, got) = read(Cursor::new(saved(&spec, &sequences, num_rows)), &spec).unwrap();
         assert!(read == sequences && got == rows(0..num_rows, row_len), "{num_rows} rows of {row_len} bytes");
@@ -156,7 +162,10 @@ fn a_file_is_replaced_whole_or_not_at_all() {
 
     let missing = directory.path().join("missing").join("session");
     assert_eq!(save(&missing, &spec(), &small(), 5).unwrap_err().kind(), "io");
-    let long = CacheSpec::builder(spec().geometry()).fingerprint("x".repeat(100_000_000)).build().unwrap();
+    let long =
+        CacheSettings { geometry: spec().geometry, fingerprint: "x".repeat(100_000_000), ..CacheSettings::default() }
+            .check()
+            .unwrap();
     assert_eq!(save(&path, &long, &[], 0).unwrap_err().kind(), "header_length");
     assert_eq!(files(), 1);
 }

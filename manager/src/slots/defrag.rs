@@ -13,7 +13,7 @@ use crate::state::State;
 impl State {
     /// Moves rows together by at most `max_moves` copies, which it gives.
     pub(crate) fn defragment(&mut self, max_moves: Option<usize>) -> Vec<RowCopy> {
-        let copies = match self.spec.mode() {
+        let copies = match self.spec.mode {
             Mode::Paged { .. } => return self.compact(max_moves.unwrap_or(usize::MAX)),
             Mode::Runs => self.slide_runs(max_moves.unwrap_or(usize::MAX)),
             Mode::Cells => self.fill_holes(max_moves),

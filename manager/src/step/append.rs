@@ -77,7 +77,7 @@ impl<'a> Append<'a> {
         self.first_pos.unwrap_or(next)
     }
 
-    /// Checks what is the append's own: all but whether there are pages for it.
+    /// Checks all but whether there is room.
     pub(crate) fn check(&self, append: usize, state: &State) -> Result<(), Error> {
         let sequence = state.intact(self.seq)?;
         let n = self.len();
@@ -99,7 +99,7 @@ impl<'a> Append<'a> {
         // Both are positions.
         let kvlen = (sequence.len() + self.seen).saturating_add(n);
         let (page_size, need) = (state.page_size(), kvlen.div_ceil(state.page_size()));
-        match state.spec.max_pages() {
+        match state.spec.max_pages {
             Some(max_pages) if need > max_pages => {
                 Err(Error::TooManyPages { append, kvlen, page_size, need, max_pages })
             }

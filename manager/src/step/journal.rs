@@ -6,7 +6,7 @@ use kvcache_kernels::RowCopy;
 
 use crate::memory::block::BlockKey;
 use crate::sequences::SeqId;
-use crate::sequences::sequence::{Before, MemoryLocation, Sequence};
+use crate::sequences::sequence::{AppendUndo, MemoryLocation, Sequence};
 use crate::slots::pages::Source;
 use crate::state::State;
 
@@ -43,16 +43,16 @@ enum Undo {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Journal {
     undo: Vec<Undo>,
-    /// Sequences that were marked as the step's. These and the next are in no `Undo`: of what a step does to every
-    /// sequence, little is written, and it does not matter when it is undone.
+    /// Sequences that appends are to. These and the next are no `Undo`: a step notes them for every sequence, so they are
+    /// kept small, and the order in which they are undone does not matter.
     marked: Vec<SeqId>,
     /// Sequences that rows were appended to, as they were before.
-    appended: Vec<(SeqId, Before)>,
+    appended: Vec<(SeqId, AppendUndo)>,
     /// Tokens that were overwritten, or may be.
     tokens: Vec<u32>,
-    /// Pages that have lost their last table entry.
+    /// Pages that have lost their last table entry: free or cached at commit.
     released: Vec<u32>,
-    /// Cells that no run has any more.
+    /// Cells that left a run: free at commit.
     freed: Vec<Range<usize>>,
     taken: usize,
     /// Copies that were queued before.
@@ -78,7 +78,7 @@ impl State {
         self.journal.taken
     }
 
-    /// Marks a sequence as that of an append.
+    /// Notes that an append of the step is to this sequence.
     pub(crate) fn mark(&mut self, seq: SeqId, append: usize) {
         self.sequences[seq].append = Some(append);
         self.journal.marked.push(seq);
@@ -86,7 +86,7 @@ impl State {
 
     /// Notes a sequence's state, before rows are appended to it.
     pub(crate) fn note_append(&mut self, seq: SeqId) {
-        self.journal.appended.push((seq, self.sequences[seq].before()));
+        self.journal.appended.push((seq, self.sequences[seq].append_undo()));
     }
 
     /// Notes a sequence, before it is edited.
@@ -305,7 +305,7 @@ impl State {
             }
         }
         for (seq, before) in self.journal.appended.drain(..) {
-            self.sequences[seq].restore(before);
+            self.sequences[seq].undo_append(before);
         }
         for seq in self.journal.marked.drain(..) {
             self.sequences[seq].append = None;

@@ -7,8 +7,7 @@ use crate::manager::Manager;
 use crate::sequences::sequence::Sequence;
 use crate::spec::Mode;
 use crate::step::batch::Batch;
-use crate::step::mask::{self, MaskBlock, MaskElement};
-use crate::step::mask_spec::MaskSpec;
+use crate::step::mask::{self, MaskBlock, MaskElement, MaskSpec};
 use crate::step::plan::Entry;
 
 /// The number that the rows of a mask over cells are a multiple of.
@@ -17,7 +16,7 @@ const MASK_ROWS: usize = 32;
 impl Manager {
     pub(crate) fn key_positions_into(&self, positions: &mut Vec<i64>) {
         positions.clear();
-        if self.spec().mode() != Mode::Cells {
+        if self.spec().mode != Mode::Cells {
             for entry in &self.state.plan.entries {
                 positions.extend(self.state.sequences[entry.seq].positions.iter());
             }
@@ -37,17 +36,17 @@ impl Manager {
         let last = |starts: &[i64]| starts.last().map_or(0, |&end| end as usize);
         let Batch { seqstarts, kvstarts, .. } = &self.tensors.batch;
         let (tokens, rows) = (last(seqstarts), last(kvstarts));
-        match self.spec().mode() {
+        match self.spec().mode {
             Mode::Cells => spec.shape(tokens.next_multiple_of(MASK_ROWS), rows - tokens),
             Mode::Paged { .. } | Mode::Runs => spec.shape(tokens, rows),
         }
     }
 
     pub(crate) fn mask_into<T: MaskElement>(&self, spec: &MaskSpec<'_>, mask: &mut [T]) -> Result<(), Error> {
-        let (shape, slopes) = (self.mask_shape(spec), spec.slopes());
-        let visibility = spec.visibility(self.spec().window(), self.spec().sink());
+        let (shape, slopes) = (self.mask_shape(spec), spec.slopes);
+        let visibility = spec.visibility(self.spec().window, self.spec().sink);
         let entries = self.state.plan.entries.iter().map(|entry| (entry, &self.state.sequences[entry.seq]));
-        match self.spec().mode() {
+        match self.spec().mode {
             Mode::Cells => {
                 let blocks = entries.map(|(entry, sequence)| {
                     let cells = sequence.table().chunk_by(|&cell, &next| cell + 1 == next);

@@ -1,4 +1,4 @@
-//! Filling attention masks: which keys each query of a step sees.
+//! Attention masks: which keys each query of a step sees.
 
 use half::f16;
 
@@ -35,6 +35,54 @@ impl MaskElement for f16 {
 
     fn from_f32(value: f32) -> Self {
         Self::from_f32(value)
+    }
+}
+
+/// What a mask hides beside other sequences and later positions, the values of visible keys, and the least size.
+///
+/// A key is visible to a query of the same sequence whose position is not smaller. Visible keys are 0, or a bias where
+/// there are `slopes`; all else is -inf, rows and columns of padding included. Ignore the rows of padding: the softmax of
+/// -inf alone is NaN.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct MaskSpec<'a> {
+    /// The window: by default the window of the cache's specification.
+    pub window: MaskWindow,
+    /// Biases by distance (ALiBi): a plane for each slope, usually one per head, in which a visible key is
+    /// -|pos_q - pos_k| * slope, computed in float32 and rounded to the mask's type.
+    pub slopes: Option<&'a [f32]>,
+    /// The least number of rows and of columns.
+    pub padded: [usize; 2],
+}
+
+/// The window of a mask: a query at position q sees keys at positions above q - W, and the sequence's first `sink`
+/// rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MaskWindow {
+    /// The window of the cache's specification, if it has one.
+    #[default]
+    Spec,
+    /// No window: all earlier positions.
+    None,
+    /// This W, with the `sink` of the cache's specification.
+    Some(usize),
+}
+
+impl MaskSpec<'_> {
+    /// The shape (planes, rows, columns) of a mask that needs that many rows and columns.
+    pub(super) fn shape(&self, rows: usize, columns: usize) -> [usize; 3] {
+        let planes = self.slopes.map_or(1, <[f32]>::len);
+        [planes, rows.max(self.padded[0]), columns.max(self.padded[1])]
+    }
+
+    /// What the mask shows, with the window and the sinks of the cache's specification.
+    pub(super) fn visibility(&self, spec_window: Option<usize>, sink: usize) -> Visibility {
+        let window = match self.window {
+            MaskWindow::Spec => spec_window,
+            MaskWindow::None => None,
+            MaskWindow::Some(window) => Some(window),
+        };
+        let window = window.map_or(i64::MAX, |window| i64::try_from(window).unwrap_or(i64::MAX));
+        Visibility { window, sink }
     }
 }
 
@@ -184,11 +232,10 @@ mod tests {
     use std::iter::{Once, once};
 
     use super::*;
-    use crate::step::mask_spec::MaskSpec;
 
     #[test]
     fn a_mask_of_another_length_is_refused() {
-        let spec = MaskSpec::causal();
+        let spec = MaskSpec::default();
         let fill = |len: usize, shape| {
             let mut mask = vec![7.0_f32; len];
             let blocks = std::iter::empty::<MaskBlock<Once<_>, Once<_>>>();
@@ -212,7 +259,7 @@ mod tests {
     #[test]
     fn distances_at_the_largest_position() {
         let slopes = [0.5_f32, 1e-5];
-        let spec = MaskSpec::causal().alibi(&slopes);
+        let spec = MaskSpec { slopes: Some(&slopes), ..MaskSpec::default() };
         let last = crate::sequences::positions::MAX_POSITION;
         let key_positions = [(0, 1), (last, 1)].into_iter();
         let block = MaskBlock { n: 1, position: last, key_positions, key_columns: once((0, 2)) };

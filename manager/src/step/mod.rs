@@ -21,7 +21,6 @@ pub(crate) mod batch;
 pub(crate) mod journal;
 mod key_positions;
 pub(crate) mod mask;
-pub(crate) mod mask_spec;
 pub(crate) mod plan;
 pub(crate) mod tensors;
 
@@ -38,11 +37,10 @@ use crate::memory::update::copy;
 use crate::state::{Open, State};
 use crate::step::append::Append;
 use crate::step::batch::{Batch, batch_tensors};
-use crate::step::mask::MaskElement;
-use crate::step::mask_spec::MaskSpec;
+use crate::step::mask::{MaskElement, MaskSpec};
 use crate::step::tensors::Tensors;
 
-/// Rolls back what is open when it is dropped.
+/// A manager with an open step or load. Dropped, it rolls that back.
 #[derive(Debug)]
 pub(crate) struct Guard<'m>(pub(crate) &'m mut Manager);
 
@@ -139,7 +137,7 @@ impl Step<'_> {
     }
 
     /// Writes a mask of the shape [`mask_shape`](Self::mask_shape), float32 or float16, for attention over `key` and
-    /// `value`; in the mode `cells` over those of the second entry. A visible key is 0 or a bias, all else is -inf.
+    /// `value`; in the mode `cells` over the keys of the second entry. A visible key is 0 or a bias, all else is -inf.
     ///
     /// # Errors
     /// [`Error::MaskLength`].
@@ -182,12 +180,12 @@ impl Manager {
         }
     }
 
-    /// A step is open.
+    /// Whether a step is open that was applied.
     pub(crate) fn is_applied(&self) -> bool {
         self.open == Some(Open::Applied)
     }
 
-    /// Ends what is open as if it had never begun. Cached pages that may have been `written` leave the index.
+    /// Undoes the open step or load. Cached pages that may have been `written` leave the index.
     fn rollback(&mut self, written: impl FnMut(u32) -> bool) {
         self.state.rollback(written);
         self.state.settle();
@@ -217,7 +215,7 @@ impl Manager {
         })
     }
 
-    /// Runs what is queued, before the memory writes for the open step, which an error rolls back.
+    /// Runs queued copies and rotations, before the memory writes for the open step. An error rolls the step back.
     pub(crate) fn drain(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
         // Rows that an update rotates were live before the plan; pages that its copies were to write when they failed
         // leave the prefix index when it is settled.
@@ -258,7 +256,7 @@ impl Manager {
         if let Some(blocks) = &mut state.blocks {
             blocks.forget_found();
         }
-        if let Some(threshold) = state.spec.defrag_threshold()
+        if let Some(threshold) = state.spec.defrag_threshold
             && state.pages.any_freed()
             && state.fragmentation() > threshold
         {

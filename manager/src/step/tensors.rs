@@ -16,7 +16,7 @@ pub(crate) struct Tensors {
     pub(crate) cachestarts: ArrayD<i64>,
     pub(crate) token_ids: Vec<i64>,
     pub(crate) cached: Vec<i64>,
-    /// By row of `cachestarts`: what it has.
+    /// By row of `cachestarts`: the pages that it names.
     rows: Vec<Row>,
 }
 
@@ -44,7 +44,7 @@ impl Tensors {
                 None => self.token_ids.resize(self.token_ids.len() + entry.n, -1),
             }
         }
-        match state.spec.mode() {
+        match state.spec.mode {
             Mode::Paged { .. } => {
                 self.reshape_cachestarts(state)?;
                 self.fill_cachestarts(state);
@@ -87,7 +87,7 @@ impl Tensors {
     fn reshape_cachestarts(&mut self, state: &State) -> Result<(), Error> {
         let entries = &state.plan.entries;
         let widest = || entries.iter().map(|entry| state.sequences[entry.seq].table().len()).max().unwrap_or(0);
-        let shape = [entries.len(), state.spec.max_pages().unwrap_or_else(widest)];
+        let shape = [entries.len(), state.spec.max_pages.unwrap_or_else(widest)];
         if self.cachestarts.shape() == shape {
             return Ok(());
         }

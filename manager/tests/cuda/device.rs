@@ -8,7 +8,7 @@ use kvcache_manager::op::cuda::cudarc::driver::{CudaSlice, CudaStream};
 use kvcache_manager::op::cuda::{DeviceMut, Staging, primary_context};
 use kvcache_manager::op::kernels::write_floats;
 use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{CacheSpec, DeviceMemory, Geometry, Mode};
+use kvcache_manager::{CacheSettings, CacheSpec, DeviceMemory, Geometry, Mode};
 use kvcache_testing::manager::memory::Memory;
 
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -17,13 +17,18 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 pub type Types = (ElementType, Option<(QuantBit, usize, ElementType)>);
 
 pub fn spec(layout: CacheLayout, (cache, quant): Types, geometry: Geometry) -> Result<CacheSpec> {
-    let builder = CacheSpec::builder(geometry).layout(layout).mode(Mode::Paged { page_size: 4 });
+    let settings = CacheSettings { geometry, layout, mode: Mode::Paged { page_size: 4 }, ..CacheSettings::default() };
     Ok(match quant {
         // With rotated keys in every other layout.
-        Some((bit, group, scale)) => builder.quantized(bit, group, scale).quant_rotation(layout.code() % 2 == 1),
-        None => builder.cache_type(cache),
+        Some((bit, group, scale)) => CacheSettings {
+            cache_type: bit.element(),
+            quant: Some((group, scale)),
+            quant_rotation: layout.code() % 2 == 1,
+            ..settings
+        },
+        None => CacheSettings { cache_type: cache, ..settings },
     }
-    .build()?)
+    .check()?)
 }
 
 /// A cache of random numbers on the host, and the same on the first GPU.
@@ -39,8 +44,8 @@ impl Twins {
     /// `staged` rows are on their way at once.
     pub fn new(spec: &CacheSpec, staged: usize, entropy: &mut Unstructured) -> Result<Self> {
         let mut host = Memory::new(spec);
-        fill(spec.cache_type(), host.cache.bytes_mut(), entropy);
-        if let (Some(scale), Some((_, _, t3))) = (&mut host.scale, spec.quant()) {
+        fill(spec.cache_type, host.cache.bytes_mut(), entropy);
+        if let (Some(scale), Some((_, t3))) = (&mut host.scale, spec.quant) {
             fill(t3, scale.bytes_mut(), entropy);
         }
         let context = primary_context(0)?;
@@ -54,9 +59,9 @@ impl Twins {
 
     pub fn on_device<T>(&mut self, act: impl FnOnce(&mut DeviceMemory<'_>) -> T) -> Result<T> {
         let Self { host: Memory { spec, .. }, stream, staging, cache, scale } = self;
-        let cache = DeviceMut::from_bytes(spec.cache_type(), spec.cache_shape(), cache, stream);
-        let scale = scale.as_mut().zip(spec.quant().zip(spec.scale_shape()));
-        let scale = scale.map(|(scale, ((_, _, t3), shape))| DeviceMut::from_bytes(t3, shape, scale, stream));
+        let cache = DeviceMut::from_bytes(spec.cache_type, spec.cache_shape(), cache, stream);
+        let scale = scale.as_mut().zip(spec.quant.zip(spec.scale_shape()));
+        let scale = scale.map(|(scale, ((_, t3), shape))| DeviceMut::from_bytes(t3, shape, scale, stream));
         Ok(act(&mut DeviceMemory::new(spec, cache, scale, stream, staging)?))
     }
 

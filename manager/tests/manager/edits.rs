@@ -1,16 +1,16 @@
 //! What edits and windows cost: the rows that they move, and the pages that they take. That they are right is the state
 //! machine's matter.
 
-use kvcache_manager::schema::{ElementType, QuantBit};
-use kvcache_manager::{CacheSpecBuilder, Create, Error, Mode, Rope, Rotation, SeqId};
+use kvcache_manager::schema::ElementType;
+use kvcache_manager::{CacheSettings, Create, Error, Mode, Rope, Rotation, SeqId};
 use kvcache_testing::manager::managed::Managed;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::golden::builder;
+use crate::golden::settings;
 
 fn made(mode: Mode, max_t: usize) -> Managed {
-    Managed::new(builder(1, 1, 2, max_t).mode(mode).rope(Rope::neox(2, 1e4)))
+    Managed::new(CacheSettings { mode, rope: Some(Rope::neox(2, 1e4)), ..settings(1, 1, 2, max_t) })
 }
 
 /// Does what is queued; gives how many rows were copied.
@@ -94,8 +94,8 @@ proptest! {
     ) {
         let c = chunks.iter().copied().max().unwrap();
         let pages = (width + slack + c - 1 + page_size - 1).div_ceil(page_size) + sink.div_ceil(page_size);
-        let builder = builder(1, 1, 2, pages * page_size).mode(Mode::Paged { page_size });
-        let mut cache = Managed::new(builder.window(width).sink(sink).slack(slack));
+        let settings = CacheSettings { mode: Mode::Paged { page_size }, ..settings(1, 1, 2, pages * page_size) };
+        let mut cache = Managed::new(CacheSettings { window: Some(width), sink, slack, ..settings });
         let seq = cache.manager.create();
         for n in chunks {
             // With exactly so many pages no step is refused.
@@ -138,8 +138,8 @@ fn a_lost_owner_of_a_page_does_not_keep_its_rows_from_being_turned() {
 
 #[test]
 fn codes_decide_how_often_keys_are_rotated() {
-    let shifts = |builder: CacheSpecBuilder| {
-        let mut cache = Managed::new(builder.mode(Mode::Cells).rope(Rope::neox(2, 1e4)));
+    let shifts = |settings: CacheSettings| {
+        let mut cache = Managed::new(CacheSettings { mode: Mode::Cells, rope: Some(Rope::neox(2, 1e4)), ..settings });
         let seq = cache.sequence(3);
         let mut shift = |_| {
             let shifted = cache.manager.seq_add(seq, 1.., 1);
@@ -148,9 +148,15 @@ fn codes_decide_how_often_keys_are_rotated() {
         };
         (0..6).map(|i: usize| shift(i)).collect::<Vec<_>>()
     };
-    let cache = || builder(1, 1, 2, 8);
+    let cache = || settings(1, 1, 2, 8);
     let limited = [Ok(()), Ok(()), Ok(()), Ok(()), Err("shift_limit"), Err("shift_limit")];
-    assert_eq!(shifts(cache().quantized(QuantBit::Four, 2, ElementType::Float32)), limited);
-    assert_eq!(shifts(cache().quantized(QuantBit::Eight, 2, ElementType::Float32)), [Ok(()); 6]);
-    assert_eq!(shifts(cache().cache_type(ElementType::Int8)), [Err("not_shiftable"); 6]);
+    assert_eq!(
+        shifts(CacheSettings { cache_type: ElementType::Int4, quant: Some((2, ElementType::Float32)), ..cache() }),
+        limited
+    );
+    assert_eq!(
+        shifts(CacheSettings { cache_type: ElementType::Int8, quant: Some((2, ElementType::Float32)), ..cache() }),
+        [Ok(()); 6]
+    );
+    assert_eq!(shifts(CacheSettings { cache_type: ElementType::Int8, ..cache() }), [Err("not_shiftable"); 6]);
 }

@@ -2,16 +2,16 @@
 //! computes.
 
 use kvcache_manager::schema::CacheLayout;
-use kvcache_manager::{CacheSpec, CacheSpecBuilder, Geometry, Manager, Mode, Rope, find_slot};
+use kvcache_manager::{CacheSettings, Geometry, Manager, Mode, Rope, find_slot};
 use kvcache_testing::manager::managed::Managed;
 
-pub fn builder(num_layer: usize, num_heads: usize, head_dim: usize, max_t: usize) -> CacheSpecBuilder {
-    CacheSpec::builder(Geometry { num_layer, num_heads, head_dim, max_t })
+pub fn settings(num_layer: usize, num_heads: usize, head_dim: usize, max_t: usize) -> CacheSettings {
+    CacheSettings { geometry: Geometry { num_layer, num_heads, head_dim, max_t }, ..CacheSettings::default() }
 }
 
 /// A small cache that can be shifted.
-fn small(mode: Mode, max_t: usize) -> CacheSpecBuilder {
-    builder(1, 1, 8, max_t).mode(mode).rope(Rope::neox(8, 1e4))
+fn small(mode: Mode, max_t: usize) -> CacheSettings {
+    CacheSettings { mode, rope: Some(Rope::neox(8, 1e4)), ..settings(1, 1, 8, max_t) }
 }
 
 pub fn live_pages(manager: &Manager) -> usize {
@@ -29,14 +29,14 @@ fn g1_find_slot() {
 
 #[test]
 fn g6_byte_offsets_of_slots() {
-    let spec = builder(1, 32, 128, 1024).layout(CacheLayout::KvMajor).build().unwrap();
+    let spec = CacheSettings { layout: CacheLayout::KvMajor, ..settings(1, 32, 128, 1024) }.check().unwrap();
     let offset = |slot: usize| spec.rows().cache_ranges(slot..slot + 1).unwrap().next().unwrap().start;
     assert_eq!([offset(6), offset(13)], [49152, 106496]);
 }
 
 #[test]
 fn g14_windows() {
-    let mut cache = Managed::new(small(Mode::Paged { page_size: 1 }, 4).window(4));
+    let mut cache = Managed::new(CacheSettings { window: Some(4), ..small(Mode::Paged { page_size: 1 }, 4) });
     let seq = cache.manager.create();
     let mut written = Vec::new();
     for _ in 0..8 {
@@ -61,11 +61,11 @@ fn g16_forks_of_a_prompt() {
 
 #[test]
 fn g19_bytes_of_a_cache() {
-    let nbytes = |num_heads, max_t| builder(32, num_heads, 128, max_t).build().unwrap().nbytes();
+    let nbytes = |num_heads, max_t| settings(32, num_heads, 128, max_t).check().unwrap().nbytes();
     assert_eq!(nbytes(32, 1024), 512 << 20);
     assert_eq!(nbytes(8, 30016), 3_934_257_152);
     assert_eq!(nbytes(8, 30016), 3752 << 20);
-    let spec = builder(32, 8, 128, 30016).build().unwrap();
+    let spec = settings(32, 8, 128, 30016).check().unwrap();
     assert_eq!(spec.max_tokens(3_934_257_152), 30016);
     assert_eq!(spec.max_tokens(3_934_257_151), 30015);
 }

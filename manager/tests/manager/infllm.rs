@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use kvcache_manager::schema::{ElementType, QuantBit};
+use kvcache_manager::schema::ElementType;
 use kvcache_manager::{
-    BlockScore, CacheSpec, Error, Eviction, Geometry, InfLlm, InfLlmConfig, InfLlmStep, Mode, SeqId, infllm_partition,
+    BlockScore, CacheSettings, CacheSpec, Error, Eviction, Geometry, InfLlm, InfLlmConfig, InfLlmStep, Mode, SeqId,
+    infllm_partition,
 };
 use kvcache_testing::manager::memory::Memory;
 use kvcache_testing::manager::store::Store;
@@ -26,20 +27,20 @@ fn number(seed: u64) -> f32 {
 
 fn spec(int8: bool) -> CacheSpec {
     let geometry = Geometry { num_layer: LAYERS, num_heads: HEADS, head_dim: HEAD_DIM, max_t: 1024 };
-    let builder = CacheSpec::builder(geometry).mode(Mode::Paged { page_size: PAGE });
-    let builder = if int8 {
-        builder.quantized(QuantBit::Eight, 2, ElementType::Float32)
+    let settings = CacheSettings { geometry, mode: Mode::Paged { page_size: PAGE }, ..CacheSettings::default() };
+    let settings = if int8 {
+        CacheSettings { cache_type: ElementType::Int8, quant: Some((2, ElementType::Float32)), ..settings }
     } else {
-        builder.cache_type(ElementType::Float32)
+        CacheSettings { cache_type: ElementType::Float32, ..settings }
     };
-    builder.build().unwrap()
+    settings.check().unwrap()
 }
 
 /// A canonical row.
 fn row(spec: &CacheSpec, seed: u64) -> Vec<u8> {
     let len = LAYERS * 2 * HEADS * HEAD_DIM;
     let numbers = (0..len as u64).map(|i| number(seed * 1000 + i));
-    if spec.quant().is_some() {
+    if spec.quant.is_some() {
         let scales = [0.5_f32.to_le_bytes(); LAYERS * 2 * HEADS * HEAD_DIM / 2];
         numbers.map(|x| x as i8 as u8).chain(scales.into_iter().flatten()).collect()
     } else {

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use kvcache_manager::schema::{ElementType, QuantBit};
+use kvcache_manager::schema::ElementType;
 use kvcache_manager::{
-    BlockScore, CacheMemory, CacheSpec, CacheSpecBuilder, Error, Eviction, FarPositions, Geometry, InfLlm,
-    InfLlmConfig, KeyForm, Mode, Rope, Rotation, SeqId, infllm_partition,
+    BlockScore, CacheMemory, CacheSettings, Error, Eviction, FarPositions, Geometry, InfLlm, InfLlmConfig, KeyForm,
+    Mode, Rope, Rotation, SeqId, ShiftLimit, infllm_partition,
 };
 use kvcache_testing::manager::memory::{Faults, Memory};
 use kvcache_testing::manager::store::{Fault, Store};
@@ -15,9 +15,14 @@ use ndarray::{Array2, Array3};
 const LAYERS: usize = 2;
 const HEAD_DIM: usize = 4;
 
-fn builder() -> CacheSpecBuilder {
+fn settings() -> CacheSettings {
     let geometry = Geometry { num_layer: LAYERS, num_heads: 1, head_dim: HEAD_DIM, max_t: 256 };
-    CacheSpec::builder(geometry).mode(Mode::Paged { page_size: 2 }).cache_type(ElementType::Float32)
+    CacheSettings {
+        geometry,
+        mode: Mode::Paged { page_size: 2 },
+        cache_type: ElementType::Float32,
+        ..CacheSettings::default()
+    }
 }
 
 /// Two first tokens, four last ones, blocks of two by the bounds of their keys.
@@ -39,8 +44,8 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(spec: CacheSpecBuilder, config: InfLlmConfig) -> Self {
-        let (spec, store) = (spec.build().unwrap(), Arc::new(Store::default()));
+    fn new(spec: CacheSettings, config: InfLlmConfig) -> Self {
+        let (spec, store) = (spec.check().unwrap(), Arc::new(Store::default()));
         let infllm = InfLlm::new(spec.clone(), config, store.clone()).unwrap();
         Self { memory: Memory::new(&spec), store, infllm }
     }
@@ -75,7 +80,7 @@ fn far_fixed_positions_stay_below_n_ctx() -> Result<(), Error> {
     let rope = Rope::neox(HEAD_DIM, 100.0);
     for (form, n_ctx) in [(KeyForm::Roped, 16), (KeyForm::PreRope, 16), (KeyForm::Roped, 40)] {
         let config = InfLlmConfig { positions: FarPositions::FarFixed { n_ctx }, ..quest(3) };
-        let mut cache = Cache::new(builder().rope(rope.clone()).key_form(form), config);
+        let mut cache = Cache::new(CacheSettings { rope: Some(rope.clone()), key_form: form, ..settings() }, config);
         let mut scratch = Memory::new(&cache.memory.spec);
         let seq = cache.infllm.create(None)?;
         let mut shifted = false;
@@ -126,7 +131,7 @@ fn far_fixed_positions_stay_below_n_ctx() -> Result<(), Error> {
 #[test]
 fn far_constant_positions_are_no_further_than_local_ones() -> Result<(), Error> {
     let config = InfLlmConfig { positions: FarPositions::FarConstant, ..quest(20) };
-    let mut cache = Cache::new(builder().key_form(KeyForm::PreRope), config);
+    let mut cache = Cache::new(CacheSettings { key_form: KeyForm::PreRope, ..settings() }, config);
     let seq = cache.infllm.create(None)?;
     cache.append(seq, &(0..9).map(row).collect::<Vec<_>>())?;
     let step = cache.infllm.begin_step(&[(seq, 2)], &mut cache.memory)?;
@@ -140,7 +145,7 @@ fn far_constant_positions_are_no_further_than_local_ones() -> Result<(), Error> 
 #[test]
 fn failures_change_nothing() -> Result<(), Error> {
     let config = InfLlmConfig { score: BlockScore::PageBounds, ..InfLlmConfig::new(2, 4, 4, 1) };
-    let mut cache = Cache::new(builder(), config);
+    let mut cache = Cache::new(settings(), config);
     let seq = cache.infllm.create(None)?;
     cache.fill(seq, 0..9)?;
     // Two blocks would form; the second does not reach the store.
@@ -205,7 +210,7 @@ fn failures_change_nothing() -> Result<(), Error> {
 #[test]
 fn keys_whose_rotation_fails_are_lost() -> Result<(), Error> {
     let config = InfLlmConfig { positions: FarPositions::FarFixed { n_ctx: 12 }, ..quest(30) };
-    let mut cache = Cache::new(builder().rope(Rope::neox(HEAD_DIM, 100.0)), config);
+    let mut cache = Cache::new(CacheSettings { rope: Some(Rope::neox(HEAD_DIM, 100.0)), ..settings() }, config);
     let (a, b) = (cache.infllm.create(None)?, cache.infllm.create(None)?);
     cache.fill(a, 0..12)?;
     cache.memory.faults = Faults { fails_at: Some(cache.memory.calls.get()), ..Faults::default() };
@@ -222,9 +227,14 @@ fn keys_whose_rotation_fails_are_lost() -> Result<(), Error> {
 
 #[test]
 fn int4_keys_are_rotated_no_more_often_than_they_may() -> Result<(), Error> {
-    let spec = builder().quantized(QuantBit::Four, 2, ElementType::Float32).rope(Rope::neox(HEAD_DIM, 100.0));
+    let spec = CacheSettings {
+        cache_type: ElementType::Int4,
+        quant: Some((2, ElementType::Float32)),
+        rope: Some(Rope::neox(HEAD_DIM, 100.0)),
+        ..settings()
+    };
     let config = InfLlmConfig { positions: FarPositions::FarFixed { n_ctx: 10 }, topk: 1, ..quest(1) };
-    let mut cache = Cache::new(spec.shift_limit(Some(2)), config);
+    let mut cache = Cache::new(CacheSettings { shift_limit: ShiftLimit::Updates(2), ..spec }, config);
     let seq = cache.infllm.create(None)?;
     let tokens = (0..40).try_for_each(|_| {
         cache.infllm.begin_step(&[(seq, 1)], &mut cache.memory)?.commit(&cache.memory)?;
@@ -239,7 +249,12 @@ fn int4_keys_are_rotated_no_more_often_than_they_may() -> Result<(), Error> {
 #[test]
 fn a_saved_sequence_goes_on() -> Result<(), Error> {
     let fixed = |n_ctx| InfLlmConfig { positions: FarPositions::FarFixed { n_ctx }, ..quest(2) };
-    let cache = |config| Cache::new(builder().key_form(KeyForm::PreRope).rope(Rope::neox(HEAD_DIM, 100.0)), config);
+    let cache = |config| {
+        Cache::new(
+            CacheSettings { key_form: KeyForm::PreRope, rope: Some(Rope::neox(HEAD_DIM, 100.0)), ..settings() },
+            config,
+        )
+    };
     let mut first = cache(fixed(16));
     let seq = first.infllm.create(None)?;
     for token in 0..40 {
@@ -288,30 +303,34 @@ fn a_saved_sequence_goes_on() -> Result<(), Error> {
 
 #[test]
 fn refusals() -> Result<(), Error> {
-    let kind = |spec: CacheSpecBuilder, config| {
-        InfLlm::new(spec.build().unwrap(), config, Arc::new(Store::default())).unwrap_err().kind()
+    let kind = |spec: CacheSettings, config| {
+        InfLlm::new(spec.check().unwrap(), config, Arc::new(Store::default())).unwrap_err().kind()
     };
     let far = |positions| InfLlmConfig { positions, ..quest(1) };
     for (expected, spec, config) in [
-        ("not_paged", builder().mode(Mode::Runs), quest(1)),
-        ("multiple", builder(), InfLlmConfig { local: 5, ..quest(1) }),
-        ("spec_range", builder(), quest(0)),
-        ("spec_range", builder(), InfLlmConfig { score: BlockScore::None, ..quest(1) }),
-        ("spec_range", builder(), InfLlmConfig { max_cached: 1, ..quest(2) }),
-        ("spec_range", builder(), InfLlmConfig { repr_topk: 3, ..quest(2) }),
-        ("spec_range", builder(), InfLlmConfig { num_repeat: 0, ..quest(2) }),
-        ("spec_range", builder(), InfLlmConfig { block: 0, ..quest(2) }),
-        ("fraction", builder(), InfLlmConfig { alpha: f32::NAN, ..quest(2) }),
-        ("fraction", builder(), InfLlmConfig { eviction: Eviction::Decayed { decay: 1.5 }, ..quest(2) }),
-        ("static_scales", builder().cache_type(ElementType::Float8E4M3Fn), quest(2)),
-        ("rotated_keys", builder(), far(FarPositions::FarConstant)),
-        ("not_shiftable", builder(), far(FarPositions::FarFixed { n_ctx: 99 })),
-        ("spec_range", builder().key_form(KeyForm::PreRope), far(FarPositions::FarFixed { n_ctx: 9 })),
+        ("not_paged", CacheSettings { mode: Mode::Runs, ..settings() }, quest(1)),
+        ("multiple", settings(), InfLlmConfig { local: 5, ..quest(1) }),
+        ("spec_range", settings(), quest(0)),
+        ("spec_range", settings(), InfLlmConfig { score: BlockScore::None, ..quest(1) }),
+        ("spec_range", settings(), InfLlmConfig { max_cached: 1, ..quest(2) }),
+        ("spec_range", settings(), InfLlmConfig { repr_topk: 3, ..quest(2) }),
+        ("spec_range", settings(), InfLlmConfig { num_repeat: 0, ..quest(2) }),
+        ("spec_range", settings(), InfLlmConfig { block: 0, ..quest(2) }),
+        ("fraction", settings(), InfLlmConfig { alpha: f32::NAN, ..quest(2) }),
+        ("fraction", settings(), InfLlmConfig { eviction: Eviction::Decayed { decay: 1.5 }, ..quest(2) }),
+        ("static_scales", CacheSettings { cache_type: ElementType::Float8E4M3Fn, ..settings() }, quest(2)),
+        ("rotated_keys", settings(), far(FarPositions::FarConstant)),
+        ("not_shiftable", settings(), far(FarPositions::FarFixed { n_ctx: 99 })),
+        (
+            "spec_range",
+            CacheSettings { key_form: KeyForm::PreRope, ..settings() },
+            far(FarPositions::FarFixed { n_ctx: 9 }),
+        ),
     ] {
         assert_eq!(kind(spec, config), expected);
     }
     let config = InfLlmConfig { repr_topk: 1, ..InfLlmConfig::new(2, 4, 2, 1) };
-    let mut cache = Cache::new(builder().max_pages(9), config);
+    let mut cache = Cache::new(CacheSettings { max_pages: Some(9), ..settings() }, config);
     let seq = cache.infllm.create(None)?;
     let mass = |rows: usize, x: f32| Array2::from_elem((1, rows), x);
     let mut step = cache.infllm.begin_step(&[(seq, 3)], &mut cache.memory)?;
@@ -344,7 +363,7 @@ fn refusals() -> Result<(), Error> {
     assert_eq!(refused(&[(SeqId::default(), 1)]), "unknown_seq");
     assert_eq!(refused(&[(seq, usize::MAX)]), "position_overflow");
     assert_eq!(refused(&[(seq, 19)]), "too_many_pages");
-    let mut cache = Cache::new(builder(), quest(1));
+    let mut cache = Cache::new(settings(), quest(1));
     let seqs = [cache.infllm.create(None)?, cache.infllm.create(Some(other))?];
     assert_eq!(cache.infllm.create(Some(other)).unwrap_err().kind(), "known_seq");
     let refused = cache.infllm.begin_step(&[(seqs[0], 200), (seqs[1], 57)], &mut cache.memory).unwrap_err();

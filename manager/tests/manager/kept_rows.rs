@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use kvcache_manager::{Append, Error, Mode, Rope, SeqId};
+use kvcache_manager::{Append, CacheSettings, Error, Mode, Rope, SeqId};
 use kvcache_testing::manager::managed::Managed;
 use kvcache_testing::manager::store::Store;
 use proptest::prelude::*;
 
-use super::golden::{builder, live_pages};
+use super::golden::{live_pages, settings};
 
 const WINDOW: usize = 6;
 
@@ -26,8 +26,9 @@ fn digest(tokens: &[u32]) -> u8 {
 
 impl Script {
     fn new(page_size: usize, slack: usize, num_pages: usize, has_store: bool) -> Self {
-        let spec = builder(1, 1, 4, num_pages * page_size).mode(Mode::Paged { page_size });
-        let spec = spec.rope(Rope::neox(4, 1e4)).window(WINDOW).slack(slack).keep_rows(true);
+        let spec = CacheSettings { mode: Mode::Paged { page_size }, ..settings(1, 1, 4, num_pages * page_size) };
+        let spec =
+            CacheSettings { rope: Some(Rope::neox(4, 1e4)), window: Some(WINDOW), slack, keep_rows: true, ..spec };
         let cache = if has_store { Managed::with_store(spec, Arc::<Store>::default()) } else { Managed::new(spec) };
         Self { cache, page_size, slack, seqs: Vec::new() }
     }
@@ -189,12 +190,18 @@ fn what_needs_rows_that_the_window_has_passed_is_refused() {
     let refused = manager.save_seq("nowhere", &script.cache.memory, seq).unwrap_err();
     assert_eq!(refused.to_string(), "a window has freed the pages of the first 6 rows of a sequence, expected none");
     assert!(*manager == before);
-    for builder in [
-        builder(1, 1, 4, 8).mode(Mode::Paged { page_size: 4 }).keep_rows(true),
-        builder(1, 1, 4, 8).mode(Mode::Paged { page_size: 4 }).window(4).sink(1).keep_rows(true),
-        builder(1, 1, 4, 8).mode(Mode::Runs).window(4).keep_rows(true),
-        builder(1, 1, 4, 7).mode(Mode::Paged { page_size: 4 }).window(4).keep_rows(true),
+    for settings in [
+        CacheSettings { mode: Mode::Paged { page_size: 4 }, keep_rows: true, ..settings(1, 1, 4, 8) },
+        CacheSettings {
+            mode: Mode::Paged { page_size: 4 },
+            window: Some(4),
+            sink: 1,
+            keep_rows: true,
+            ..settings(1, 1, 4, 8)
+        },
+        CacheSettings { mode: Mode::Runs, window: Some(4), keep_rows: true, ..settings(1, 1, 4, 8) },
+        CacheSettings { mode: Mode::Paged { page_size: 4 }, window: Some(4), keep_rows: true, ..settings(1, 1, 4, 7) },
     ] {
-        assert_eq!(builder.build().unwrap_err().kind(), "spec_range");
+        assert_eq!(settings.check().unwrap_err().kind(), "spec_range");
     }
 }

@@ -5,10 +5,10 @@ use kvcache_conformance::Tensor;
 use kvcache_conformance::backends::{read, write};
 use kvcache_manager::op::{Backend, KeyValueCache, Outputs, Serial};
 use kvcache_manager::schema::ElementType::Float32;
-use kvcache_manager::{Append, Mode, Rope, SeqId};
+use kvcache_manager::{Append, CacheSettings, Mode, Rope, SeqId};
 use kvcache_testing::manager::managed::Managed;
 
-use crate::golden::builder;
+use crate::golden::settings;
 
 const NUM_LAYER: usize = 2;
 
@@ -26,7 +26,7 @@ fn elements((number, angle): Row, layer: usize, kv: usize) -> [f32; 2] {
 fn step(cache: &mut Managed, appends: &mut [(SeqId, &mut Vec<Row>, usize)], next: &mut usize) {
     let op = KeyValueCache::new(cache.memory.spec.attributes()).unwrap().with_backend(Backend::Reference);
     let Managed { manager, memory } = cache;
-    let mode = memory.spec.mode();
+    let mode = memory.spec.mode;
     let counts: Vec<_> = appends.iter().map(|(seq, _, n)| Append::count(*seq, *n)).collect();
     let step = manager.begin_step(&counts).unwrap().apply(memory).unwrap();
     let mut new = Vec::new();
@@ -68,7 +68,12 @@ fn step(cache: &mut Managed, appends: &mut [(SeqId, &mut Vec<Row>, usize)], next
 }
 
 fn follow(mode: Mode) {
-    let mut cache = Managed::new(builder(NUM_LAYER, 1, 2, 96).cache_type(Float32).mode(mode).rope(Rope::neox(2, 1e4)));
+    let mut cache = Managed::new(CacheSettings {
+        cache_type: Float32,
+        mode,
+        rope: Some(Rope::neox(2, 1e4)),
+        ..settings(NUM_LAYER, 1, 2, 96)
+    });
     let (a, b) = (cache.manager.create(), cache.manager.create());
     let (mut of_a, mut of_b, mut next) = (Vec::new(), Vec::new(), 1);
     step(&mut cache, &mut [(a, &mut of_a, 9), (b, &mut of_b, 4)], &mut next);

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheSpec, Geometry, Mode, RowCopy, SeqId};
+use kvcache_manager::{Append, CacheSettings, Geometry, Mode, RowCopy, SeqId};
 use kvcache_testing::manager::managed::Managed;
 use kvcache_testing::manager::memory::Faults;
 
@@ -19,8 +19,8 @@ fn copies(cache: &Managed, appends: &[Append<'_>]) -> Vec<RowCopy> {
 /// A cache of pages of 4 slots.
 fn made(num_pages: usize) -> Managed {
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 4 * num_pages };
-    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32);
-    Managed::new(builder.mode(Mode::Paged { page_size: 4 }))
+    let (cache_type, mode) = (ElementType::Float32, Mode::Paged { page_size: 4 });
+    Managed::new(CacheSettings { geometry, cache_type, mode, ..CacheSettings::default() })
 }
 
 /// A prompt of which each number makes a page.

@@ -2,25 +2,25 @@
 
 use half::f16;
 use kvcache_manager::op::{Serial, TensorMut};
-use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
+use kvcache_manager::schema::{CacheLayout, ElementType};
 use kvcache_manager::{
-    Append, CacheSpec, CacheSpecBuilder, Error, Geometry, HostMemory, MAX_POSITION, Manager, Mode, SeqId,
+    Append, CacheSettings, CacheSpec, Error, Geometry, HostMemory, MAX_POSITION, Manager, Mode, SeqId,
 };
 use ndarray::{Array1, Array5, Axis, s};
 
 const GEOMETRY: Geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 8, max_t: 64 };
 
 /// A cache of pages of so many slots.
-fn paged(geometry: Geometry, page_size: usize) -> CacheSpecBuilder {
-    CacheSpec::builder(geometry).mode(Mode::Paged { page_size })
+fn paged(geometry: Geometry, page_size: usize) -> CacheSettings {
+    CacheSettings { geometry, mode: Mode::Paged { page_size }, ..CacheSettings::default() }
 }
 
-fn builder() -> CacheSpecBuilder {
+fn settings() -> CacheSettings {
     paged(GEOMETRY, 4)
 }
 
 fn manager() -> Manager {
-    Manager::new(builder().max_pages(8).build().unwrap()).unwrap()
+    Manager::new(CacheSettings { max_pages: Some(8), ..settings() }.check().unwrap()).unwrap()
 }
 
 /// The refusal of a step, which changes nothing.
@@ -34,7 +34,6 @@ fn refusal(manager: &mut Manager, appends: &[Append<'_>]) -> Error {
 #[test]
 fn specifications() {
     use ElementType::{Float16, Int4, Int8, Int64};
-    use QuantBit::{Eight, Four};
     let sized = |geometry| paged(geometry, 1);
     let many = Geometry { max_t: u32::MAX as usize, num_layer: 1, num_heads: 1, head_dim: 1 };
     let most = usize::MAX >> 1;
@@ -49,24 +48,27 @@ fn specifications() {
         [
             (paged(GEOMETRY, 0), "page_size is 0, expected 1 to 64"),
             (paged(GEOMETRY, 65), "page_size is 65, expected 1 to 64"),
-            (builder().max_pages(0), "max_pages is 0, expected 1 to 64"),
-            (builder().quant_rotation(true), "quant_rotation is 1, expected 0 to 0"),
-            (builder().cache_type(Int4), "no quant_bit has cache int4 with scale none"),
-            (builder().cache_type(Int64), "no quant_bit has cache int64 with scale none"),
-            (builder().quantized(Eight, 8, Int8), "no quant_bit has cache int8 with scale int8"),
+            (CacheSettings { max_pages: Some(0), ..settings() }, "max_pages is 0, expected 1 to 64"),
+            (CacheSettings { quant_rotation: true, ..settings() }, "quant_rotation is 1, expected 0 to 0"),
+            (CacheSettings { cache_type: Int4, ..settings() }, "no quant_bit has cache int4 with scale none"),
+            (CacheSettings { cache_type: Int64, ..settings() }, "no quant_bit has cache int64 with scale none"),
+            (
+                CacheSettings { cache_type: Int8, quant: Some((8, Int8)), ..settings() },
+                "no quant_bit has cache int8 with scale int8",
+            ),
         ]
-        .map(|(builder, message)| (builder, message.to_owned())),
+        .map(|(settings, message)| (settings, message.to_owned())),
     );
-    for (bit, group) in [(Eight, 0), (Eight, 3), (Four, 1)] {
+    for (cache_type, group) in [(Int8, 0), (Int8, 3), (Int4, 1)] {
         let message = format!("quant_group is {group}, expected a divisor of head_dim 8, even for int4");
-        refused.push((builder().quantized(bit, group, Float16), message));
+        refused.push((CacheSettings { cache_type, quant: Some((group, Float16)), ..settings() }, message));
     }
-    for (builder, message) in refused {
-        assert_eq!(builder.build().unwrap_err().to_string(), message);
+    for (settings, message) in refused {
+        assert_eq!(settings.check().unwrap_err().to_string(), message);
     }
     for num_layer in [most, most / (64 * 2 * 2 * 8)] {
         for layout in CacheLayout::ALL {
-            let error = paged(Geometry { num_layer, ..GEOMETRY }, 4).layout(layout).build().unwrap_err();
+            let error = CacheSettings { layout, ..paged(Geometry { num_layer, ..GEOMETRY }, 4) }.check().unwrap_err();
             assert!(matches!(error, Error::SizeOverflow { tensor: "cache", .. }), "{error}");
         }
     }
@@ -75,7 +77,8 @@ fn specifications() {
 #[test]
 fn a_cache_whose_metadata_does_not_fit() {
     let huge = Geometry { num_layer: 1, num_heads: 1, head_dim: 1, max_t: 1 << 59 };
-    let error = Manager::new(paged(huge, 1 << 40).cache_type(ElementType::Int8).build().unwrap()).unwrap_err();
+    let error = Manager::new(CacheSettings { cache_type: ElementType::Int8, ..paged(huge, 1 << 40) }.check().unwrap())
+        .unwrap_err();
     assert_eq!(
         (error.kind(), error.to_string()),
         ("out_of_memory", format!("no memory for {} numbers of 4 bytes", 1u64 << 59))
@@ -84,9 +87,13 @@ fn a_cache_whose_metadata_does_not_fit() {
 
 #[test]
 fn tensors_of_another_cache() {
-    let spec = builder().quantized(QuantBit::Eight, 8, ElementType::Float16).build().unwrap();
-    let float = builder().cache_type(ElementType::Float32).build().unwrap();
-    let int4 = builder().quantized(QuantBit::Four, 8, ElementType::Float16).build().unwrap();
+    let spec = CacheSettings { cache_type: ElementType::Int8, quant: Some((8, ElementType::Float16)), ..settings() }
+        .check()
+        .unwrap();
+    let float = CacheSettings { cache_type: ElementType::Float32, ..settings() }.check().unwrap();
+    let int4 = CacheSettings { cache_type: ElementType::Int4, quant: Some((8, ElementType::Float16)), ..settings() }
+        .check()
+        .unwrap();
     let (mut cache, mut floats) = (Array5::<i8>::zeros(spec.cache_shape()), Array5::<f32>::zeros(spec.cache_shape()));
     let (mut scale, mut flat) = (Array5::<f16>::zeros(spec.scale_shape().unwrap()), Array1::<f16>::zeros(512));
     let mut packed = vec![0; 2048];
@@ -157,7 +164,7 @@ fn appends() {
 #[test]
 fn steps_without_room() {
     let huge = MAX_POSITION as usize + 1;
-    let wide = Manager::new(builder().build().unwrap()).unwrap();
+    let wide = Manager::new(settings().check().unwrap()).unwrap();
     for (mut manager, n, need) in [(manager(), 30, 24), (wide, huge, 3 * huge.div_ceil(4))] {
         let seqs = [(); 3].map(|()| manager.create());
         let error = refusal(&mut manager, &seqs.map(|seq| Append::count(seq, n)));
@@ -169,8 +176,8 @@ fn steps_without_room() {
 fn a_step_whose_index_tensor_does_not_fit() {
     let wide = 1 << 28;
     let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 1, max_t: wide };
-    let builder = paged(geometry, 1 << 12).cache_type(ElementType::Int8);
-    let mut manager = Manager::new(builder.max_pages(wide).build().unwrap()).unwrap();
+    let settings = CacheSettings { cache_type: ElementType::Int8, ..paged(geometry, 1 << 12) };
+    let mut manager = Manager::new(CacheSettings { max_pages: Some(wide), ..settings }.check().unwrap()).unwrap();
     let seqs: Vec<_> = (0..1 << 16).map(|_| manager.create()).collect();
     let appends: Vec<_> = seqs.iter().map(|&seq| Append::count(seq, 1)).collect();
     let error = manager.begin_step(&appends).unwrap_err();

@@ -1,14 +1,14 @@
 //! Self-extend, against the edits that it stands for.
 
-use kvcache_manager::{Append, Error, Manager, Mode, Rope, SeqId, self_extend_positions};
+use kvcache_manager::{Append, CacheSettings, Error, Manager, Mode, Rope, SeqId, self_extend_positions};
 use kvcache_testing::manager::managed::Managed;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::golden::builder;
+use crate::golden::settings;
 
 fn made(mode: Mode) -> Managed {
-    Managed::new(builder(1, 1, 4, 128).mode(mode).rope(Rope::neox(4, 1e4)))
+    Managed::new(CacheSettings { mode, rope: Some(Rope::neox(4, 1e4)), ..settings(1, 1, 4, 128) })
 }
 
 fn by_edits(manager: &mut Manager, seq: SeqId, ga_i: &mut i64, ga_n: i64, ga_w: i64) {
@@ -93,7 +93,12 @@ fn refusals_change_nothing() -> Result<(), Error> {
 
 #[test]
 fn what_a_window_took_is_grouped_with_the_others() -> Result<(), Error> {
-    let mut cache = Managed::new(builder(1, 1, 4, 128).mode(Mode::Cells).rope(Rope::neox(4, 1e4)).window(4));
+    let mut cache = Managed::new(CacheSettings {
+        mode: Mode::Cells,
+        rope: Some(Rope::neox(4, 1e4)),
+        window: Some(4),
+        ..settings(1, 1, 4, 128)
+    });
     let seq = cache.sequence(12);
     assert!(matches!(cache.manager.seq_rm(seq, 11..), Err(Error::WindowLost { gone: 8, .. })));
     cache.manager.self_extend(seq, 2, 4)?;

@@ -4,34 +4,42 @@
 
 use std::path::Path;
 
-use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
+use kvcache_manager::schema::{CacheLayout, ElementType};
 use kvcache_manager::{
-    Append, CacheSpec, CacheSpecBuilder, Create, Error, Geometry, KeyForm, Mode, Rope, RopeStyle, SeqId, SessionError,
+    Append, CacheSettings, Create, Error, Geometry, KeyForm, Mode, Rope, RopeStyle, SeqId, SessionError, ShiftLimit,
 };
 use kvcache_testing::manager::managed::Managed;
 use tempfile::{NamedTempFile, TempPath};
 
 const GEOMETRY: Geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: 64 };
 
-fn with_types(builder: CacheSpecBuilder, types: usize) -> CacheSpecBuilder {
+fn with_types(settings: CacheSettings, types: usize) -> CacheSettings {
     use ElementType::{Float16, Float32, Int8};
     match types {
-        0 => builder.cache_type(Float32),
-        1 => builder.cache_type(Float16),
-        2 => builder.cache_type(Int8),
-        3 => builder.quantized(QuantBit::Eight, 2, Float32),
-        4 => builder.quantized(QuantBit::Eight, 4, Float16),
-        _ => builder.quantized(QuantBit::Four, 4, Float32),
+        0 => CacheSettings { cache_type: Float32, ..settings },
+        1 => CacheSettings { cache_type: Float16, ..settings },
+        2 => CacheSettings { cache_type: Int8, ..settings },
+        3 => CacheSettings { cache_type: Int8, quant: Some((2, Float32)), ..settings },
+        4 => CacheSettings { cache_type: Int8, quant: Some((4, Float16)), ..settings },
+        _ => CacheSettings { cache_type: ElementType::Int4, quant: Some((4, Float32)), ..settings },
     }
 }
 
-fn builder(mode: Mode, max_t: usize, types: usize) -> CacheSpecBuilder {
-    let builder = with_types(CacheSpec::builder(Geometry { max_t, ..GEOMETRY }), types).mode(mode);
-    builder.rope(Rope::neox(4, 1e4)).shift_limit(None).fingerprint("model")
+fn settings(mode: Mode, max_t: usize, types: usize) -> CacheSettings {
+    let settings = CacheSettings {
+        mode,
+        ..with_types(CacheSettings { geometry: Geometry { max_t, ..GEOMETRY }, ..CacheSettings::default() }, types)
+    };
+    CacheSettings {
+        rope: Some(Rope::neox(4, 1e4)),
+        shift_limit: ShiftLimit::Unlimited,
+        fingerprint: "model".into(),
+        ..settings
+    }
 }
 
 fn paged(page_size: usize, max_t: usize) -> Managed {
-    Managed::new(builder(Mode::Paged { page_size }, max_t, 1))
+    Managed::new(settings(Mode::Paged { page_size }, max_t, 1))
 }
 
 /// Appends tokens and writes rows that follow from them; gives how many tokens were found in the prefix index.
@@ -146,7 +154,8 @@ fn a_loaded_prompt_begins_with_pages_that_are_there() {
 /// The removals of a window are remembered, and counts of shifts.
 #[test]
 fn windows_and_shifts_go_on() {
-    let spec = || builder(Mode::Cells, 64, 5).window(4).shift_limit(Some(1));
+    let spec =
+        || CacheSettings { window: Some(4), shift_limit: ShiftLimit::Updates(1), ..settings(Mode::Cells, 64, 5) };
     let mut cache = Managed::new(spec());
     let a = create(&mut cache, &(0..12).collect::<Vec<_>>());
     let path = save(&mut cache);
@@ -168,13 +177,13 @@ fn windows_and_shifts_go_on() {
 #[test]
 fn a_row_that_a_window_removed_and_a_shift_moved_below_0_is_no_part_of_a_session() {
     for mode in [Mode::Paged { page_size: 1 }, Mode::Runs, Mode::Cells] {
-        let mut cache = Managed::new(builder(mode, 64, 1).window(4));
+        let mut cache = Managed::new(CacheSettings { window: Some(4), ..settings(mode, 64, 1) });
         let seq = cache.manager.create();
         cache.grow(&[seq], 8);
         cache.manager.seq_add(seq, .., -5).unwrap();
         cache.update();
         let path = save(&mut cache);
-        let mut other = Managed::new(builder(mode, 64, 1).window(4));
+        let mut other = Managed::new(CacheSettings { window: Some(4), ..settings(mode, 64, 1) });
         let loaded = load(&mut other, &path)[0];
         assert_eq!(other.contents(loaded).0, [0, 1, 2], "{mode:?}");
     }
@@ -184,7 +193,7 @@ fn a_row_that_a_window_removed_and_a_shift_moved_below_0_is_no_part_of_a_session
 fn a_sequence_is_saved_beside_others() {
     let folder = tempfile::tempdir().unwrap();
     for mode in [Mode::Paged { page_size: 4 }, Mode::Runs] {
-        let mut cache = Managed::new(builder(mode, 4096, 1));
+        let mut cache = Managed::new(settings(mode, 4096, 1));
         let tokens: Vec<u32> = (0..600).collect();
         let (first, seq) = (create(&mut cache, &[7; 9]), create(&mut cache, &tokens));
         let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
@@ -269,13 +278,13 @@ fn loading_is_refused() {
 
     // Too little room; 20 rows are 5 pages.
     for (mode, expected) in [(Mode::Paged { page_size: 4 }, 16), (Mode::Runs, 19), (Mode::Cells, 19)] {
-        let error = refuses(&mut Managed::new(builder(mode, 19, 1)), &path, 1);
+        let error = refuses(&mut Managed::new(settings(mode, 19, 1)), &path, 1);
         let Error::Session(SessionError::NoRoom { need: 20, free }) = error else { panic!("{error:?}") };
         assert_eq!(free, expected);
     }
     // Room enough, but not together: cells do not mind.
     for (mode, fits) in [(Mode::Runs, false), (Mode::Cells, true)] {
-        let mut holes = Managed::new(builder(mode, 24, 1));
+        let mut holes = Managed::new(settings(mode, 24, 1));
         let seqs = [create(&mut holes, &[1; 8]), create(&mut holes, &[2; 8]), create(&mut holes, &[3; 4])];
         holes.manager.free(seqs[0]).unwrap();
         if fits {
@@ -287,7 +296,7 @@ fn loading_is_refused() {
             assert!(matches!(error, Error::NoSlot { need: 10, largest: 8, free: 12 }), "{error:?}");
         }
     }
-    let narrow = builder(Mode::Paged { page_size: 4 }, 64, 1).max_pages(4);
+    let narrow = CacheSettings { max_pages: Some(4), ..settings(Mode::Paged { page_size: 4 }, 64, 1) };
     let error = refuses(&mut Managed::new(narrow), &path, 1);
     let Error::Session(SessionError::TooManyPages { rows: 20, page_size: 4, need: 5, max_pages: 4, .. }) = error else {
         panic!("{error:?}");
@@ -299,42 +308,49 @@ fn rows_of_another_cache_are_refused() {
     let mut cache = paged(4, 64);
     create(&mut cache, &(0..10).collect::<Vec<_>>());
     let path = save(&mut cache);
-    let refused = |path: &Path, builder: CacheSpecBuilder, kind: &str, what: &str| {
-        let error = refuses(&mut Managed::new(builder), path, 0);
+    let refused = |path: &Path, settings: CacheSettings, kind: &str, what: &str| {
+        let error = refuses(&mut Managed::new(settings), path, 0);
         assert!(error.kind() == kind && error.to_string().contains(what), "expected {kind} of {what}: {error}");
     };
-    let like = |types| builder(Mode::Runs, 64, types);
-    let sized = |geometry| {
-        with_types(CacheSpec::builder(geometry), 1).mode(Mode::Runs).rope(Rope::neox(4, 1e4)).fingerprint("model")
+    let like = |types| settings(Mode::Runs, 64, types);
+    let sized = |geometry| CacheSettings {
+        mode: Mode::Runs,
+        rope: Some(Rope::neox(4, 1e4)),
+        fingerprint: "model".into(),
+        ..with_types(CacheSettings { geometry, ..CacheSettings::default() }, 1)
     };
-    for (builder, kind, what) in [
+    for (settings, kind, what) in [
         (sized(Geometry { num_layer: 1, ..GEOMETRY }), "dimensions", "num_layer"),
         (sized(Geometry { num_heads: 1, ..GEOMETRY }), "dimensions", "num_heads"),
         (sized(Geometry { head_dim: 8, ..GEOMETRY }), "dimensions", "head_dim"),
         (like(0), "types", "cache"),
         (like(3), "types", "cache"),
-        (like(1).key_form(KeyForm::PreRope), "key_form", "raw"),
-        (like(1).rope(Rope::gptj(4, 1e4)), "rope", "gptj"),
-        (like(1).rope(Rope::neox(2, 1e4)), "rope", "n_rot"),
-        (like(1).rope(Rope::neox(4, 1e4 + 1e-9)), "rope", "frequency 1"),
-        (like(1).fingerprint("another"), "fingerprint", "another"),
+        (CacheSettings { key_form: KeyForm::PreRope, ..like(1) }, "key_form", "raw"),
+        (CacheSettings { rope: Some(Rope::gptj(4, 1e4)), ..like(1) }, "rope", "gptj"),
+        (CacheSettings { rope: Some(Rope::neox(2, 1e4)), ..like(1) }, "rope", "n_rot"),
+        (CacheSettings { rope: Some(Rope::neox(4, 1e4 + 1e-9)), ..like(1) }, "rope", "frequency 1"),
+        (CacheSettings { fingerprint: "another".into(), ..like(1) }, "fingerprint", "another"),
     ] {
-        refused(&path, builder, kind, what);
+        refused(&path, settings, kind, what);
     }
     // A list of frequencies is as good as a base with the same ones.
     let list = Rope::with_frequencies(RopeStyle::Neox, Rope::neox(4, 1e4).frequencies().collect());
-    load(&mut Managed::new(like(1).rope(list)), &path);
+    load(&mut Managed::new(CacheSettings { rope: Some(list), ..like(1) }), &path);
 
-    let mut quantized = Managed::new(builder(Mode::Cells, 64, 3).layout(CacheLayout::HeadMajor));
+    let mut quantized = Managed::new(CacheSettings { layout: CacheLayout::HeadMajor, ..settings(Mode::Cells, 64, 3) });
     create(&mut quantized, &[1, 2]);
     let path = save(&mut quantized);
-    for (builder, kind, what) in [
+    for (settings, kind, what) in [
         (like(2), "quantization", "quant_bit"),
         (like(4), "quantization", "quant_group"),
-        (like(3).quant_rotation(true), "quantization", "quant_rotation"),
-        (like(2).quantized(QuantBit::Eight, 2, ElementType::Float16), "types", "scale"),
+        (CacheSettings { quant_rotation: true, ..like(3) }, "quantization", "quant_rotation"),
+        (
+            CacheSettings { cache_type: ElementType::Int8, quant: Some((2, ElementType::Float16)), ..like(2) },
+            "types",
+            "scale",
+        ),
     ] {
-        refused(&path, builder, kind, what);
+        refused(&path, settings, kind, what);
     }
 }
 

@@ -4,20 +4,24 @@
 use std::sync::Arc;
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, Block, BlockKind, CacheSpec, CacheSpecBuilder, Create, Error, Geometry, Mode, SeqId};
+use kvcache_manager::{Append, Block, BlockKind, CacheSettings, Create, Error, Geometry, Mode, SeqId};
 use kvcache_testing::manager::managed::Managed;
 use kvcache_testing::manager::store::{Fault, Store};
 
 /// This many pages of 4 slots.
-fn builder(num_pages: usize, fingerprint: &str) -> CacheSpecBuilder {
-    let geometry = Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 4 * num_pages };
-    let builder = CacheSpec::builder(geometry).cache_type(ElementType::Float32).fingerprint(fingerprint);
-    builder.mode(Mode::Paged { page_size: 4 })
+fn settings(num_pages: usize, fingerprint: &str) -> CacheSettings {
+    CacheSettings {
+        geometry: Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 4 * num_pages },
+        cache_type: ElementType::Float32,
+        mode: Mode::Paged { page_size: 4 },
+        fingerprint: fingerprint.into(),
+        ..CacheSettings::default()
+    }
 }
 
 /// A cache of pages, with a store.
 fn made(num_pages: usize, fingerprint: &str, store: &Arc<Store>) -> Managed {
-    Managed::with_store(builder(num_pages, fingerprint), store.clone())
+    Managed::with_store(settings(num_pages, fingerprint), store.clone())
 }
 
 /// Appends tokens to a sequence, and writes rows of these bytes; gives how many tokens were found.
@@ -100,7 +104,9 @@ fn another_manager_finds_what_was_evicted_or_offloaded_but_not_what_another_mode
 
     let e = second.manager.create_with(&Create { salt: b"tenant", ..Create::default() });
     assert_eq!(append(&mut second, e, &PROMPT, 2), 0);
-    for other in [builder(8, "another"), builder(8, "model").computed_by("another program")] {
+    for other in
+        [settings(8, "another"), CacheSettings { computed_by: "another program".into(), ..settings(8, "model") }]
+    {
         let mut third = Managed::with_store(other, store.clone());
         let f = third.manager.create();
         assert_eq!(append(&mut third, f, &PROMPT, 2), 0);

@@ -12,7 +12,7 @@ use kvcache_manager::{
     Block, BlockError, BlockKey, BlockKind, BlockStore, LongestBlock, StoreError, Usage, up_to_missing,
 };
 
-use crate::held::Held;
+use crate::lru_index::LruIndex;
 
 /// The name of a file that is being written, around some random letters.
 const PREFIX: &str = ".kvblock-";
@@ -46,7 +46,7 @@ pub struct FileTier {
 #[derive(Debug)]
 struct State {
     /// By block, as far as this process knows: the time of its last use.
-    held: Held<SystemTime>,
+    held: LruIndex<SystemTime>,
     /// Blocks of this process that nobody else has: they are not evicted.
     private: HashSet<BlockKey>,
     /// The latest time that a use was given.
@@ -71,7 +71,7 @@ impl FileTier {
     /// # Errors
     /// What the system says of the folder.
     pub fn open(folder: impl AsRef<Path>, nbytes: u64) -> io::Result<Self> {
-        let (held, private) = (Held::new(nbytes), HashSet::new());
+        let (held, private) = (LruIndex::new(nbytes), HashSet::new());
         let state = State { held, private, last: SystemTime::UNIX_EPOCH, unscanned: 0, evicted: 0 };
         let (folder, longest) = (folder.as_ref().to_owned(), LongestBlock::default());
         let tier = Self { folder, longest, state: Mutex::new(state) };

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError, Usage};
 
-use crate::held::Held;
+use crate::lru_index::LruIndex;
 
 /// Blocks in memory, of that many bytes in all; the least recently used ones are evicted. By itself it keeps private
 /// blocks, of which there is no other copy, and refuses more when it is full of them; in [`Tiers`](crate::Tiers) they go
@@ -12,17 +12,17 @@ use crate::held::Held;
 #[derive(Debug)]
 pub struct HostTier {
     /// The blocks, and how many were evicted.
-    state: Mutex<(Held<Block>, u64)>,
+    state: Mutex<(LruIndex<Block>, u64)>,
 }
 
 impl HostTier {
     /// A tier that holds at most `nbytes` bytes of blocks; what it needs to find them, some 150 bytes a block, is
     /// beside that.
     pub fn new(nbytes: u64) -> Self {
-        Self { state: Mutex::new((Held::new(nbytes), 0)) }
+        Self { state: Mutex::new((LruIndex::new(nbytes), 0)) }
     }
 
-    fn state(&self) -> MutexGuard<'_, (Held<Block>, u64)> {
+    fn state(&self) -> MutexGuard<'_, (LruIndex<Block>, u64)> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

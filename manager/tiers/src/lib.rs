@@ -5,8 +5,8 @@
 mod bounded_http;
 mod breaker;
 mod file;
-mod held;
 mod host;
+mod lru_index;
 #[cfg(feature = "object_store")]
 mod object;
 mod rate;

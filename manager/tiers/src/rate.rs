@@ -1,4 +1,4 @@
-//! The rate at which a tier gives blocks, against that of computing their rows.
+//! Whether a tier gives blocks faster than their rows are computed.
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore};
 
 use crate::breaker::Breaker;
-use crate::held::Held;
+use crate::lru_index::LruIndex;
 use crate::stats::Stats;
 
 /// The bytes that a queued write counts beside its block.
@@ -30,7 +30,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     /// The oldest is that which is being done; it stays until it is.
-    queue: Held<Write>,
+    queue: LruIndex<Write>,
     /// The writes that are being queued, by key and id, until a newer one of the key is queued.
     waiting: Vec<(BlockKey, u64)>,
     next_id: u64,
@@ -139,7 +139,7 @@ impl Shared {
 impl Writes {
     /// Starts the thread. Writes that are queued have `max_queued` bytes at most.
     pub(crate) fn spawn(name: String, store: Arc<dyn BlockStore>, stats: Stats, max_queued: u64) -> io::Result<Self> {
-        let (breaker, queue, waiting) = (Breaker::default(), Held::new(max_queued), Vec::new());
+        let (breaker, queue, waiting) = (Breaker::default(), LruIndex::new(max_queued), Vec::new());
         let state = Mutex::new(State { queue, waiting, next_id: 0, done: 0, breaker, finishing: false, closed: false });
         let shared = Arc::new(Shared { store, stats, state, changed: Condvar::new() });
         let of_thread = shared.clone();
@@ -228,7 +228,7 @@ mod tests {
     fn a_put_that_waits_gives_way_to_a_newer_delete_and_to_a_pause() {
         let [a, b] = [1, 2].map(|i| BlockKey::from_bytes([i; 32]));
         let put = |key| Queued::Put(Block::new(BlockKind::Private, &key, vec![0; 16].into(), 16).unwrap());
-        let queue = Held::new(put(a).len() + Queued::Delete.len());
+        let queue = LruIndex::new(put(a).len() + Queued::Delete.len());
         let (waiting, breaker) = (Vec::new(), Breaker::default());
         let state = Mutex::new(State { queue, waiting, next_id: 0, done: 0, breaker, finishing: false, closed: false });
         let (store, stats) = (Arc::new(HostTier::new(0)), Stats::new("store"));

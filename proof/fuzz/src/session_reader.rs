@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::Path;
 
-use kvcache_manager::schema::{CacheLayout, ElementType, QuantBit};
-use kvcache_manager::{Append, CacheSpec, CacheSpecBuilder, Geometry, KeyForm, Mode, Rope, RopeStyle};
+use kvcache_manager::schema::{CacheLayout, ElementType};
+use kvcache_manager::{Append, CacheSettings, Geometry, KeyForm, Mode, Rope, RopeStyle};
 use kvcache_testing::manager::managed::Managed;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -14,12 +14,18 @@ use xxhash_rust::xxh3::xxh3_128;
 const LIVE: [u32; 3] = [4_000_000_001, 4_000_000_007, 4_000_000_009];
 
 /// The cache that the kept session is of; key form and mode differ.
-fn spec(mode: Mode, key_form: KeyForm) -> CacheSpecBuilder {
-    let geometry = Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 64 };
-    let builder = CacheSpec::builder(geometry).quantized(QuantBit::Eight, 4, ElementType::Float16);
-    let rope = Rope::with_frequencies(RopeStyle::Neox, vec![1.0, 0.1 + 0.2]);
-    let builder = builder.layout(CacheLayout::HeadMajor).rope(rope).fingerprint("a \"model\" \\ ü");
-    builder.mode(mode).key_form(key_form)
+fn spec(mode: Mode, key_form: KeyForm) -> CacheSettings {
+    CacheSettings {
+        geometry: Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 64 },
+        layout: CacheLayout::HeadMajor,
+        cache_type: ElementType::Int8,
+        quant: Some((4, ElementType::Float16)),
+        rope: Some(Rope::with_frequencies(RopeStyle::Neox, vec![1.0, 0.1 + 0.2])),
+        fingerprint: "a \"model\" \\ ü".into(),
+        mode,
+        key_form,
+        ..CacheSettings::default()
+    }
 }
 
 /// Loads one sequence, or all, which `empty` has none of; then what was loaded can be saved, loaded again, and appended

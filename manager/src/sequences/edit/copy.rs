@@ -22,7 +22,7 @@ impl State {
         Ok(fork)
     }
 
-    /// Copies to a sequence without rows those of another whose positions are in a range; returns how many they are.
+    /// Copies the rows of `src` whose positions are in a range to `dst`, which has no rows; returns how many they are.
     pub(crate) fn copy_positions(&mut self, src: SeqId, dst: SeqId, positions: Range<i64>) -> Result<usize, Error> {
         let sequence = self.intact(src)?;
         let len = self.intact(dst)?.len();
@@ -44,11 +44,11 @@ impl State {
     /// Copies to a sequence without rows some of another's.
     fn copy_to(&mut self, src: SeqId, dst: SeqId, rows: Range<usize>) -> Result<(), Error> {
         self.note_edit(dst);
-        if self.spec.mode() == Mode::Cells {
+        if self.spec.mode == Mode::Cells {
             self.set_head(0);
         }
         if !rows.is_empty() {
-            match self.spec.mode() {
+            match self.spec.mode {
                 Mode::Cells => self.share_rows(src, dst, rows.clone()),
                 Mode::Paged { .. } if rows.start == 0 => self.share_rows(src, dst, rows.clone()),
                 Mode::Paged { .. } => self.copy_to_pages(src, dst, rows.clone())?,

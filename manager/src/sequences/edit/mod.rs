@@ -23,7 +23,7 @@ impl State {
         if need <= free {
             return Ok(());
         }
-        Err(match self.spec.mode() {
+        Err(match self.spec.mode {
             Mode::Paged { .. } => Error::OutOfPages { need, free },
             Mode::Runs | Mode::Cells => self.no_slot(need),
         })
@@ -42,7 +42,7 @@ impl State {
 
     /// In the mode `cells`, takes as many neighboring cells, if there are such, for [`take_next`](Self::take_next).
     pub(crate) fn take_neighbors(&mut self, n: usize) -> Option<Range<u32>> {
-        let start = if self.spec.mode() == Mode::Cells && n > 0 { self.take_cells(n)? } else { return None };
+        let start = if self.spec.mode == Mode::Cells && n > 0 { self.take_cells(n)? } else { return None };
         Some(start as u32..(start + n) as u32)
     }
 

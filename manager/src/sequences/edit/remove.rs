@@ -14,7 +14,7 @@ use crate::state::State;
 impl State {
     /// After a step: removes the rows of its sequences that no later token will see, in pages whole pages of them.
     pub(crate) fn trim_windows(&mut self) {
-        if self.spec.window().is_some() {
+        if self.spec.window.is_some() {
             self.begin();
             for i in 0..self.plan.entries.len() {
                 self.trim(self.plan.entries[i].seq);
@@ -24,18 +24,18 @@ impl State {
     }
 
     fn trim(&mut self, seq: SeqId) {
-        let Some(window) = self.spec.window() else { return };
+        let Some(window) = self.spec.window else { return };
         let sequence = &self.sequences[seq];
-        let kept = (window + self.spec.slack()) as i64;
-        let first = if self.spec.keep_rows() { sequence.passed.rows } else { self.spec.sink() };
+        let kept = (window + self.spec.slack) as i64;
+        let first = if self.spec.keep_rows { sequence.passed.rows } else { self.spec.sink };
         let mut rows = first..sequence.positions.rows_before(sequence.positions.next() - kept + 1);
-        if let Mode::Paged { page_size } = self.spec.mode() {
+        if let Mode::Paged { page_size } = self.spec.mode {
             rows = rows.start.next_multiple_of(page_size)..rows.end / page_size * page_size;
         }
         if rows.is_empty() {
             return;
         }
-        if self.spec.keep_rows() {
+        if self.spec.keep_rows {
             return self.pass(seq, rows);
         }
         let gone = sequence.positions.at(rows.end - 1);
@@ -73,7 +73,7 @@ impl State {
         if rows.is_empty() {
             return Ok(0);
         }
-        if let (Some(window), Some(gone)) = (self.spec.window(), sequence.last_passed()) {
+        if let (Some(window), Some(gone)) = (self.spec.window, sequence.last_passed()) {
             let (p0, window) = (positions.start, window as i64);
             if rows.end == sequence.len() && p0 > 0 && gone > p0 - window {
                 return Err(Error::WindowLost { p0, window, gone });

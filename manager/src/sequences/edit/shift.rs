@@ -10,7 +10,7 @@ use crate::sequences::positions::MAX_POSITION;
 use crate::spec::{KeyForm, Mode};
 use crate::state::State;
 
-/// A conversation that outgrows its context: what it has and needs.
+/// The context of a conversation, and the room that it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ContextShift {
     /// Positions of the context.
@@ -102,7 +102,7 @@ impl State {
     /// Checks that the keys of a sequence can be rotated once more, where they have to be.
     pub(super) fn check_shiftable(&self, seq: SeqId) -> Result<(), Error> {
         self.check_whole(seq)?;
-        if self.spec.key_form() == KeyForm::PreRope {
+        if self.spec.key_form == KeyForm::PreRope {
             return Ok(());
         }
         if let Some(why) = self.spec.not_shiftable() {
@@ -115,8 +115,8 @@ impl State {
         }
     }
 
-    /// Checks that positions do not fall at the ends of `rows` when those of `kept`, the last of them, are mapped and
-    /// the others removed.
+    /// Checks that positions do not fall at the ends of `rows` when `kept`, the last of them, is mapped and the others
+    /// are removed.
     fn check_order(
         &self,
         seq: SeqId,
@@ -153,8 +153,8 @@ impl State {
         }
         let key = self.prefix_key(&self.sequences[seq], rows.start);
         self.note_edit(seq);
-        let roped = self.spec.key_form() == KeyForm::Roped;
-        if roped || self.spec.mode() == Mode::Cells {
+        let roped = self.spec.key_form == KeyForm::Roped;
+        if roped || self.spec.mode == Mode::Cells {
             self.own_rows(seq, rows.clone())?;
         }
         let sequence = &mut self.sequences[seq];

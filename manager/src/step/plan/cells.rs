@@ -6,7 +6,7 @@ use crate::state::State;
 use crate::step::append::Append;
 
 impl State {
-    /// Gives the appends their cells, those of one token first.
+    /// Gives the appends their cells, appends of one token first.
     pub(super) fn place_in_cells(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         let need = appends.iter().fold(0_usize, |need, append| need.saturating_add(append.len()));
         if need == 0 {

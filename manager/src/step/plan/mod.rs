@@ -65,7 +65,7 @@ impl State {
 
     /// Gives the rows of checked appends their slots.
     pub(crate) fn place_rows(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
-        match self.spec.mode() {
+        match self.spec.mode {
             Mode::Paged { .. } => self.place_in_pages(appends)?,
             Mode::Runs => self.place_in_runs(appends)?,
             Mode::Cells => self.place_in_cells(appends)?,
@@ -100,7 +100,7 @@ impl State {
         }
         let known = row + tokens.len();
         self.sequences[seq].known = known;
-        if self.spec.prefix_sharing() {
+        if self.spec.prefix_sharing {
             for full in row / page_size..known / page_size {
                 let sequence = &mut self.sequences[seq];
                 let page = sequence.table()[full];

@@ -31,7 +31,7 @@ impl State {
         let seq = append.seq;
         self.note_append(seq);
         let (before, position, known) = self.known_rows(append);
-        let found = before == 0 && known.is_some() && self.spec.prefix_sharing();
+        let found = before == 0 && known.is_some() && self.spec.prefix_sharing;
         let cached = if found { self.map_prefix(seq, append.may_be_cached(), append.len()) } else { 0 };
 
         let replaced = self.own_last_page(seq, i);

@@ -2,7 +2,7 @@
 
 use kvcache_conformance::random::Unstructured;
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{CacheSpec, Geometry, KeyForm, Mode, Rope};
+use kvcache_manager::{CacheSettings, CacheSpec, Geometry, KeyForm, Mode, Rope, ShiftLimit};
 
 use crate::manager::model::{Rules, Window};
 
@@ -91,26 +91,24 @@ impl Cache {
     /// A row has 16 bytes, a [`Tag`](crate::manager::memory::Tag).
     pub fn spec(&self) -> CacheSpec {
         let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: self.max_t };
-        let mut builder = CacheSpec::builder(geometry)
-            .cache_type(ElementType::Float32)
-            .mode(self.mode)
-            .prefix_sharing(self.prefix_sharing)
-            .key_form(if self.raw { KeyForm::PreRope } else { KeyForm::Roped })
-            .shift_limit(self.shift_limit)
-            .pad(self.pad);
-        if let Some(max_pages) = self.max_pages {
-            builder = builder.max_pages(max_pages);
-        }
-        if self.has_rope {
-            builder = builder.rope(Rope::neox(2, 1e4));
-        }
-        if let Some(window) = self.window {
-            builder = builder.window(window.width).sink(window.sink).slack(window.slack);
-        }
-        if let Some(threshold) = self.defrag_threshold {
-            builder = builder.defrag_threshold(threshold);
-        }
-        builder.build().unwrap()
+        let window = self.window;
+        let settings = CacheSettings {
+            geometry,
+            cache_type: ElementType::Float32,
+            mode: self.mode,
+            max_pages: self.max_pages,
+            prefix_sharing: self.prefix_sharing,
+            key_form: if self.raw { KeyForm::PreRope } else { KeyForm::Roped },
+            rope: self.has_rope.then(|| Rope::neox(2, 1e4)),
+            window: window.map(|window| window.width),
+            sink: window.map_or(0, |window| window.sink),
+            slack: window.map_or(0, |window| window.slack),
+            pad: self.pad,
+            defrag_threshold: self.defrag_threshold,
+            shift_limit: self.shift_limit.map_or(ShiftLimit::Unlimited, ShiftLimit::Updates),
+            ..CacheSettings::default()
+        };
+        settings.check().unwrap()
     }
 
     pub fn rules(&self) -> Rules {

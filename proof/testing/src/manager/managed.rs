@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvcache_manager::{Append, BlockStore, CacheSpecBuilder, Manager, SeqId, Step};
+use kvcache_manager::{Append, BlockStore, CacheSettings, Manager, SeqId, Step};
 
 use crate::manager::memory::Memory;
 
@@ -13,13 +13,13 @@ pub struct Managed {
 }
 
 impl Managed {
-    pub fn new(builder: CacheSpecBuilder) -> Self {
-        let spec = builder.build().unwrap();
+    pub fn new(settings: CacheSettings) -> Self {
+        let spec = settings.check().unwrap();
         Self { memory: Memory::new(&spec), manager: Manager::new(spec).unwrap() }
     }
 
-    pub fn with_store(builder: CacheSpecBuilder, store: Arc<dyn BlockStore>) -> Self {
-        let spec = builder.build().unwrap();
+    pub fn with_store(settings: CacheSettings, store: Arc<dyn BlockStore>) -> Self {
+        let spec = settings.check().unwrap();
         Self { memory: Memory::new(&spec), manager: Manager::with_store(spec, store).unwrap() }
     }
 

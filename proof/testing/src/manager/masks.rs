@@ -24,16 +24,16 @@ pub fn check_masks(step: &Step<'_>, queries: &[Query], keys: &[Key], window: Opt
     let slopes = [0.5_f32, 0.0625, -31.7];
     let some = keys.len() % 12;
     let cases = [
-        (MaskSpec::causal(), window, None),
-        (MaskSpec::causal().window(MaskWindow::None).padded(3, 40), None, None),
-        (MaskSpec::causal().window(MaskWindow::Some(some)).alibi(&slopes), Some(some), Some(slopes)),
+        (MaskSpec::default(), window, None),
+        (MaskSpec { window: MaskWindow::None, slopes: None, padded: [3, 40] }, None, None),
+        (MaskSpec { window: MaskWindow::Some(some), slopes: Some(&slopes), padded: [0; 2] }, Some(some), Some(slopes)),
     ];
     for (spec, window, slopes) in cases {
         let shape = step.mask_shape(&spec);
         let [planes, rows, columns] = shape;
         assert_eq!(planes, slopes.map_or(1, |slopes| slopes.len()));
         assert!(rows >= queries.len() && columns >= keys.len());
-        if cells && spec == MaskSpec::causal() {
+        if cells && spec == MaskSpec::default() {
             assert_eq!((rows, columns), (queries.len().next_multiple_of(32), keys.len()));
         }
         let mut mask = vec![f32::NAN; planes * rows * columns];

@@ -70,8 +70,8 @@ pub struct Memory {
 
 impl Memory {
     pub fn new(spec: &CacheSpec) -> Self {
-        let cache = Tensor::zeros(spec.cache_type(), spec.cache_shape().to_vec()).unwrap();
-        let scale = spec.quant().map(|(_, _, t3)| Tensor::zeros(t3, spec.scale_shape().unwrap().to_vec()).unwrap());
+        let cache = Tensor::zeros(spec.cache_type, spec.cache_shape().to_vec()).unwrap();
+        let scale = spec.quant.map(|(_, t3)| Tensor::zeros(t3, spec.scale_shape().unwrap().to_vec()).unwrap());
         let (faults, calls, spilled, log) = Default::default();
         Self { spec: spec.clone(), cache, scale, faults, calls, spilled, spills: false, has_tags: false, log }
     }

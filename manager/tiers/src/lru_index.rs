@@ -1,17 +1,17 @@
-//! The map of a tier: what it holds, by key and in the order of use.
+//! What a tier holds, by key and in the order of use.
 
 use kvcache_manager::{BlockKey, StoreError, Usage};
 use lru::LruCache;
 
 /// Values by key, of that many bytes in all at most; the least recently used go first.
 #[derive(Debug)]
-pub(crate) struct Held<V> {
+pub(crate) struct LruIndex<V> {
     pub(crate) capacity: u64,
     values: LruCache<BlockKey, (V, u64)>,
     nbytes: u64,
 }
 
-impl<V> Held<V> {
+impl<V> LruIndex<V> {
     pub(crate) fn new(capacity: u64) -> Self {
         Self { capacity, values: LruCache::unbounded(), nbytes: 0 }
     }

@@ -1,4 +1,4 @@
-//! A manager behind a lock, which its steps share, and the step that is open.
+//! A manager behind a mutex, shared with its open step.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,8 +22,8 @@ pub trait Managed {
         Self: 'm;
 
     fn spec(&self) -> &Self::Spec;
+    /// The open step, which is rolled back when it is dropped.
     fn open_step(&mut self) -> Option<Self::Step<'_>>;
-    fn rollback(step: Self::Step<'_>);
 }
 
 macro_rules! managed {
@@ -41,10 +41,6 @@ macro_rules! managed {
             fn open_step(&mut self) -> Option<$step<'_>> {
                 self.open_step()
             }
-
-            fn rollback(step: $step<'_>) {
-                step.rollback();
-            }
         }
     )* };
 }
@@ -55,7 +51,7 @@ managed! {
     "StateCache": StateCache, StateStep, () = |_states| &();
 }
 
-/// A manager and what its steps have of it. One thread at a time has it; meanwhile it may run no Python code, which
+/// A manager behind a mutex, shared with its open step. While a thread has it, it may run no Python code, which
 /// could want it too.
 #[derive(Debug)]
 pub struct Shared<M: Managed, P> {
@@ -128,10 +124,8 @@ impl<M: Managed, P> Shared<M, P> {
             return Err(refusal!("broken", message));
         };
         let abandoned = self.abandoned.swap(0, Ordering::Relaxed);
-        if abandoned != 0
-            && let Some(step) = self.step(&mut manager, abandoned)
-        {
-            M::rollback(step);
+        if abandoned != 0 {
+            drop(self.step(&mut manager, abandoned));
         }
         used(&mut manager)
     }
