@@ -115,6 +115,16 @@ def _values() -> Iterator[tuple[str, bytes]]:
         x[1, 3], x[3, K - 1] = value, value
         inputs = {"x": x, **_matrix(name, 4, 16, True), "bias": _rows(f"{name} bias", N)}
         yield _case(name, "in two rows of four", ["non-finite"], _attributes(4, 16, 8), inputs)
+    for gate, bits in ((1, 16), (2, 8)):
+        name = f"gate-{gate}"
+        x = _rows(name, 5, 2 * K) * np.float32(8)
+        x[1, :K] = np.linspace(-90, 90, K, dtype=np.float32)
+        x[2, :K] = np.resize(np.array([0, -0.0, SUBNORMAL, -1e-30, -87.3, -87.34, -3e38, 3e38], np.float32), K)
+        x[2, K:], x[3, 0], x[4, K] = 0.5, np.nan, np.inf
+        x[4, 1], x[4, 1 + K] = 3e38, 2
+        inputs = {"x": x, **_matrix(name, 4, 32, False)}
+        rules = ["gate", "gate.exp", "non-finite"]
+        yield _case(name, "gates of all sizes", rules, _attributes(4, 32, bits, gate=gate), inputs)
     name = "not-finite-matrix"
     inputs = {"x": _rows(name, 2, K), **_matrix(name, 8, 32, True), "bias": _rows(f"{name} bias", N)}
     inputs["scales"][0, 0, 1], inputs["minima"][0, 1, 2], inputs["bias"][4] = np.inf, np.nan, np.nan
@@ -144,6 +154,7 @@ def _refused() -> Iterator[tuple[str, bytes]]:
         ("bits", (0, 5, 16)),
         ("block_size", (8, 24, 64)),
         ("activation_bits", (4, 32)),
+        ("gate", (-1, 3)),
     ):
         for value in values:
             yield _case(

@@ -19,7 +19,8 @@ def quantized_matmul(
 ) -> np.ndarray:
     """y (..., N). The call must be legal."""
     n, bits, block = attributes["N"], attributes["bits"], attributes["block_size"]
-    q, sa = activation_codes(x.reshape(-1, x.shape[-1]), block, attributes["activation_bits"])
+    rows = gated(x.reshape(-1, x.shape[-1]), attributes.get("gate", 0))
+    q, sa = activation_codes(rows, block, attributes["activation_bits"])
     zero = 0 if minima is not None else 1 << (bits - 1)
     u = matrix_codes(panels, n, bits, block) - zero
     scale = by_columns(scales, n)
@@ -53,6 +54,30 @@ def quantized_gather(
             rows = fma(scale, u.astype(np.float32), by_columns(minima, n)[..., None])
     rows = np.where(np.isnan(rows), NAN, rows)
     return rows.reshape(n, -1)[:, :k][indices]
+
+
+def gated(x: np.ndarray, gate: int) -> np.ndarray:
+    """The rows (M, K) that gates, the first half of rows (M, 2K), make of the other half; or x for gate 0."""
+    if gate == 0:
+        return x
+    g, second = np.split(x, 2, axis=1)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        t = g if gate == 1 else g * fma(g * g, np.float32(0.071354814), np.float32(1.5957692))
+        e = exp(-np.abs(t))
+        return np.where(t < 0, g * e, g) / (np.float32(1) + e) * second
+
+
+def exp(v: np.ndarray) -> np.ndarray:
+    """e^v of v <= 0, by the definition's operations."""
+    ln_2 = [np.float32(0.6933594), np.float32(-2.1219444e-4)]
+    whole = np.maximum(v, np.float32(-100))  # below -87.33654 e is 0
+    n = np.rint(np.float64(whole) * np.float64(np.float32(1.442695))).astype(np.float32)
+    r = fma(n, -ln_2[1], fma(n, -ln_2[0], whole))
+    p = np.full_like(v, 0.001392625)
+    for coefficient in (0.008363233, 0.041666552, 0.16666576, 0.5):
+        p = fma(p, r, np.float32(coefficient))
+    power = np.exp2(n)
+    return np.where(v < np.float32(-87.33654), np.float32(0), fma(fma(p * r, r, r), power, power))
 
 
 def activation_codes(x: np.ndarray, block: int, bits: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 
 use kvcache_kernels::Workers;
 
+use crate::gate::Gate;
 use crate::matrix::Matrix;
 
 /// What a block of an activation row is quantized to.
@@ -41,20 +42,28 @@ impl Activations {
 pub struct Product<'a> {
     matrix: Matrix<'a>,
     activations: Activations,
+    gate: Gate,
     x: &'a [f32],
     bias: Option<&'a [f32]>,
 }
 
 impl<'a> Product<'a> {
-    /// The product of x (M, K) with a matrix; with a bias (N), this is added to each row.
+    /// The product of x (M, K), or gated (M, 2K), with a matrix; with a bias (N), this is added to each row.
     ///
     /// # Panics
     /// If x has no whole rows, or the bias another length. The caller has checked both.
-    pub fn new(matrix: Matrix<'a>, activations: Activations, x: &'a [f32], bias: Option<&'a [f32]>) -> Self {
+    pub fn new(
+        matrix: Matrix<'a>,
+        activations: Activations,
+        gate: Gate,
+        x: &'a [f32],
+        bias: Option<&'a [f32]>,
+    ) -> Self {
         let shape = matrix.shape();
-        assert!(x.len().is_multiple_of(shape.k), "{} elements are no rows of {}", x.len(), shape.k);
+        let columns = shape.k.checked_mul(gate.parts());
+        assert!(columns.is_some_and(|columns| x.len().is_multiple_of(columns)), "{} elements of {columns:?}", x.len());
         assert!(bias.is_none_or(|bias| bias.len() == shape.n), "a bias of N = {}", shape.n);
-        Self { matrix, activations, x, bias }
+        Self { matrix, activations, gate, x, bias }
     }
 
     /// The matrix.
@@ -67,7 +76,12 @@ impl<'a> Product<'a> {
         self.activations
     }
 
-    /// The rows, (M, K).
+    /// What gates rows.
+    pub fn gate(&self) -> Gate {
+        self.gate
+    }
+
+    /// The rows, (M, K) or gated (M, 2K).
     pub fn x(&self) -> &'a [f32] {
         self.x
     }
@@ -77,9 +91,14 @@ impl<'a> Product<'a> {
         self.bias
     }
 
+    /// Elements of a row of x: K, or 2K where they are gated.
+    pub(crate) fn columns(&self) -> usize {
+        self.matrix.shape().k * self.gate.parts()
+    }
+
     /// M.
     pub fn rows(&self) -> usize {
-        self.x.len() / self.matrix.shape().k
+        self.x.len() / self.columns()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The scalar reference, which reads like the definition.
 //!
 //! ```text
+//! each row of x, if it is gated, becomes one of half as many elements
 //! for each block b of a row of x
 //!     a = the largest |x_i|; size = max(a, 2^-100); sa = size / top; inverse = top / size
 //!     q_i = x_i * inverse, rounded to nearest, ties to even
@@ -16,6 +17,7 @@ use std::mem::MaybeUninit;
 
 use kvcache_kernels::Workers;
 
+use crate::gate::{Gate, gated};
 use crate::matrix::Matrix;
 use crate::product::{Activations, MatmulKernel, Product, column};
 
@@ -37,7 +39,11 @@ impl MatmulKernel for MatmulReference {
     fn multiply(&self, product: &Product<'_>, y: &mut [MaybeUninit<f32>], _: &dyn Workers) {
         let shape = product.matrix().shape();
         assert_eq!(Some(y.len()), product.rows().checked_mul(shape.n), "the elements of y");
-        for (x, y) in product.x().chunks_exact(shape.k).zip(y.chunks_exact_mut(shape.n)) {
+        for (x, y) in product.x().chunks_exact(product.columns()).zip(y.chunks_exact_mut(shape.n)) {
+            let x = match product.gate() {
+                Gate::None => x.to_vec(),
+                gate => (0..shape.k).map(|k| gated(gate, x[k], x[shape.k + k])).collect(),
+            };
             let blocks: Vec<_> = x.chunks(shape.block_size).map(|x| quantize(x, product.activations())).collect();
             for (n, y) in y.iter_mut().enumerate() {
                 y.write(element(product, &blocks, n));

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use kvcache_kernels::Workers;
-use kvcache_matmul::{Activations, COLUMNS, Matrix, MatrixShape, Product};
+use kvcache_matmul::{Activations, COLUMNS, Gate, Matrix, MatrixShape, Product};
 use kvcache_schema::ElementType::{Float32, Int64, UInt8};
 use kvcache_schema::{GatherAttributes, MatMulAttributes};
 use ndarray::{Array, IxDyn};
@@ -107,7 +107,7 @@ fn run_alloc<'a>(
 /// The inputs of `QuantizedMatMul`. Everything is checked when a call is made.
 #[derive(Debug, Clone)]
 pub struct MatMulInputs<'a> {
-    /// The rows. float32, shape (..., K).
+    /// The rows. float32, shape (..., K), or (..., 2K) where they are gated.
     pub x: TensorRef<'a>,
     /// The matrix.
     pub matrix: MatrixInputs<'a>,
@@ -128,7 +128,7 @@ pub struct MatMulInputs<'a> {
 /// let shape = MatrixShape { n: 1, k: 32, bits: 4, block_size: 32 };
 /// let panels = Array3::from_shape_vec((1, 1, 256), pack(&shape, &[9; 32])).unwrap();
 /// let scales = Array3::<f32>::from_elem((1, 1, 16), 2.0);
-/// let attributes = MatMulAttributes { N: 1, K: 32, bits: 4, block_size: 32, activation_bits: 16 };
+/// let attributes = MatMulAttributes { N: 1, K: 32, bits: 4, block_size: 32, activation_bits: 16, gate: 0 };
 /// let x = Array2::<f32>::ones((3, 32));
 /// let matrix = MatrixInputs { panels: (&panels).into(), scales: (&scales).into(), minima: None };
 /// let inputs = MatMulInputs { x: (&x).into(), matrix, bias: None };
@@ -142,6 +142,7 @@ pub struct QuantizedMatMul {
     attributes: MatMulAttributes,
     matrix: MatrixShape,
     activations: Activations,
+    gate: Gate,
     backend: MatMulBackend,
 }
 
@@ -152,10 +153,11 @@ impl QuantizedMatMul {
     /// [`Error::AttributeOutOfRange`].
     pub fn new(attributes: MatMulAttributes) -> Result<Self, Error> {
         ranges(&MatMulAttributes::SPEC, &attributes)?;
-        let MatMulAttributes { N, K, bits, block_size, activation_bits } = attributes;
+        let MatMulAttributes { N, K, bits, block_size, activation_bits, gate } = attributes;
         let activations = if activation_bits == 8 { Activations::Int8 } else { Activations::Int16 };
         let matrix = matrix_shape([N, K, bits, block_size]);
-        Ok(Self { attributes, matrix, activations, backend: MatMulBackend::default() })
+        let gate = Gate::ALL[gate as usize];
+        Ok(Self { attributes, matrix, activations, gate, backend: MatMulBackend::default() })
     }
 
     /// The operator on another kernel.
@@ -186,12 +188,12 @@ impl QuantizedMatMul {
         let Some(last) = shape.last_mut() else {
             return Err(Error::RankMismatch { input: "x", shape: Shape::default(), expected: 1 });
         };
-        *last = k;
+        *last = if self.gate == Gate::None { k } else { k.saturating_mul(2) };
         let x = read(("x", &inputs.x), Float32, &shape, &mut aliases)?;
         *shape.last_mut().expect("at least one axis, checked above") = n;
         let matrix = inputs.matrix.check(self.matrix, &mut aliases)?;
         let bias = read_given("bias", inputs.bias.as_ref(), &[n], &mut aliases)?;
-        let product = Product::new(matrix, self.activations, x, bias);
+        let product = Product::new(matrix, self.activations, self.gate, x, bias);
         Ok(MatMulCall { backend: self.backend, product, shape, aliases })
     }
 }

@@ -255,10 +255,10 @@ attributes! {
 }
 
 attributes! {
-    /// The attributes of one `QuantizedMatMul` node, as integers, not yet checked. A graph must give them all.
+    /// The attributes of one `QuantizedMatMul` node, as integers, not yet checked. A graph must give all but `gate`.
     #[derive(Eq, Hash)]
     #[expect(non_snake_case, reason = "the names in a graph")]
-    MatMulAttributes: 5 {
+    MatMulAttributes: 6 {
         /// Columns of the output.
         N: (0, 1, None, None, None),
         /// Columns of the input.
@@ -269,6 +269,8 @@ attributes! {
         block_size: (0, 16, Some(32), Some(&[16, 32]), None),
         /// Width of a code of the input in bits.
         activation_bits: (0, 8, Some(16), Some(&[8, 16]), None),
+        /// What gates the rows of the input, which then have 2K columns: 0 nothing, 1 SiLU, 2 GELU.
+        gate: (0, 0, Some(2), None, None),
     }, 0 {}
 }
 

@@ -4,7 +4,7 @@
 use std::mem::MaybeUninit;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-use kvcache_matmul::{Activations, MatmulCpu, MatmulKernel, Matrix, MatrixShape, Product};
+use kvcache_matmul::{Activations, Gate, MatmulCpu, MatmulKernel, Matrix, MatrixShape, Product};
 use kvcache_simd::InstructionSet;
 use pyo3::prelude::*;
 
@@ -48,7 +48,8 @@ impl Multiply {
                 from_raw_parts_mut(y as *mut MaybeUninit<f32>, rows * self.shape.n),
             )
         };
-        let product = Product::new(Matrix::new(self.shape, panels, scales, None), self.activations, x, None);
+        let product =
+            Product::new(Matrix::new(self.shape, panels, scales, None), self.activations, Gate::None, x, None);
         self.threads.run(|workers| (0..times).for_each(|_| self.kernel.multiply(&product, y, workers)));
     }
 }

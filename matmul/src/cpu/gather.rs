@@ -11,6 +11,7 @@ use crate::reference::one_nan;
 /// A column to be dequantized.
 pub(super) struct Column<'a> {
     pub(super) matrix: &'a Matrix<'a>,
+    /// Less than N.
     pub(super) column: usize,
     /// Room for K float32.
     pub(super) y: *mut f32,
@@ -25,7 +26,7 @@ impl<S: Dot> Function<S> for Gather<S> {
 
     #[inline(always)]
     unsafe fn run(&Column { matrix, column, y }: &Column<'_>) {
-        // SAFETY: the condition is that of this function.
+        // SAFETY: there is room for K float32 at y, and the matrix has the column: see `Column`.
         unsafe {
             match (matrix.shape().bits, matrix.minima()) {
                 (4, None) => gather::<4>(matrix, column, y, |code, at| (code - 8.0) * matrix.scales()[at]),
@@ -42,6 +43,9 @@ impl<S: Dot> Function<S> for Gather<S> {
 }
 
 /// Writes what a function makes of the column's codes and the places of their scales.
+///
+/// # Safety
+/// `y` is valid for writes of K float32, and `column` is less than N.
 #[inline(always)]
 unsafe fn gather<const BITS: usize>(
     matrix: &Matrix<'_>,

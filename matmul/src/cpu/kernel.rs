@@ -76,7 +76,7 @@ impl MatmulKernel for MatmulCpu {
         let row_words = shape.blocks() * (functions.words + ENDS);
         let most = (MOST_BYTES / 4 / row_words / MOST_ROWS).max(1) * MOST_ROWS;
         let most = most.min(product.rows());
-        let x = product.x().chunks(most.max(1) * shape.k);
+        let x = product.x().chunks(most.max(1) * product.columns());
         scratch::rows(most * row_words * 4, |tile_words| {
             for (x, y) in x.zip(y.chunks_mut(most.max(1) * shape.n)) {
                 let operands = Operands {
@@ -87,7 +87,7 @@ impl MatmulKernel for MatmulCpu {
                     blocks: shape.blocks(),
                     block_size: shape.block_size,
                     x: tile_words.cast(),
-                    rows: x.len() / shape.k,
+                    rows: x.len() / product.columns(),
                     y: y.as_mut_ptr().cast(),
                 };
                 self.multiply_some(product, x, &operands, &functions, workers);
@@ -126,18 +126,19 @@ impl MatmulCpu {
         workers: &dyn Workers,
     ) {
         let (matrix, shape, rows) = (product.matrix(), product.matrix().shape(), operands.rows);
-        let worth = x.len().saturating_mul(shape.n).checked_div(self.parallel_work).unwrap_or(usize::MAX);
+        let worth = (rows * shape.k).saturating_mul(shape.n).checked_div(self.parallel_work).unwrap_or(usize::MAX);
         let threads = workers.threads().min(worth).max(1);
         let unpacked = functions.unpacked.filter(|_| rows >= UNPACK_FROM);
         let tiles = tiles(rows, unpacked.map_or(functions.rows, |unpacked| unpacked.rows));
         run_each(tiles.len(), if x.len() < QUANTIZE_ALONE { 1 } else { threads }, workers, |tile| {
             let Some(tile) = tiles.clone().nth(tile) else { return };
-            let x = &x[tile.start * shape.k..tile.end * shape.k];
+            let x = &x[tile.start * product.columns()..tile.end * product.columns()];
             // SAFETY: the instruction set is supported, checked when the kernel was made; the tile has as many rows of
             // x, and its words in the memory of the operands' tiles, which no other task writes.
             unsafe {
                 (functions.quantize)(&Rows {
                     x: x.as_ptr(),
+                    gate: product.gate(),
                     k: shape.k,
                     block_size: shape.block_size,
                     count: tile.len(),
@@ -179,9 +180,12 @@ struct Elements(*mut f32);
 unsafe impl Sync for Elements {}
 
 impl Elements {
-    /// The elements from the i-th on, which is one of them.
+    /// The elements from the i-th on.
+    ///
+    /// # Safety
+    /// There are more than i elements.
     unsafe fn at(&self, i: usize) -> *mut f32 {
-        // SAFETY: the condition is that of this function.
+        // SAFETY: i is less than the number of elements.
         unsafe { self.0.add(i) }
     }
 }
@@ -210,6 +214,7 @@ mod tests {
     use kvcache_kernels::Serial;
 
     use super::*;
+    use crate::gate::Gate;
     use crate::matrix::{MatrixShape, pack, pack_columns};
     use crate::product::Activations;
     use crate::reference::MatmulReference;
@@ -240,7 +245,7 @@ mod tests {
                     let matrix = Matrix::new(shape, &panels, &scales, minima);
                     let bits = |kernel: &dyn MatmulKernel| -> Vec<u32> {
                         let mut y = vec![MaybeUninit::new(7.0); rows * shape.n];
-                        kernel.multiply(&Product::new(matrix, activations, &x, None), &mut y, &Serial);
+                        kernel.multiply(&Product::new(matrix, activations, Gate::None, &x, None), &mut y, &Serial);
                         // SAFETY: initialized above.
                         y.into_iter().map(|y: MaybeUninit<f32>| unsafe { y.assume_init() }.to_bits()).collect()
                     };

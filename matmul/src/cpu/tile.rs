@@ -143,7 +143,11 @@ impl<S: Dot, const BITS: usize> Function<S> for Unpack<S, BITS> {
     }
 }
 
-/// Multiplies a tile with a panel.
+/// Multiplies a tile of `R` rows, of which `first` is the first, with panel `p`.
+///
+/// # Safety
+/// The operands' pointers are valid for the sizes beside them, and `y` for writes of these rows and columns by this
+/// thread alone; `codes` is valid for reads of the panel's bytes. The instruction set is enabled.
 #[inline(always)]
 unsafe fn multiply<S: Dot, const BITS: usize, const R: usize>(
     operands: &Operands,
@@ -212,7 +216,11 @@ unsafe fn multiply<S: Dot, const BITS: usize, const R: usize>(
     }
 }
 
-/// Writes the outputs of a row of a panel.
+/// Writes the outputs of a row of panel `p`, which has `width` columns.
+///
+/// # Safety
+/// `y` is valid for writes of `width` float32, and the bias, if there is one, for reads of N. The instruction set is
+/// enabled.
 #[inline(always)]
 unsafe fn store<C: Columns>(operands: &Operands, mut c: C, y: *mut f32, p: usize, width: usize) {
     // SAFETY: the panel has so many columns, which y and the bias have; the instruction set is enabled.

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use kvcache_conformance::Tensor;
 use kvcache_conformance::random::Unstructured;
 use kvcache_kernels::Workers;
-use kvcache_matmul::{Activations, MatmulKernel, Matrix, MatrixShape, Product, pack, pack_columns};
+use kvcache_matmul::{Activations, Gate, MatmulKernel, Matrix, MatrixShape, Product, pack, pack_columns};
 use kvcache_schema::ElementType;
 use kvcache_testing::guarded::{Guard, Guarded};
 
@@ -14,6 +14,7 @@ use kvcache_testing::guarded::{Guard, Guarded};
 pub struct Drawn {
     shape: MatrixShape,
     activations: Activations,
+    gate: Gate,
     guard: Guard,
     panels: Guarded,
     scales: Guarded,
@@ -27,8 +28,8 @@ impl fmt::Debug for Drawn {
         let (rows, minima, bias) = (self.rows(), self.minima.is_some(), self.bias.is_some());
         write!(
             f,
-            "{rows} rows, {:?}, minima {minima}, bias {bias}, {:?}, {:?}",
-            self.shape, self.activations, self.guard
+            "{rows} rows, {:?}, minima {minima}, bias {bias}, {:?}, gate {:?}, {:?}",
+            self.shape, self.activations, self.gate, self.guard
         )
     }
 }
@@ -99,17 +100,24 @@ impl Drawn {
         let codes: Vec<u8> = (0..shape.n * shape.k).map(|_| entropy.below(1 << shape.bits) as u8).collect();
         let mut scales = || (0..shape.n * shape.blocks()).map(|_| scale(entropy)).collect::<Vec<_>>();
         let (mut panels, scales, minima) = (pack(&shape, &codes), scales(), scales());
-        let [scales, minima] = [scales, minima].map(|values| pack_columns(&shape, &values));
-        // Whatever codes there are past N and K, they decide nothing.
+        let [mut scales, mut minima] = [scales, minima].map(|values| pack_columns(&shape, &values));
+        // Whatever there is past N and K, it changes nothing.
         if entropy.one_in(2) {
-            let of_codes = pack(&shape, &vec![((1 << shape.bits) - 1) as u8; shape.n * shape.k]);
-            panels.iter_mut().zip(of_codes).for_each(|(code, used)| *code |= !used);
+            let used = pack(&shape, &vec![((1 << shape.bits) - 1) as u8; shape.n * shape.k]);
+            panels.iter_mut().zip(used).for_each(|(code, used)| *code |= !used);
+            let used = pack_columns(&shape, &vec![1.0; shape.n * shape.blocks()]);
+            for values in [&mut scales, &mut minima] {
+                let past = entropy.pick(&[f32::NAN, f32::INFINITY, -f32::MAX]);
+                values.iter_mut().zip(&used).filter(|(_, used)| **used == 0.0).for_each(|(value, _)| *value = past);
+            }
         }
-        let x: Vec<f32> = (0..rows).flat_map(|_| row(entropy, shape.k)).collect();
+        let gate = entropy.pick(&Gate::ALL);
+        let columns = if gate == Gate::None { shape.k } else { 2 * shape.k };
+        let x: Vec<f32> = (0..rows).flat_map(|_| row(entropy, columns)).collect();
         let bias: Vec<f32> = (0..shape.n).map(|_| scale(entropy)).collect();
         let guard = entropy.pick(&Guard::ALL);
         let matrix = Matrix::new(shape, &panels, &scales, entropy.one_in(2).then_some(&minima[..]));
-        Self::of(&matrix, activations, &x, entropy.one_in(2).then_some(&bias), guard)
+        Self { gate, ..Self::of(&matrix, activations, &x, entropy.one_in(2).then_some(&bias), guard) }
     }
 
     /// A product of any form and small sizes.
@@ -120,11 +128,12 @@ impl Drawn {
         Self::new(entropy, shape, activations, rows)
     }
 
-    /// Copies of these operands.
+    /// Copies of these operands, of which no row is gated.
     pub fn of(matrix: &Matrix, activations: Activations, x: &[f32], bias: Option<&[f32]>, guard: Guard) -> Self {
         Self {
             shape: *matrix.shape(),
             activations,
+            gate: Gate::None,
             guard,
             panels: guarded(matrix.panels(), ElementType::Int8, guard),
             scales: guarded_floats(matrix.scales(), guard),
@@ -136,8 +145,9 @@ impl Drawn {
 
     /// One row's product.
     pub fn row(&self, row: usize) -> Self {
-        let x = &floats(&self.x)[row * self.shape.k..(row + 1) * self.shape.k];
-        Self::of(&self.matrix(), self.activations, x, self.bias.as_ref().map(floats), self.guard)
+        let x = &floats(&self.x)[row * self.columns()..(row + 1) * self.columns()];
+        let of = Self::of(&self.matrix(), self.activations, x, self.bias.as_ref().map(floats), self.guard);
+        Self { gate: self.gate, ..of }
     }
 
     pub fn shape(&self) -> &MatrixShape {
@@ -145,7 +155,12 @@ impl Drawn {
     }
 
     pub fn rows(&self) -> usize {
-        floats(&self.x).len() / self.shape.k
+        floats(&self.x).len() / self.columns()
+    }
+
+    /// Elements of a row of x.
+    fn columns(&self) -> usize {
+        self.shape.k * if self.gate == Gate::None { 1 } else { 2 }
     }
 
     fn matrix(&self) -> Matrix<'_> {
@@ -154,7 +169,8 @@ impl Drawn {
 
     /// The bits of y.
     pub fn multiply(&self, kernel: &dyn MatmulKernel, workers: &dyn Workers) -> Vec<u32> {
-        let product = Product::new(self.matrix(), self.activations, floats(&self.x), self.bias.as_ref().map(floats));
+        let (matrix, bias) = (self.matrix(), self.bias.as_ref().map(floats));
+        let product = Product::new(matrix, self.activations, self.gate, floats(&self.x), bias);
         written(self.rows() * self.shape.n, self.guard, |y| kernel.multiply(&product, y, workers))
     }
 

@@ -9,7 +9,7 @@ use drawn::Drawn;
 use kvcache_conformance::random::Unstructured;
 use kvcache_kernels::{InstructionSet, Serial, Workers};
 use kvcache_matmul::{
-    Activations, MatmulCpu, MatmulKernel, MatmulReference, Matrix, MatrixShape, Product, pack, pack_columns,
+    Activations, Gate, MatmulCpu, MatmulKernel, MatmulReference, Matrix, MatrixShape, Product, pack, pack_columns,
 };
 use kvcache_testing::backends::{Careless, Threads};
 use kvcache_testing::guarded::Guard;
@@ -173,9 +173,10 @@ fn what_does_not_fit_is_not_accepted() {
         let (n, k, bits, block_size) = wrong;
         assert!(fails(|| Matrix::new(MatrixShape { n, k, bits, block_size }, &panels, &scales, None)));
     }
-    assert!(fails(|| Product::new(matrix, Activations::Int8, &[0.0; 19], None)));
-    assert!(fails(|| Product::new(matrix, Activations::Int8, &[0.0; 20], Some(&[0.0; 2]))));
-    let product = Product::new(matrix, Activations::Int8, &[0.0; 20], None);
+    assert!(fails(|| Product::new(matrix, Activations::Int8, Gate::None, &[0.0; 19], None)));
+    assert!(fails(|| Product::new(matrix, Activations::Int8, Gate::None, &[0.0; 20], Some(&[0.0; 2]))));
+    assert!(fails(|| Product::new(matrix, Activations::Int8, Gate::Silu, &[0.0; 20], None)));
+    let product = Product::new(matrix, Activations::Int8, Gate::None, &[0.0; 20], None);
     let kernels = fast().map(|kernel| Box::new(kernel) as Box<dyn MatmulKernel>);
     for kernel in kernels.chain([Box::new(MatmulReference) as _]) {
         let multiply = |len: usize| kernel.multiply(&product, &mut vec![MaybeUninit::uninit(); len], &Serial);

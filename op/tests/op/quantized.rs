@@ -52,8 +52,8 @@ fn run(
         operator.check(&GatherInputs { indices: tensor("indices"), matrix })?.run_alloc(workers)?
     } else {
         assert_eq!(case.operator, quantized_matmul::NAME);
-        let activation_bits = of("activation_bits");
-        let operator = QuantizedMatMul::new(MatMulAttributes { N, K, bits, block_size, activation_bits })?;
+        let (activation_bits, gate) = (of("activation_bits"), case.attributes.get("gate").copied().unwrap_or_default());
+        let operator = QuantizedMatMul::new(MatMulAttributes { N, K, bits, block_size, activation_bits, gate })?;
         let inputs = MatMulInputs { x: tensor("x"), matrix, bias: given("bias") };
         operator.with_backend(backend).check(&inputs)?.run_alloc(workers)?
     };
@@ -124,10 +124,9 @@ fn every_golden_case_on_every_kernel() {
 
 /// Types, gaps, and an output that is another tensor of the call.
 #[test]
-#[expect(non_snake_case, reason = "the name of an attribute")]
 fn what_no_case_holds_is_refused() {
-    let operator = |K| QuantizedMatMul::new(MatMulAttributes { N: 16, K, bits: 8, block_size: 16, activation_bits: 8 });
-    let operator = operator(16).unwrap();
+    let attributes = MatMulAttributes { N: 16, K: 16, bits: 8, block_size: 16, activation_bits: 8, gate: 0 };
+    let operator = QuantizedMatMul::new(attributes).unwrap();
     let (panels, scales) = (Array3::<u8>::zeros((1, 1, 256)), Array3::<f32>::ones((1, 1, 16)));
     let mut x = Array2::<f32>::ones((16, 16));
     let matrix = MatrixInputs { panels: (&panels).into(), scales: (&scales).into(), minima: None };

@@ -49,16 +49,17 @@ impl Drawn {
 pub fn run(bytes: &[u8]) {
     let u = &mut Unstructured::bytes(bytes);
     let [n, k, bits, block_size] = [u.within(1, 40), u.within(1, 100), u.pick(&[4, 8]), u.pick(&[16, 32])];
-    let mut attributes = [n, k, bits, block_size, u.pick(&[8, 16])].map(|value| value as i64);
+    let mut attributes = [n, k, bits, block_size, u.pick(&[8, 16]), u.below(3)].map(|value| value as i64);
+    let columns = if attributes[5] == 0 { k } else { 2 * k };
     if u.one_in(20) {
-        attributes[u.below(5)] = u.pick(&[0, -1, 3, 12, 33, 1 << 40, i64::MAX, i64::MIN]);
+        attributes[u.below(6)] = u.pick(&[0, -1, 3, 12, 33, 1 << 40, i64::MAX, i64::MIN]);
     }
-    let [N, K, bits_given, block_given, activation_bits] = attributes;
+    let [N, K, bits_given, block_given, activation_bits, gate] = attributes;
     let (panels, blocks) = (n.div_ceil(16), k.div_ceil(block_size));
     let codes = Drawn::new(ElementType::UInt8, vec![panels, blocks, 2 * bits * block_size], u);
     let [scales, minima] = [(); 2].map(|()| Drawn::new(ElementType::Float32, vec![panels, blocks, 16], u));
     let rows = u.below(30);
-    let x = Drawn::new(ElementType::Float32, vec![rows, k], u);
+    let x = Drawn::new(ElementType::Float32, vec![rows, columns], u);
     let bias = Drawn::new(ElementType::Float32, vec![n], u);
     let indices = Drawn::new(ElementType::Int64, vec![u.below(5)], u);
     let (has_minima, has_bias) = (u.one_in(2), u.one_in(2));
@@ -66,13 +67,12 @@ pub fn run(bytes: &[u8]) {
         MatrixInputs { panels: codes.tensor(), scales: scales.tensor(), minima: has_minima.then(|| minima.tensor()) };
     let mut expected = None;
     for backend in MatMulBackend::all() {
-        let multiplied =
-            QuantizedMatMul::new(MatMulAttributes { N, K, bits: bits_given, block_size: block_given, activation_bits })
-                .and_then(|operator| {
-                    let bias = has_bias.then(|| bias.tensor());
-                    let inputs = MatMulInputs { x: x.tensor(), matrix: matrix.clone(), bias };
-                    operator.with_backend(backend).check(&inputs)?.run_alloc(&Careless(3))
-                });
+        let attributes = MatMulAttributes { N, K, bits: bits_given, block_size: block_given, activation_bits, gate };
+        let multiplied = QuantizedMatMul::new(attributes).and_then(|operator| {
+            let bias = has_bias.then(|| bias.tensor());
+            let inputs = MatMulInputs { x: x.tensor(), matrix: matrix.clone(), bias };
+            operator.with_backend(backend).check(&inputs)?.run_alloc(&Careless(3))
+        });
         let gathered = QuantizedGather::new(GatherAttributes { N, K, bits: bits_given, block_size: block_given })
             .and_then(|operator| {
                 let inputs = GatherInputs { indices: indices.tensor(), matrix: matrix.clone() };
