@@ -4,8 +4,9 @@
     bench_matmul.py --quick             fewer rounds, one shape
     bench_matmul.py --filter avx2       only the groups whose names contain a word
 
-Every instruction set up to KVCACHE_INSTRUCTION_SET is measured, called directly, and the best one against `MatMulNBits`
-of level 4 and float32's `MatMul`, of which matrices are initializers, so that the runtime packs them. An answer that
+Every instruction set up to KVCACHE_INSTRUCTION_SET is measured, called directly, and the best one as `QuantizedMatMul`
+in ONNX Runtime, against `MatMulNBits` of level 4 and float32's `MatMul`. Matrices are initializers there, so that the
+runtime packs its own. An answer that
 differs from float64's with the same weights by more than its activations' rounding explains ends the benchmark.
 Contenders are measured in turn; figures are medians of ratios within a round.
 """
@@ -24,12 +25,12 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from harness import Contender, Groups, Row, WrongAnswer, arguments, quotient, run
-from kvcache import IR_VERSION, OPSET
+from kvcache import IR_VERSION, OPSET, find_library
 from native import Rooflines, module
 from runtime import MICROSOFT, bound, session_of
 from tensors import ROTATION, allocate
 
-BLOCK, THREADS = 32, 2
+BLOCK, THREADS, OURS = 32, 2, "kvcache_ops"
 ROWS = (1, 4, 16, 64, 512, 2048)
 SHAPES = ((576, 1536), (1536, 576), (2048, 2048))  # (K, N): SmolLM2's feed-forward, and a larger model's attention
 FORMS = ((4, 8), (4, 16), (8, 8), (8, 16))  # bits of codes, and of activations
@@ -120,25 +121,32 @@ def direct(weights: Weights, kind: str, bits: int, count: int, threads: int, col
     return Contender(name, runs, threads, cold, is_busy=True, iterations=times)
 
 
-def in_runtime(weights: Weights, op_type: str, count: int, threads: int) -> Contender:
-    """A product of ONNX Runtime's."""
+def in_runtime(weights: Weights, op_type: str, count: int, threads: int, activation_bits: int = 8) -> Contender:
+    """A product in ONNX Runtime: ours, or one of the runtime's."""
     x, y, expected = weights.rows(count)
+    sizes = dict(K=weights.k, N=weights.n, bits=weights.bits, block_size=BLOCK)
+    attributes: dict[str, int]
     if op_type == "MatMul":
         b, domain, attributes = {"w": weights.floats.T.astype(np.float32)}, "", {}
+    elif op_type == "QuantizedMatMul":
+        panels = weights.panels.reshape(-1, weights.k // BLOCK, BLOCK * weights.bits * 2)
+        b, domain = {"panels": panels, "scales": weights.panel_scales}, OURS
+        attributes = sizes | {"activation_bits": activation_bits}
     else:
         low_first = weights.codes.reshape(weights.n, -1, BLOCK)
         packed = low_first if weights.bits == 8 else low_first[..., ::2] | low_first[..., 1::2] << 4
         b, domain = {"w": packed, "scales": weights.scales}, MICROSOFT
-        attributes = dict(K=weights.k, N=weights.n, bits=weights.bits, block_size=BLOCK, accuracy_level=4)
+        attributes = sizes | {"accuracy_level": 4}
     node = helper.make_node(op_type, ["x", *b], ["y"], domain=domain, **attributes)
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, None)] for name in "xy"]
     initializers = [numpy_helper.from_array(np.ascontiguousarray(each), name) for name, each in b.items()]
     graph = helper.make_graph([node], op_type, *ends, initializers)
     opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(domain, 1)] if domain else [])]
     model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
-    call = bound(session_of(model.SerializeToString(), threads), {"x": x}, {"y": y})
-    name = f"{op_type} {weights.bits}, K {weights.k} N {weights.n}, {count} rows, {threads} threads"
-    weights.checked(name, call, y, expected, 8 if domain else 0)
+    library = str(find_library()) if domain == OURS else None
+    call = bound(session_of(model.SerializeToString(), threads, library), {"x": x}, {"y": y})
+    name = f"{op_type} {weights.bits}/{activation_bits}, K {weights.k} N {weights.n}, {count} rows, {threads} threads"
+    weights.checked(name, call, y, expected, activation_bits if domain else 0)
     return Contender(name, [call], threads, cold=False, is_busy=count >= PEAK_ROWS)
 
 
@@ -168,7 +176,7 @@ def speed(work: int, ns: float) -> float:
 
 
 def against_runtime(kind: str, shape: tuple[int, int], rows: tuple[int, ...]) -> list[Row]:
-    """The best instruction set's products on two threads, against ONNX Runtime's."""
+    """Our operator with the best instruction set on two threads, against ONNX Runtime's products."""
     figures = []
     for bits in (4, 8):
         weights = Weights(*shape, bits)
@@ -176,8 +184,8 @@ def against_runtime(kind: str, shape: tuple[int, int], rows: tuple[int, ...]) ->
             peer, floats = (in_runtime(weights, op_type, count, THREADS) for op_type in ("MatMulNBits", "MatMul"))
             work = weights.k * weights.n * count
             for activation_bits in (8, 16):
-                ours = direct(weights, kind, activation_bits, count, THREADS)
-                name = f"{bits}-bit codes, int{activation_bits}, K {weights.k} N {weights.n}, {count} rows"
+                ours = in_runtime(weights, "QuantizedMatMul", count, THREADS, activation_bits)
+                name = f"{kind}, {bits}-bit codes, int{activation_bits}, K {weights.k} N {weights.n}, {count} rows"
                 figures.append(Row(f"{name}, MatMulNBits of ours", [peer, ours], quotient, at_least=1))
                 figures.append(Row(f"{name}, float32 MatMul of ours", [floats, ours], quotient))
                 figures.append(Row(f"{name}, two threads", [ours], partial(speed, work), unit="GMAC/s"))
