@@ -22,12 +22,12 @@ from math import ceil, inf
 from types import SimpleNamespace
 
 import numpy as np
+from kvcache_ops import library_path
 from onnx import TensorProto, helper, numpy_helper
 
 from harness import Contender, Groups, Row, WrongAnswer, arguments, quotient, run
-from kvcache import IR_VERSION, OPSET, find_library
 from native import Rooflines, module
-from runtime import MICROSOFT, bound, session_of
+from runtime import IR_VERSION, MICROSOFT, OPSET, bound, session_of
 from tensors import ROTATION, allocate
 
 BLOCK, THREADS, OURS = 32, 2, "kvcache_ops"
@@ -143,7 +143,7 @@ def in_runtime(weights: Weights, op_type: str, count: int, threads: int, activat
     graph = helper.make_graph([node], op_type, *ends, initializers)
     opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(domain, 1)] if domain else [])]
     model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
-    library = str(find_library()) if domain == OURS else None
+    library = library_path() if domain == OURS else None
     call = bound(session_of(model.SerializeToString(), threads, library), {"x": x}, {"y": y})
     name = f"{op_type} {weights.bits}/{activation_bits}, K {weights.k} N {weights.n}, {count} rows, {threads} threads"
     weights.checked(name, call, y, expected, activation_bits if domain else 0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
+import numpy as np
 from onnx import TensorProto
-
-from kvcache import BITS
 
 PAGE_SIZE = 128
 
 FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
+NUMPY_TYPES = {FLOAT: np.float32, HALF: np.float16, INT8: np.int8, INT4: np.uint8}  # int4: two elements in a byte
+BITS = {element: np.dtype(number).itemsize * 8 for element, number in NUMPY_TYPES.items()} | {INT4: 4}
 SHORT = {FLOAT: "f32", HALF: "f16", INT8: "int8", INT4: "int4"}
 
 

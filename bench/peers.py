@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cases import INT4, INT8
+from cases import INT4, INT8, NUMPY_TYPES
 from harness import Contender
-from kvcache import NUMPY_TYPES
 from tensors import Tensors
 
 LIBRARIES = Path(os.environ.get("LLAMA_CPP") or "nowhere")

@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 import onnxruntime
+from kvcache_ops import DOMAIN, library_path
 from onnx import TensorProto, helper
 
-from cases import FLOAT, INT8
+from cases import FLOAT, INT8, NUMPY_TYPES
 from harness import Contender
-from kvcache import DOMAIN, ELEMENT_TYPES, IR_VERSION, NUMPY_TYPES, OPSET, find_library
 from tensors import Tensors, allocate, random_tensor
 
 MICROSOFT = "com.microsoft"
+OPSET, IR_VERSION = 21, 10  # what ONNX Runtime 1.20 reads
 # The inputs of both operators, in the specification's order.
 INPUTS = (
     "query current_key current_value seqstarts kvstarts cachestarts start_pos decoding_batches max_seqlen max_kvlen"
@@ -35,12 +36,6 @@ def session_of(model: bytes, threads: int, library: str | None = None) -> onnxru
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def element_of(array: np.ndarray) -> int:
-    """ONNX's number of an array's type; to the peers packed int4 is bytes."""
-    more = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.int32): TensorProto.INT32}
-    return (ELEMENT_TYPES | more)[array.dtype]
-
-
 def bound(
     session: onnxruntime.InferenceSession,
     inputs: dict[str, np.ndarray],
@@ -54,7 +49,8 @@ def bound(
     binding = session.io_binding()
     for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
         for name, array in arrays.items():
-            bind(name, "cpu", 0, *described.get(name, (element_of(array), array.shape, array.ctypes.data)))
+            plain = helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.ctypes.data
+            bind(name, "cpu", 0, *described.get(name, plain))
     return lambda held=(inputs, outputs): session.run_with_iobinding(binding)
 
 
@@ -84,7 +80,7 @@ def operator(tensors: Tensors, threads: int) -> Contender:
     """The operator of the built library, a session for each layer, whose answer is checked."""
     case = tensors.case
     runs = [
-        called(tensors, threads, tensors.op_type, DOMAIN, str(find_library()), **tensors.attributes | {"layer_idx": i})
+        called(tensors, threads, tensors.op_type, DOMAIN, library_path(), **tensors.attributes | {"layer_idx": i})
         for i in tensors.layers
     ]
     tensors.check(f"in ONNX Runtime on {threads} threads", runs[0])

@@ -10,10 +10,11 @@ from math import ceil, prod
 from pathlib import Path
 
 import numpy as np
+from kvcache_ops import CacheSpec
+from onnx.helper import np_dtype_to_tensor_dtype
 
-from cases import HALF, INT4, PAGE_SIZE, Case
+from cases import BITS, HALF, INT4, NUMPY_TYPES, PAGE_SIZE, Case
 from harness import WrongAnswer
-from kvcache import BITS, ELEMENT_TYPES, NUMPY_TYPES, cache_shape
 
 
 def last_level() -> int:
@@ -103,7 +104,7 @@ class Tensors:
         """A tensor's element type, shape and address; packed int4 by its shape in elements."""
         array = (self.inputs | self.outputs)[name]
         packed = name == "cache" and array.dtype == np.uint8
-        element, shape = (INT4, self.cache_shape) if packed else (ELEMENT_TYPES[array.dtype], array.shape)
+        element, shape = (INT4, self.cache_shape) if packed else (np_dtype_to_tensor_dtype(array.dtype), array.shape)
         return element, shape, array.ctypes.data
 
     def slots(self, b: int) -> np.ndarray:
@@ -206,7 +207,7 @@ def tensors_of(case: Case) -> Tensors:
     tokens, every = sum(lengths.seqlens), sum(lengths.kvlens)
 
     def shape(last: int) -> tuple[int, ...]:
-        return cache_shape(case.cache_layout, num_layer=num_layer, num_heads=heads.key, max_t=max_t, last=last)
+        return CacheSpec(max_t, heads.key, last, num_layers=num_layer, cache_layout=case.cache_layout).cache_shape
 
     current, query = (tokens, heads.key, heads.dim), (tokens, heads.query, heads.dim)
     inputs = {"query": random_tensor(form.t1, query, past, SCORES)} if heads.query else {}

@@ -7,7 +7,7 @@ bench: bench-operator bench-attention bench-matmul bench-manager
 .PHONY: bench-native
 bench-native: .venv/wheel
 	cargo build --release --locked -p kvcache-bench
-ON_RELEASE = KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=examples:bench \
+ON_RELEASE = KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPATH=bench \
 	LLAMA_CPP="$(LLAMA_CPP)" $(VENV)
 
 .PHONY: bench-operator

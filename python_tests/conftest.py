@@ -9,7 +9,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # pytest runs in two process
 import onnxruntime
 import pytest
 
-from kvcache import find_library
+from sessions import find_library
 
 # The environments of older runtimes have no packages for models.
 OF_MODELS = [

@@ -12,11 +12,11 @@ from functools import lru_cache
 
 import numpy as np
 import onnxruntime
+from kvcache_ops.ops._cache_spec import OF_ML_DTYPES, type_name
 from onnx import TensorProto
 
 from compare import Arrays
-from kvcache import find_library
-from one_node import ELEMENT_TYPES, OF_ML_DTYPES, quiet_options
+from sessions import element_type, find_library, quiet_options
 
 EMULATED = bool(os.environ.get("KVCACHE_CUDA_EMULATED"))
 DEVICE = "cpu" if EMULATED else "cuda"
@@ -103,13 +103,13 @@ class DeviceArray:
     def __init__(self, array: np.ndarray, int4_shape: tuple[int, ...] | None = None):
         # One element more than there are, so that there is memory in any case.
         flat = np.concatenate([array.reshape(-1), np.zeros(1, array.dtype)])
-        if array.dtype in OF_ML_DTYPES:
+        if type_name(array.dtype) in OF_ML_DTYPES:
             flat = flat.view(f"u{array.itemsize}")
         self._memory = EmulatedMemory(flat) if EMULATED else onnxruntime.OrtValue.ortvalue_from_numpy(flat, "cuda", 0)
         self._shape, self._dtype = array.shape, array.dtype
-        element_type = ELEMENT_TYPES[array.dtype] if int4_shape is None else TensorProto.INT4
+        type_ = element_type(array) if int4_shape is None else TensorProto.INT4
         # What binds the memory itself: the type, the shape in elements, and the address.
-        self.bound = (element_type, array.shape if int4_shape is None else int4_shape, self._memory.data_ptr())
+        self.bound = (type_, array.shape if int4_shape is None else int4_shape, self._memory.data_ptr())
 
     def numpy(self) -> np.ndarray:
         """A copy on the host."""

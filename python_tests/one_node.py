@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import onnx.parser
 import onnxruntime
-import pytest
-from kvcache_ops import Cache, CacheSpec, _native, step_indices
+from kvcache_ops import DOMAIN, Cache, CacheSpec, _native, step_indices
 from kvcache_ops.ops._cache_spec import ONNX_TYPES
-from ml_dtypes import bfloat16, float8_e4m3fn
 from onnx import TensorProto, helper, numpy_helper
 
 from compare import Arrays, assert_same_arrays, assert_same_outputs
-from kvcache import DOMAIN, IR_VERSION, OPSET, create_session
-from kvcache import ELEMENT_TYPES as OF_NUMPY
+from sessions import IR_VERSION, OPSET, RUNTIME, element_type, model_of, run_node, session_of
 
-# Of the package ml_dtypes; ONNX Runtime takes no such arrays.
-OF_ML_DTYPES = {np.dtype(bfloat16): TensorProto.BFLOAT16, np.dtype(float8_e4m3fn): TensorProto.FLOAT8E4M3FN}
-ELEMENT_TYPES = OF_NUMPY | OF_ML_DTYPES
-RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 DOMAINS = (DOMAIN, "pmx.dynamic_batching")
 # The domains of static batching, in which `KeyValueCache` has other inputs.
 STATIC_DOMAINS = ("opmx", "pmx")
@@ -43,7 +35,7 @@ OPTIONAL = ("attn_mask", "head_sink")
 def node_types(t1: int, t2: int, t3: int | None = None) -> dict[str, int]:
     """The element type of each input of `KeyValueCache`, by name; without T3 there is no scale."""
     types = dict.fromkeys(INPUTS, TensorProto.INT64) | dict(current_key=t1, current_value=t1, cache=t2, scale=t3)
-    return {name: element_type for name, element_type in types.items() if element_type is not None}
+    return {name: type_ for name, type_ in types.items() if type_ is not None}
 
 
 def types_for(operator: str, **changed: int) -> dict[str, int]:
@@ -62,27 +54,21 @@ def node_model(
     initializers: tuple[TensorProto, ...] = (),
     empty_scale: bool = False,
 ) -> bytes:
-    """The model; what `shapes` does not name has an open rank, so that every call reaches the operator."""
-    shapes = shapes or {}
+    """The model of a node named "cached", whose outputs have the type of its first input unless `types` names them."""
     signature, results = OPERATORS[operator]
     if domain in STATIC_DOMAINS:
         signature = STATIC_INPUTS
-    given = types.keys() | {tensor.name for tensor in initializers}
-    last = max(index for index, name in enumerate(signature) if name in given)
-    if RUNTIME < (1, 24):  # these crash on an empty name, so what is left out in the middle has no elements
-        left_out = (name for name in signature[:last] if name not in given)
-        initializers += tuple(numpy_helper.from_array(np.zeros(0, np.float16), name) for name in left_out)
+    results = [*results, *types.keys() & {"attention_mass"}]
     held = {tensor.name for tensor in initializers}
-    names = [name if name in types or name in held else "" for name in signature[: last + 1]]
-    node = helper.make_node(
-        operator, names + [""] * empty_scale, list(results), name="cached", domain=domain, **attributes
-    )
-    fed = [name for name in names if name and name not in held]
-    inputs = [helper.make_tensor_value_info(name, types[name], shapes.get(name)) for name in fed]
-    outputs = [helper.make_tensor_value_info(name, types[names[0]], shapes.get(name)) for name in results]
-    graph = helper.make_graph([node], "node", inputs, outputs, list(initializers))
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
-    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
+    last = max(index for index, name in enumerate(signature) if name in types or name in held)
+    if RUNTIME < (1, 24):  # these crash on an empty name, so what is left out in the middle has no elements
+        left_out = [name for name in signature[:last] if name not in types and name not in held]
+        initializers += tuple(numpy_helper.from_array(np.zeros(0, np.float16), name) for name in left_out)
+        held |= {*left_out}
+    names = [name if name in types or name in held else "" for name in signature[: last + 1]] + [""] * empty_scale
+    node = helper.make_node(operator, names, results, "cached", domain=domain, **attributes)
+    types = dict.fromkeys(results, types[names[0]]) | types
+    return model_of(node, types, shapes=shapes, initializers=initializers).SerializeToString()
 
 
 def text_model(
@@ -96,53 +82,10 @@ def text_model(
     return made.SerializeToString()
 
 
-def with_mass(model: bytes) -> bytes:
-    """The model of an attention operator that also gives the attention's mass."""
-    changed = onnx.load_from_string(model)
-    changed.graph.node[0].output.append("attention_mass")
-    changed.graph.output.append(helper.make_tensor_value_info("attention_mass", TensorProto.FLOAT, None))
-    return changed.SerializeToString()
-
-
-@lru_cache(maxsize=64)
-def session_of(model: bytes) -> onnxruntime.InferenceSession:
-    """A session of the model, made once."""
-    return create_session(model, quiet_options())
-
-
-def refusal_of(model: bytes) -> str:
-    """The message with which a session of the model is refused."""
-    with pytest.raises(Exception) as refusal:
-        create_session(model, quiet_options())
-    return str(refusal.value)
-
-
-def quiet_options(threads: int = 1) -> onnxruntime.SessionOptions:
-    """Options under which an expected error is not printed as well as raised; `threads` work inside an operator."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # tests share the processors
-    return options
-
-
-def run_node(session: onnxruntime.InferenceSession, inputs: Arrays, memory: Cache | None = None) -> list[np.ndarray]:
-    """Runs the model on the arrays' own memory: its outputs."""
-    binding = session.io_binding()
-    for name, array in inputs.items():
-        binding.bind_cpu_input(name, array)
-    if memory is not None:
-        memory.bind(binding)
-    for output in session.get_outputs():
-        binding.bind_output(output.name, "cpu")
-    session.run_with_iobinding(binding)
-    return binding.copy_outputs_to_cpu()
-
-
 def types_of(inputs: Arrays, int4_cache: bool) -> dict[str, int]:
     """The element types of a call's arrays."""
     return {
-        name: TensorProto.INT4 if name == "cache" and int4_cache else ELEMENT_TYPES[array.dtype]
+        name: TensorProto.INT4 if name == "cache" and int4_cache else element_type(array)
         for name, array in inputs.items()
     }
 

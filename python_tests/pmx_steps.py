@@ -7,10 +7,10 @@ import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from compare import Arrays
-from kvcache import ELEMENT_TYPES, create_session
-from one_node import RaggedCache, quiet_options
+from one_node import RaggedCache
 from pmx_export import GROUP, HEAD_DIM, HEADS, PAGE, VOCABULARY, Params
 from pmx_numpy import run_export
+from sessions import create_session, element_type, model_of
 
 # The sequences of each step, by number, how many tokens each gets, and how many of them decode: prompts, one of a
 # single token; a long prompt beside decoding ones and one that has no token; chunks of prompts beside decoding ones.
@@ -62,15 +62,12 @@ class Steps:
         self, model: ModelProto, options: onnxruntime.SessionOptions | None = None
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """The logits of the lowered model, and what it has stored in the caller's own arrays."""
-        session = create_session(model.SerializeToString(), options or quiet_options())
+        session = create_session(model, options)
         memory = dict(kv_cache=np.zeros_like(self.cache), kv_scale=np.zeros_like(self.scale))
         names, logits = [value.name for value in session.get_inputs()], []
         for step in self.inputs:
             logits += session.run(None, {name: (step | memory)[name] for name in names})
         return logits, *memory.values()
-
-
-ELEMENT_TYPES = ELEMENT_TYPES | {np.dtype(np.int32): 6}
 
 
 def node_model(
@@ -84,17 +81,14 @@ def node_model(
 ) -> ModelProto:
     """The node named /it in the exporter's opset; `weights` are initializers, the other inputs graph inputs."""
     node = helper.make_node(op_type, list(inputs), outputs, "/it", domain=domain, **attributes)
-    given = [
-        helper.make_tensor_value_info(name, ELEMENT_TYPES[x.dtype], [f"{name}_{axis}" for axis in range(x.ndim)])
-        for name, x in inputs.items()
-        if name and name not in weights
-    ]
-    # Their types are the runtime's to infer.
-    results = [helper.make_empty_tensor_value_info(name) for name in outputs]
-    held = [numpy_helper.from_array(inputs[name], name) for name in weights]
-    graph = helper.make_graph([node], "graph", given, results, held)
-    opsets = [helper.make_opsetid("", 11), helper.make_opsetid(domain, 1)]
-    return helper.make_model(graph, ir_version=6, opset_imports=opsets)
+    return model_of(
+        node,
+        {name: element_type(x) for name, x in inputs.items()},
+        shapes={name: [f"{name}_{axis}" for axis in range(x.ndim)] for name, x in inputs.items()},
+        initializers=[numpy_helper.from_array(inputs[name], name) for name in weights],
+        opset=11,
+        ir_version=6,
+    )
 
 
 def break_node(random: np.random.Generator, node: NodeProto) -> None:

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kvcache_ops import DOMAIN
 from onnx import TensorProto, helper, numpy_helper
 
 from compare import assert_same_arrays, assert_same_bits
-from kvcache import DOMAIN, create_session
-from one_node import (
-    FUSED_INPUTS,
-    HALF,
-    INT8,
-    arrays_of,
-    copy_of,
-    node,
-    node_model,
-    one_call,
-    quiet_options,
-    refusal_of,
-    run_node,
-    session_of,
-    types_for,
-    types_of,
-)
+from one_node import FUSED_INPUTS, HALF, INT8, arrays_of, copy_of, node, node_model, one_call, types_for, types_of
+from sessions import create_session, model_of, refusal_of, run_node, session_of
 
 pytestmark = pytest.mark.runtime
 
@@ -38,21 +24,19 @@ def test_what_real_exports_contain(cache_dtype: str, scale: str) -> None:
     empty = np.zeros(0, np.float16)
     fed = inputs | {name: inputs[name].reshape(1) for name in ("decoding_batches", "max_seqlen", "max_kvlen")}
     fed |= arrays_of(memory) | dict(attn_mask=empty) | (dict(scale=empty) if scale == "fed" else {})
-    element_types = types_of(fed, int4_cache=False)
-    axes = {"attn_mask": [0], "scale": [0], "max_seqlen": [1], "max_kvlen": [1], "decoding_batches": [1]}
-    declared = [
-        helper.make_tensor_value_info(name, element_types[name], axes.get(name)) for name in FUSED_INPUTS if name in fed
-    ]
-    name = "/layers.0/MultiHeadCacheAttention"
-    made = helper.make_node(
-        "MultiHeadCacheAttention", FUSED_INPUTS[:-1], ["attn_output"], name, domain=DOMAIN, **attention.attributes
-    )
     held = [] if scale == "fed" else [numpy_helper.from_array(empty, "scale")]
-    output = helper.make_tensor_value_info("attn_output", HALF, None)
-    graph = helper.make_graph([made], "export", declared, [output], held)
-    opsets = [helper.make_opsetid("", 11), helper.make_opsetid(DOMAIN, 1)]
-    model = helper.make_model(graph, ir_version=6, opset_imports=opsets).SerializeToString()
-    [got] = run_node(create_session(model, quiet_options()), fed)
+    axes = {"attn_mask": [0], "scale": [0], "max_seqlen": [1], "max_kvlen": [1], "decoding_batches": [1]}
+    export = helper.make_node(
+        "MultiHeadCacheAttention",
+        FUSED_INPUTS[:-1],
+        ["attn_output"],
+        "/layers.0/MultiHeadCacheAttention",
+        domain=DOMAIN,
+        **attention.attributes,
+    )
+    types = types_of(fed, int4_cache=False) | dict(attn_output=HALF)
+    model = model_of(export, types, shapes=axes, initializers=held, opset=11, ir_version=6)
+    [got] = run_node(create_session(model), fed)
     assert_same_bits("attn_output", got, expected)
 
 

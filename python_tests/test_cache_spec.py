@@ -17,7 +17,8 @@ from kvcache_ops.manager import HostMemory, Manager
 from ml_dtypes import float8_e4m3fn
 
 from compare import assert_same_bits, refused
-from one_node import Node, session_of
+from one_node import Node
+from sessions import session_of
 
 SCHEMA = yaml.safe_load((Path(__file__).resolve().parents[1] / "schema/key_value_cache.yaml").read_text())
 BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "bfloat16": 16, "float8e4m3fn": 8}
@@ -146,7 +147,7 @@ def test_bindings_and_ortvalues_keep_the_memory() -> None:
     """Nobody else has the arrays: the addresses are still theirs."""
     stored, step = Node(INT4, layer_idx=1), step_indices([3, 1], [0, 2], cachestarts=[1, 20])._asdict()
     inputs, session = stored.inputs(np.random.default_rng(5), step), session_of(stored.model())
-    values, binding = INT4.allocate().ortvalues(), session.io_binding()
+    values, binding = INT4.allocate().ortvalues(), session.io_binding()  # which run_node would make after the memory
     INT4.allocate().bind(binding)
     gc.collect()
     others = [np.full(INT4.cache_bytes, 85, np.uint8) for _ in range(64)]

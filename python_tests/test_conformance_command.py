@@ -21,7 +21,7 @@ from kvcache_ops.conformance._program import Program
 from kvcache_ops.conformance._run import run_suites
 from safetensors.numpy import load_file, save_file
 
-from kvcache import find_library
+from sessions import find_library
 from test_conformance import GOLDEN, some_cases
 
 FEW = ["--suite", "key-value-cache", "--cases", some_cases("cases", "chunked-prefill").name]

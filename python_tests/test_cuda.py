@@ -12,15 +12,14 @@ from typing import Any
 import kvcache_ops
 import numpy as np
 import pytest
-from kvcache_ops import pack_int4, step_indices, unpack_int4
+from kvcache_ops import DOMAIN, pack_int4, step_indices, unpack_int4
 from kvcache_ops.conformance import SUITES, Int4Array
 from kvcache_ops.conformance._models import operator
 from kvcache_ops.conformance._run import run_suites
 
 from compare import Arrays
 from device_call import EMULATED, DeviceArray, device_call, device_session, why_no_gpu
-from kvcache import DOMAIN
-from one_node import STATIC_DOMAINS, node, node_model, types_for, types_of, with_mass
+from one_node import FLOAT, STATIC_DOMAINS, node, node_model, types_for, types_of
 
 CHECKS = {
     "KeyValueCache": kvcache_ops.check,
@@ -73,11 +72,11 @@ def on_device(
     }
     host = inputs | {name: packed(array) for name, array in given.items() if array is not None}
     domain = DOMAIN if "seqstarts" in inputs else STATIC_DOMAINS[0]
-    model = node_model(types_of(host, isinstance(cache, Int4Array)), attributes, operator=op_type, domain=domain)
-    shapes = shapes_of(inputs, attributes.get("num_repeat", 1))
+    types, shapes = types_of(host, isinstance(cache, Int4Array)), shapes_of(inputs, attributes.get("num_repeat", 1))
     if outputs:
-        model = with_mass(model)
+        types |= dict(attention_mass=FLOAT)
         shapes |= dict(attention_mass=(attributes["num_heads"], int(inputs["kvstarts"][-1])))
+    model = node_model(types, attributes, operator=op_type, domain=domain)
     results = device_call(model, inputs, state, shapes)
     after = {name: array.numpy() for name, array in state.items()}
     if isinstance(cache, Int4Array):

@@ -8,12 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from kvcache_ops import step_indices
+from kvcache_ops import DOMAIN, step_indices
 from onnx import TensorProto
 from onnx.compose import add_prefix
 
 from compare import assert_same_bits
-from kvcache import DOMAIN, OPSET, create_session
 from one_node import (
     FLOAT,
     INPUTS,
@@ -26,12 +25,10 @@ from one_node import (
     node,
     node_model,
     node_types,
-    quiet_options,
-    run_node,
-    session_of,
     text_model,
     types_for,
 )
+from sessions import OPSET, create_session, quiet_options, run_node, session_of
 
 pytestmark = pytest.mark.runtime
 
@@ -73,7 +70,7 @@ def test_a_model_that_the_runtime_saved(example: Example, format: str, tmp_path:
     options.optimized_model_filepath = str(saved)
     options.add_session_config_entry("session.save_model_format", format)
     create_session(STORED.model(), options)
-    check(example, create_session(saved.read_bytes(), quiet_options()))
+    check(example, create_session(saved.read_bytes()))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -93,7 +90,7 @@ def test_the_body_of_a_loop(example: Example) -> None:
     body = f"body (int64 i, bool go_on) => (bool still, {OUTPUTS}) {{ {NODE} still = Identity (go_on) }}"
     inputs = ", ".join([*DECLARED.values(), "int64 count, bool condition"])
     loop = f"keys, values = Loop <body = {body}> (count, condition)"
-    session = create_session(text_model(inputs, "float16[] keys, float16[] values", loop), quiet_options())
+    session = create_session(text_model(inputs, "float16[] keys, float16[] values", loop))
     check(example, session, times=3, count=np.array(3), condition=np.array(True))
 
 

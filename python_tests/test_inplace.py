@@ -6,14 +6,13 @@ import ctypes
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from kvcache_ops import Cache
 from onnx import TensorProto
+from onnxruntime import IOBinding, OrtValue
 
 from compare import assert_same_arrays, assert_same_bits
-from kvcache import ELEMENT_TYPES
-from one_node import Example, arrays_of, copy_of, node, session_of
+from one_node import Example, arrays_of, copy_of, node
+from sessions import bind_address, run_node, session_of
 
 pytestmark = pytest.mark.runtime
 
@@ -24,32 +23,6 @@ NODES = [
 ]
 PAGES = dict(cache_mode=1, page_size=4)
 INT4_NODE = node("float16", "int4", "float32", quant_bit=4, num_layers=2, layer_idx=1, **PAGES)
-
-
-def run_bound(
-    example: Example, memory: Cache, outputs: dict[str, np.ndarray] | None = None, **bound: object
-) -> list[np.ndarray]:
-    """The call through a binding; outputs go into the arrays given, inputs in `bound` are bound as they say."""
-    session = session_of(example.node.model())
-    binding = session.io_binding()
-    for name, array in (example.inputs | arrays_of(memory)).items():
-        if name in bound:
-            bound[name](binding)
-        else:
-            binding.bind_cpu_input(name, array)
-    for name in ("key", "value"):
-        if outputs is None:
-            binding.bind_output(name, "cpu")
-        else:
-            array = outputs[name]
-            binding.bind_output(name, "cpu", 0, ELEMENT_TYPES[array.dtype], array.shape, array.ctypes.data)
-    session.run_with_iobinding(binding)
-    return binding.copy_outputs_to_cpu() if outputs is None else list(outputs.values())
-
-
-def bind_address(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
-    """Binds the array by its type, shape and address."""
-    binding.bind_input(name, "cpu", 0, ELEMENT_TYPES[array.dtype], array.shape, array.ctypes.data)
 
 
 @pytest.fixture(params=NODES, ids=str)
@@ -63,20 +36,21 @@ def test_every_way_hands_over_the_memory_itself(example: Example, way: str) -> N
     """Contiguous numpy arrays, OrtValues that were made from them, and every way of binding an input."""
     memory, session = copy_of(example.before), session_of(example.node.model())
     arrays = example.inputs | arrays_of(memory)
-    value_of = onnxruntime.OrtValue.ortvalue_from_numpy
     if way == "run":
         outputs = session.run(["key", "value"], arrays)
     elif way == "run_with_ort_values":
-        values = {name: value_of(array) for name, array in arrays.items()}
+        values = {name: OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
         outputs = [output.numpy() for output in session.run_with_ort_values(["key", "value"], values)]
         assert_same_bits("cache by its OrtValue", values["cache"].numpy(), example.expected.cache)
     else:
         ways = {
-            "bind_cpu_input": lambda name, array: lambda binding: binding.bind_cpu_input(name, array),
-            "bind_ortvalue_input": lambda name, x: lambda binding: binding.bind_ortvalue_input(name, value_of(x)),
-            "bind_input": lambda name, array: lambda binding: bind_address(binding, name, array),
+            "bind_cpu_input": IOBinding.bind_cpu_input,
+            "bind_ortvalue_input": lambda self, name, array: self.bind_ortvalue_input(
+                name, OrtValue.ortvalue_from_numpy(array)
+            ),
+            "bind_input": bind_address,
         }
-        outputs = run_bound(example, memory, **{name: ways[way](name, array) for name, array in arrays.items()})
+        outputs = run_node(session, arrays, bind=ways[way])
     example.check(outputs, memory)
 
 
@@ -85,30 +59,35 @@ def test_int4_by_ort_value() -> None:
     view of the logical shape, of which only the pointer is used."""
     example = Example(INT4_NODE, [4, 2])
     memory = copy_of(example.before)
-    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(memory.spec.cache_shape, TensorProto.INT4)
+    value = OrtValue.ortvalue_from_shape_and_type(memory.spec.cache_shape, TensorProto.INT4)
     ctypes.memmove(value.data_ptr(), memory.cache.ctypes.data, memory.cache.nbytes)
-    outputs = run_bound(example, memory, cache=lambda binding: binding.bind_ortvalue_input("cache", value))
+    values = {
+        name: OrtValue.ortvalue_from_numpy(array) for name, array in (example.inputs | {"scale": memory.scale}).items()
+    }
+    outputs = run_node(session_of(INT4_NODE.model()), values | {"cache": value}, bind=IOBinding.bind_ortvalue_input)
     ctypes.memmove(memory.cache.ctypes.data, value.data_ptr(), memory.cache.nbytes)
     example.check(outputs, memory)
 
     memory = copy_of(example.before)
     view = np.lib.stride_tricks.as_strided(memory.cache, memory.spec.cache_shape, [0] * 5)
-    value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(view, TensorProto.INT4)
+    value = OrtValue.ortvalue_from_numpy_with_onnx_type(view, TensorProto.INT4)
     feeds = example.inputs | {"scale": memory.scale, "cache": value}
     example.check(session_of(INT4_NODE.model()).run(["key", "value"], feeds), memory)
 
 
 def test_outputs_bound_by_the_caller(example: Example) -> None:
     """key and value go into memory that the caller bound; one of a wrong shape is refused, and nothing is written."""
-    memory = copy_of(example.before)
+    memory, session = copy_of(example.before), session_of(example.node.model())
+    arrays = example.inputs | arrays_of(memory)
     for wrong in ("key", "value"):
         shapes = {name: list(array.shape) for name, array in zip(("key", "value"), example.outputs)}
         shapes[wrong][0] += 1
+        wrong_outputs = {name: np.zeros(x, example.outputs[0].dtype) for name, x in shapes.items()}
         with pytest.raises(Exception, match=r"(?i)shape"):
-            run_bound(example, memory, {name: np.zeros(x, example.outputs[0].dtype) for name, x in shapes.items()})
+            run_node(session, arrays, outputs=wrong_outputs)
         assert_same_arrays(arrays_of(memory), arrays_of(example.before))
     outputs = {name: np.zeros_like(array) for name, array in zip(("key", "value"), example.outputs)}
-    example.check(run_bound(example, memory, outputs), memory)
+    example.check(run_node(session, arrays, outputs=outputs), memory)
 
 
 def test_an_output_that_nobody_uses_is_stored_all_the_same() -> None:

@@ -11,8 +11,8 @@ import kvcache_ops.onnx
 import pytest
 from onnx import ModelProto, TensorProto, checker, helper
 
-from kvcache import IR_VERSION, OPSET
 from one_node import DOMAINS, HALF, INT4, PACKED_INPUTS, node_types
+from sessions import IR_VERSION, OPSET, model_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,16 +22,9 @@ def cache_model(domain: str = DOMAINS[0], *, types: dict[str, int] | None = None
     types = types or node_types(HALF, INT4, HALF)
     rows, memory = ["tokens", 2, 4], ["max_t", 1, 2, 2, 4]
     shapes = {"current_key": rows, "current_value": rows, "cache": memory, "scale": memory}
+    shapes = {name: shapes.get(name, ["b"]) for name in types} | dict.fromkeys(("key", "value"), [None] * 3)
     node = helper.make_node("KeyValueCache", list(types), ["key", "value"], "cached", domain=domain, **attributes)
-    inputs = [helper.make_tensor_value_info(name, types[name], shapes.get(name, ["b"])) for name in types if name]
-    outputs = [helper.make_tensor_value_info(name, HALF, [None] * 3) for name in ("key", "value")]
-    return model_of(helper.make_graph([node], "graph", inputs, outputs), domain)
-
-
-def model_of(graph: object, domain: str) -> ModelProto:
-    """The model of one graph."""
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
-    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
+    return model_of(node, types | dict(key=HALF, value=HALF), shapes=shapes)
 
 
 def test_the_schemas_are_those_of_the_yaml(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,9 @@ from kvcache_pmx import lower
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser, version_converter
 
 from compare import refused
-from kvcache import create_session, find_library
-from one_node import quiet_options
 from pmx_export import Params, export
 from pmx_steps import Steps, break_node, node_model
+from sessions import create_session, find_library, quiet_options
 
 
 @pytest.mark.parametrize("element", ["float32", "float16"])

@@ -14,9 +14,9 @@ import pytest
 from kvcache_pmx import lower
 from onnx import ModelProto
 
-from one_node import RUNTIME, quiet_options
 from pmx_export import Params, export
 from pmx_steps import Steps
+from sessions import RUNTIME, quiet_options
 
 # Where ONNX Runtime has the Attention of opset 23.
 ATTENTIONS = ["native", "onnx"] if RUNTIME >= (1, 24) else ["native"]

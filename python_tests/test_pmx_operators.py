@@ -13,10 +13,9 @@ from kvcache_pmx import lower
 from onnx import ModelProto
 
 from compare import Arrays
-from kvcache import create_session
-from one_node import RUNTIME, quiet_options
 from pmx_numpy import run_operator
 from pmx_steps import break_node, node_model
+from sessions import RUNTIME, create_session
 
 pytestmark = pytest.mark.runtime
 
@@ -145,7 +144,7 @@ def test_lowered_operators(cases: Callable[[str], Iterator[Case]], element: str)
     """The results have their types and are right up to their rounding."""
     for case in cases(element):
         op_type, inputs, outputs, given = case
-        session = create_session(lowered(case).SerializeToString(), quiet_options())
+        session = create_session(lowered(case).SerializeToString())
         got = session.run(None, {name: x for name, x in inputs.items() if name not in given.get("weights", ())})
         in_bytes = {name: x.encode() if isinstance(x, str) else x for name, x in given.items()}
         expected = run_operator(op_type, in_bytes, *inputs.values())

@@ -11,12 +11,12 @@ import kvcache_ops.onnx
 import numpy as np
 import pytest
 from kvcache_ops import KvCacheError
-from onnx import checker, helper
+from onnx import ModelProto, TensorProto, checker, helper, numpy_helper
 from safetensors import safe_open
 
 from compare import refused
-from kvcache import IR_VERSION, OPSET, create_session
 from oracle.quantized_matmul import matrix_codes
+from sessions import create_session, element_type, model_of
 
 CASES = sorted((Path(__file__).resolve().parents[1] / "golden/quantized_cases").glob("*.safetensors"))
 NAMES = {
@@ -33,27 +33,14 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return case, {name: file.get_tensor(name) for name in file.keys()}
 
 
-def node_model(operator: str, attributes: dict[str, int], tensors: dict[str, np.ndarray], shapes: bool = False) -> Any:
+def quantized_model(case: dict[str, Any], tensors: dict[str, np.ndarray], **given: Any) -> ModelProto:
     """A model of one node; a missing input before another is a constant without elements, as older runtimes need it."""
-    names = NAMES[operator][: max(i for i, name in enumerate(NAMES[operator]) if name in tensors) + 1]
-    empty = [helper.make_tensor(name, 1, [0], []) for name in names if name not in tensors]
-    inputs = [
-        helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(values.dtype), values.shape if shapes else None
-        )
-        for name, values in tensors.items()
-        if name != "y"
-    ]
-    node = helper.make_node(operator, names, ["y"], "the node", domain="kvcache_ops", **attributes)
-    output = helper.make_tensor_value_info("y", 1, [None] * tensors["y"].ndim if shapes else None)
-    graph = helper.make_graph([node], "graph", inputs, [output], empty)
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("kvcache_ops", 1)]
-    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
-
-
-def session(model: Any) -> Any:
-    """A session of a model of our operators."""
-    return create_session(model.SerializeToString())
+    names = NAMES[case["operator"]]
+    names = names[: max(i for i, name in enumerate(names) if name in tensors) + 1]
+    empty = [helper.make_tensor(name, TensorProto.FLOAT, [0], []) for name in names if name not in tensors]
+    node = helper.make_node(case["operator"], names, ["y"], "the node", domain="kvcache_ops", **case["attributes"])
+    types = {name: element_type(values) for name, values in tensors.items()} | {"y": TensorProto.FLOAT}
+    return model_of(node, types, initializers=[*empty, *given.pop("initializers", [])], **given)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -62,19 +49,16 @@ def test_golden_cases(path: Path) -> None:
     case, tensors = read(path)
     operator, attributes = case["operator"], case["attributes"]
     feeds = {name: values for name, values in tensors.items() if name != "y"}
-    model = node_model(operator, attributes, tensors)
+    model = quantized_model(case, tensors)
     if "error" in case:
         with pytest.raises(KvCacheError) as error:
             DOORS[operator](attributes, **feeds)
         assert error.value.kind == case["error"] and all(words in str(error.value) for words in case["mentions"])
         with pytest.raises(Exception, match=f"{case['error']}: ") as error:
-            session(model).run(None, feeds)
+            create_session(model).run(None, feeds)
         assert all(words in str(error.value) for words in case["mentions"])
         return
-    for y in (
-        DOORS[operator](attributes, **feeds),
-        session(model).run(None, feeds)[0],
-    ):
+    for y in (DOORS[operator](attributes, **feeds), create_session(model).run(None, feeds)[0]):
         assert y.shape == tensors["y"].shape and np.array_equal(y.view(np.uint32), tensors["y"].view(np.uint32))
 
 
@@ -120,19 +104,11 @@ def test_what_a_graph_knows() -> None:
     """ONNX Runtime infers the shapes; weights may be initializers; onnx's checker takes the node."""
     for stem in ("rank-4", "rows-8-bits-block-32-minima"):
         case, tensors = read(next(path for path in CASES if path.stem == stem))
-        model = node_model(case["operator"], case["attributes"], tensors, shapes=True)
         first = NAMES[case["operator"]][0]
-        for name, values in tensors.items():
-            if name not in (first, "y"):
-                model.graph.initializer.append(
-                    helper.make_tensor(
-                        name, helper.np_dtype_to_tensor_dtype(values.dtype), values.shape, values.tobytes(), raw=True
-                    )
-                )
-        kept = [value for value in model.graph.input if value.name == first]
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
-        made = session(model)
+        weights = [numpy_helper.from_array(x, name) for name, x in tensors.items() if name not in (first, "y")]
+        shapes = {name: [None] * x.ndim if name == "y" else x.shape for name, x in tensors.items()}
+        model = quantized_model(case, tensors, shapes=shapes, initializers=weights)
+        made = create_session(model)
         assert made.get_outputs()[0].shape == list(tensors["y"].shape)
         assert np.array_equal(made.run(None, {first: tensors[first]})[0], tensors["y"], equal_nan=True)
         checker.check_model(model, full_check=True)

@@ -7,22 +7,8 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from compare import assert_same_bits
-from kvcache import create_session, find_library
-from one_node import (
-    DOMAINS,
-    FLOAT,
-    INT8,
-    RUNTIME,
-    STATIC_DOMAINS,
-    node,
-    node_model,
-    node_types,
-    one_call,
-    quiet_options,
-    refusal_of,
-    session_of,
-    types_for,
-)
+from one_node import DOMAINS, FLOAT, INT8, STATIC_DOMAINS, node, node_model, node_types, one_call, types_for
+from sessions import RUNTIME, create_session, find_library, quiet_options, refusal_of, session_of
 
 pytestmark = pytest.mark.runtime
 
@@ -63,7 +49,7 @@ def test_a_legacy_page_table() -> None:
     inputs["cachestarts"] = np.arange(4)
     model = node_model(node_types(FLOAT, FLOAT), paged.attributes, shapes={"cachestarts": ["slots"]})
     with pytest.raises(Exception, match=r"cachestarts.*rank 1"):
-        paged.run(inputs, memory, create_session(model, quiet_options()))
+        paged.run(inputs, memory, create_session(model))
 
 
 @pytest.mark.skipif(RUNTIME < (1, 24), reason="ONNX Runtime before 1.24 itself crashes on an empty-named last input")
@@ -79,7 +65,7 @@ def test_sessions_and_options_of_their_own() -> None:
     """Any number of sessions register the library, and it outlives each of them; options that have it do so once."""
     inputs, memory = one_call(node(), [300, 1])
     for _ in range(3):
-        key, _ = node().run(inputs, memory, create_session(node().model(), quiet_options()))
+        key, _ = node().run(inputs, memory, create_session(node().model()))
         assert_same_bits("key", key, inputs["current_key"])
     options = quiet_options()
     options.register_custom_ops_library(str(find_library()))

@@ -14,10 +14,9 @@ from itertools import product
 import numpy as np
 import onnxruntime
 import pytest
-from kvcache_ops import Cache
+from kvcache_ops import DOMAIN, Cache
 
 from compare import Arrays, assert_same_arrays, assert_same_bits
-from kvcache import DOMAIN, create_session
 from one_node import (
     DOMAINS,
     FLOAT,
@@ -25,7 +24,6 @@ from one_node import (
     OPERATORS,
     PACKED_INPUTS,
     ROWS,
-    RUNTIME,
     TEXT_TYPES,
     Node,
     arrays_of,
@@ -33,12 +31,10 @@ from one_node import (
     node,
     node_model,
     one_call,
-    quiet_options,
     random_values,
-    run_node,
-    session_of,
     text_model,
 )
+from sessions import RUNTIME, create_session, quiet_options, run_node, session_of
 
 pytestmark = pytest.mark.runtime
 
@@ -156,7 +152,7 @@ def test_neighbors_without_a_float16_kernel(node: Node, branch: bool) -> None:
     for (before, behind), domain in zip([*product(OPERANDS, OPERANDS)][::3], DOMAINS * 3):
         model = among(node, before, behind, domain=domain, branch=branch)
         try:
-            create_session(model, quiet_options())
+            create_session(model)
         except Exception as refusal:
             assert not KEEPS_FLOAT16, str(refusal)
             first = OPERATORS[node.operator][1][0]
@@ -192,7 +188,7 @@ def test_attention_over_packed_rows_has_the_same_bits_anyway() -> None:
     key, value = (random_values(random, (5, 2, 16), "float16") + np.float16(0) for _ in range(2))
     given = {name: inputs[name] for name in PACKED_INPUTS if name in inputs} | dict(key=key, value=value)
     model = among(attention, "MatMul", "MatMul", operator="MultiHeadAttention", unit=True)
-    (got,) = run_node(create_session(model, quiet_options()), given)
+    (got,) = run_node(create_session(model), given)
     types = attention.types(operator="MultiHeadAttention")
     alone = session_of(node_model(types, attention.heads, operator="MultiHeadAttention"))
     assert_same_bits("product", got, run_node(alone, given)[0] + np.float16(0))

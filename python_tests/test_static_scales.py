@@ -8,7 +8,8 @@ from kvcache_ops import Cache, CacheSpec, step_indices
 from onnx import TensorProto, numpy_helper
 
 from compare import assert_same_bits, assert_same_outputs, refused
-from one_node import node_model, node_types, session_of
+from one_node import node_model, node_types
+from sessions import session_of
 
 SPEC = CacheSpec(
     max_tokens=32,

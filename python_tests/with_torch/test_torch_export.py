@@ -9,12 +9,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from kvcache_ops import Cache, KvCacheError
+from kvcache_ops import DOMAIN, Cache, KvCacheError
 from kvcache_ops.torch import int4_inputs, key_value_cache, multi_head_cache_attention
 from torch import Tensor, nn
 
 from compare import assert_same_bits
-from kvcache import DOMAIN
 from torch_steps import as_tensors, run_in_place, spec_of, steps, torch_cache
 
 

@@ -10,8 +10,8 @@ import torch
 from kvcache_ops import Cache, CacheSpec
 from torch import Tensor
 
-from kvcache import create_session
-from one_node import RaggedCache, quiet_options, run_node
+from one_node import RaggedCache
+from sessions import create_session, run_node
 
 NUM_HEADS = 4
 TYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -70,4 +70,4 @@ def as_arrays(step: dict[str, np.ndarray], memory: Cache, *without: str) -> dict
 
 def run_in_place(model: onnx.ModelProto, inputs: dict[str, np.ndarray], memory: Cache | None) -> list[np.ndarray]:
     """The outputs of the model in ONNX Runtime; the memory is written."""
-    return run_node(create_session(model.SerializeToString(), quiet_options()), inputs, memory)
+    return run_node(create_session(model.SerializeToString()), inputs, memory)
