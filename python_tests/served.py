@@ -19,7 +19,7 @@ from kvcache_ops.serve import application
 from kvcache_ops.serve._server import Server
 from openai import OpenAI
 
-from tiny_models import TEMPLATE, TOKENS, random_tensors, with_nan, write_gguf
+from tiny_models import SMALL, TEMPLATE, TOKENS, random_tensors, with_nan, write_gguf
 
 NAN_TOKEN = TOKENS.index("~")
 TEXTS = ["the theme", "a", "of the others, the most", "42"]
@@ -82,11 +82,13 @@ def serving(path: Path, **options: object) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that never ends an answer, and whose token of ~ has an embedding of NaN."""
+    """A model that never draws a special token, so that answers have no end, nor ~, whose embedding is NaN."""
     folder = tmp_path_factory.mktemp("serve")
-    tensors = random_tensors(tied=False)
-    tensors["output.weight"][[NAN_TOKEN, -1]] = 0
-    source = write_gguf(folder / "tiny.gguf", tensors=tensors, fields={"tokenizer.chat_template": TEMPLATE})
+    tensors = random_tensors(tied=False, sizes=SMALL)
+    tensors["output.weight"] *= 4
+    tensors["output.weight"][[NAN_TOKEN, -2, -1]] = 0  # ~ and the special tokens
+    fields = {"tokenizer.chat_template": TEMPLATE}
+    source = write_gguf(folder / "tiny.gguf", tensors=tensors, sizes=SMALL, fields=fields)
     return with_nan(models.build(source, folder / "model", page_size=8), tensors["token_embd.weight"][NAN_TOKEN])
 
 

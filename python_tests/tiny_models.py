@@ -12,6 +12,8 @@ from kvcache_ops.manager import Append
 from tokenizers.pre_tokenizers import ByteLevel
 
 SIZES = dict(hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, layers=2)
+# For tests of engines and servers: steps of a library without optimization are most of their time.
+SMALL = dict(hidden=64, ffn=64, heads=4, kv_heads=2, head_dim=32, layers=2)
 SPECIAL = ["<|start|>", "<|end|>"]
 TOKENS = [*sorted(ByteLevel.alphabet()), "Ġt", "he", "Ġthe", *SPECIAL]
 MERGES = ["Ġ t", "h e", "Ġt he"]
