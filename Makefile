@@ -1,5 +1,5 @@
 # make run         the main job: a real model, of 92 MB from PyPI, answers in ONNX Runtime with caches of three formats
-# make test        the proof for every change, in minutes: unit, property, golden, interpreted CUDA, documentation and Python
+# make test        the proof for every change, in minutes: unit, property, golden, interpreted CUDA, book and Python
 #                  tests of one build, the same on every machine
 # make test-whole  everything that this machine can prove: `make test`, lint and WHOLE, the list in mk/whole.mk
 # make lint        formatting, clippy, rustdoc, ruff, mypy; warnings are errors
@@ -9,7 +9,7 @@
 # make package     the package as `make test` has it, in target/package, for PYTHONPATH
 #
 # make test-rust test-cuda test-golden test-docs test-python    the parts of `make test`
-# make test-kernels     edit a kernel, see its tests: those of kernels, attention, matmul and op alone
+# make test-kernels     edit a kernel, run its tests: kernels, attention, matmul and op alone
 # make test-sanitize    CPU kernels under AddressSanitizer
 # make test-mutants     CUDA kernels with one bug each, an edit of their PTX: a test finds every one
 # make test-fuzz        the kept inputs of all fuzz targets and others near them, under AddressSanitizer

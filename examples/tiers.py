@@ -89,7 +89,7 @@ def main() -> int:
         for used in engine.manager.tiers():
             print(f"{used['name']}: {used['hits']} blocks found, {used['puts']} written, {used['evicted']} evicted")
         second = subprocess.run([sys.executable, __file__, str(model), "--tier", address, "--second"])
-    print("answers with tiers are those of a process that computes everything" if right else "wrong: answers differ")
+    print("answers are the same as without tiers" if right else "wrong: answers differ")
     return second.returncode if right else 1
 
 

@@ -1,7 +1,7 @@
 # What is given to users: the operator library, the C library, the Python package.
 
-# Panic messages hold the paths of sources: those of dependencies, and of the standard library where rustup has its
-# sources, shall not begin with the builder's home. In this variable flags, separated by the character 31, may contain
+# Panic messages hold the paths of sources. The paths of dependencies, and of the standard library where rustup has its
+# sources, must not begin with the builder's home. In this variable flags, separated by the character 31, may contain
 # spaces.
 RELEASED := build install-capi wheel wheel-release
 ifndef RUSTFLAGS

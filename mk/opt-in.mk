@@ -69,7 +69,7 @@ deny: $(CARGO_DENY)
 		"$(CARGO_DENY)" --manifest-path $$workspace/Cargo.toml --locked --config "$(CURDIR)/deny.toml" check || exit 1; \
 	done
 
-# The public interfaces of the crates against those of a release, by semantic versioning. Before the first release there
+# The public interfaces of the crates against a release, by semantic versioning. Before the first release there
 # is nothing to compare with.
 BASE ?= v0.1.0
 .PHONY: semver semver-base
@@ -79,10 +79,10 @@ semver-base:
 	@git rev-parse --quiet --verify "$(BASE)^{commit}" > /dev/null || \
 		{ echo "semver: there is no $(BASE) here: BASE is the tag or commit of a release to compare with" >&2; exit 1; }
 
-# The CPU kernels, those of attention and of matrix products, and the operators on aarch64, by an emulator of its instructions: row functions
-# for NEON, and those in plain Rust, must match the reference and the golden cases bit for bit. Nothing is learned about
-# speed. Compiled as for release, but for the long link-time optimization of each test, and with the assertions with
-# which the tests of all float16 take samples. Debian: qemu-user-static, gcc-aarch64-linux-gnu. The emulator does not
+# Kernels of the cache, attention and matrix products, and the operators, on aarch64 by an emulator of its instructions.
+# Row functions for NEON and in plain Rust must match the reference and the golden cases bit for bit; speed is not
+# measured. Compiled as for release, but without link-time optimization, and with the assertions with which the tests of
+# all float16 take samples. Debian: qemu-user-static, gcc-aarch64-linux-gnu. The emulator does not
 # follow processes that others start.
 QEMU_AARCH64 ?= qemu-aarch64-static
 AARCH64_CC ?= aarch64-linux-gnu-gcc
@@ -177,8 +177,8 @@ test-model: .venv/wheel .venv-tiers/ready smollm2 gemma3
 		KVCACHE_REDIS_SERVER="$(CURDIR)/.venv-tiers/bin/redis-server" \
 		$(VENV) -m pytest -q -p no:cacheprovider python_tests/with_model
 
-# Servers as others use them: replicas under Ray Serve on two hosts, network namespaces, for which the test needs root and
-# `ip`, and lm-evaluation-harness.
+# Servers as others use them: replicas under Ray Serve on two hosts (network namespaces, which need root and `ip`), and
+# lm-evaluation-harness.
 .PHONY: test-serving
 test-serving: .venv-serving/wheel
 	PYTHONPATH=python_tests .venv-serving/bin/python -m pytest -q -p no:cacheprovider python_tests/with_serving

@@ -10,8 +10,8 @@ TARGET := $(shell realpath -m "$(CARGO_TARGET_DIR)")
 # The library of the onnxruntime wheel, for Rust tests that run sessions; known once .venv exists.
 ONNXRUNTIME = $(CURDIR)/$(firstword $(wildcard .venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
 
-# What tests are built from. Cargo gives a crate the features that the selected packages want, those of tests only where
-# a test or an example is selected: with these flags, and one of those, no command compiles what another has compiled.
+# What tests are built from. Cargo gives a crate the features that the selected packages want, and its tests' features
+# where a test or an example is selected. With these flags no command compiles what another has compiled.
 FEATURES := kvcache-ort/cuda,kvcache-op/cuda,kvcache-manager/cuda,kvcache-python/cuda
 # Fuzz targets are built under sanitizers, what measures is built for release.
 WORKSPACE := --workspace --exclude kvcache-fuzz --exclude kvcache-bench --locked --features $(FEATURES)

@@ -6,7 +6,7 @@ test:
 	$(MAKE) --no-print-directory package test-rust test-cuda test-golden test-docs test-python
 
 # Cargo has its own jobs, as many as there are cores. Its tests are built with the libraries that they link; the
-# emulated driver, opened at run time, and the programs are not among these. The examples make the features those of the tests.
+# emulated driver, opened at run time, and the programs are not among these. With --examples they have tests' features.
 .PHONY: test-build
 test-build:
 	env -u MAKEFLAGS cargo test $(WORKSPACE) --no-run
@@ -52,7 +52,7 @@ test-golden: .venv/ready
 	$(VENV) golden/generate.py --check
 
 # What is generated is up to date; contents, links and anchors of the book are right. Its code runs with the
-# other tests: Rust as doctests, C with those of capi, Python in test_book.py. None of this needs mdBook.
+# other tests: Rust as doctests, C with capi's tests, Python in test_book.py. None of this needs mdBook.
 .PHONY: test-docs
 test-docs: .venv/ready package
 	$(VENV) docs/operator_pages.py --check

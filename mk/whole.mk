@@ -1,4 +1,4 @@
-# `make test-whole`: what takes long, or proves what few changes can break. .ci/run chooses from WHOLE by what has changed.
+# `make test-whole`: what takes long, or proves what few changes break. .ci/run chooses from WHOLE by what has changed.
 
 WHOLE := lint test-sanitize test-fuzz test-mutants test-ptx test-capi test-float16 test-wheel test-oldest test-tiers
 .PHONY: test-whole
@@ -15,9 +15,9 @@ lint: package
 	cargo clippy --workspace --locked --features $(FEATURES) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --lib $(LIBRARIES:%=-p kvcache-%) --no-deps --quiet
 
-# The CPU kernels, those of attention and of matrix products too, under AddressSanitizer: golden cases and random calls.
+# Kernels of the cache, attention and matrix products under AddressSanitizer: golden cases and random calls.
 # Rust's own sanitizer comes with the stable toolchain, but not its flag. The packages are always the same, so that
-# test-sanitize and test-fuzz share what they build. Memory that no machine has is refused, as it is without a sanitizer.
+# test-sanitize and test-fuzz share what they build. Memory that no machine has is refused, as without a sanitizer.
 SYSTEM := x86_64-unknown-linux-gnu
 ASAN_FLAGS := RUSTC_BOOTSTRAP=1 CARGO_ENCODED_RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=allocator_may_return_null=1
 WITH_ASAN := $(ASAN_FLAGS) cargo test --profile sanitize --locked --target $(SYSTEM) \
@@ -53,8 +53,8 @@ test-capi:
 			$$(pkg-config --cflags --libs kvcache)'
 	LD_LIBRARY_PATH="$(TARGET)/capi/lib" "$(TARGET)/capi/calls"
 
-# Every float16 as a scale, with every code, and every pair of float16 as a value and the largest of its group, on kernels
-# as released; test-rust samples them.
+# Every float16 as a scale with every code, and every pair of float16 as a value and the largest of its group, on
+# released kernels; test-rust samples them.
 .PHONY: test-float16
 test-float16:
 	cargo test --release --locked -p kvcache-kernels --test kernels every_float16

@@ -121,7 +121,7 @@ def device_call(
 ) -> Arrays:
     """One call of a one-node model: outputs of these shapes. The state stays on the GPU and is changed there."""
     rows = next(iter(inputs.values()))
-    types = {"attention_mass": np.float32}  # the others have that of the first input
+    types = {"attention_mass": np.float32}  # the others have the type of the first input
     made = {name: DeviceArray(np.zeros(shape, types.get(name, rows.dtype))) for name, shape in outputs.items()}
     binding = device_session(model).io_binding()
     names = ON_HOST if "kvstarts" in inputs else STATIC_ON_HOST

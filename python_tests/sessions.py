@@ -23,7 +23,7 @@ RUNTIME = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 
 
 def find_library() -> Path:
-    """The operator library: that of `kvcache_ops`, or another build of it that `KVCACHE_ORT_LIB` names."""
+    """The operator library of `kvcache_ops`, or another build of it that `KVCACHE_ORT_LIB` names."""
     library = Path(os.environ.get("KVCACHE_ORT_LIB") or kvcache_ops.library_path())
     if not library.is_file():
         raise FileNotFoundError(f"no file at {library}, where KVCACHE_ORT_LIB names the operator library")

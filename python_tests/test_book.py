@@ -166,7 +166,7 @@ def block(language: str, containing: str) -> str:
 
 
 def test_the_program_in_numpy_conforms(tmp_path: Path) -> None:
-    """On the cases of a layout, run by the chapter's command: all pass but those of int4, which are not run."""
+    """The chapter's command runs the cases of a layout: all pass but int4, which is not run."""
     line = block("text", "operator_in_numpy.py").replace("\\\n", "").replace("'python ", f"'{sys.executable} ")
     _, *command = shlex.split(line)
     command += ["--report", "json", "--output", str(tmp_path / "report.json")]

@@ -75,7 +75,7 @@ def test_types_that_are_left_out() -> None:
 
 
 def test_attributes_are_all_of_the_nodes() -> None:
-    """By the names of the schema; those of the cache are the spec's, those of the layer are asked for."""
+    """They have the schema's names; the spec has the cache's attributes, the caller gives the layer's."""
     spec = CacheSpec(8, 1, 8, num_layers=4, cache_layout=2, quant_bit=8, quant_group=4, cache_mode=1, page_size=16)
     expected = dict(num_layer=4, layer_idx=3, quant_bit=8, quant_group=4, num_repeat=2, cache_mode=1, cache_layout=2)
     assert spec.attributes(3, num_repeat=2) == expected | {"page_size": 16}

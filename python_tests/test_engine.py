@@ -454,7 +454,7 @@ def test_cells_are_refused(tmp_path: Path, fields: dict[str, object]) -> None:
 
 
 def test_logprobs(path: Path, alone: list[list[int]]) -> None:
-    """The logarithms of the softmax of what a run of the whole gives, those of the likeliest tokens beside them."""
+    """Log probabilities of the drawn and the likeliest tokens are those that one run over the whole text gives."""
     [request] = engine(path).generate([PROMPTS[1]], max_new_tokens=12, logprobs=3)
     run = Run(path)
     logits = run.step({run.manager.create(): PROMPTS[1] + alone[1]})[len(PROMPTS[1]) - 1 : -1].astype(np.float64)

@@ -1,4 +1,4 @@
-"""InfLlm from Python: arguments reach it, steps end as those of a manager, and refusals come out of it.
+"""InfLlm from Python: arguments reach it, its steps end as a manager's do, and it raises its refusals.
 
 What it selects, and what attention sees then, is compared with models in Rust.
 """

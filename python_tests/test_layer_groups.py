@@ -84,7 +84,7 @@ def test_answers_are_those_of_one_cache(paths: list[Path], expected: list[list[i
 
 
 def test_pages_behind_the_window_are_free_again(paths: list[Path]) -> None:
-    """A sequence has those of its window, however long it is; what both caches hold is counted."""
+    """A sequence holds the pages of its window, however long it is; what both caches hold is counted."""
     groups = engine(paths[0], threaded=False, **KEPT)
     request, held = groups.submit(TEXT, max_new_tokens=60), []
     while request.finish is None:
@@ -112,7 +112,7 @@ def test_a_prefix_is_found_as_far_as_each_group_has_it(paths: list[Path]) -> Non
 
 
 def test_prompts_of_which_each_group_has_another(paths: list[Path]) -> None:
-    """They are computed whole, in one order: that of a step's sequences depends on what is found."""
+    """They are computed whole, in one order: the order of a step's sequences depends on what is found."""
     caches = engine(paths[0]).caches
     known = [TEXT[:16], TEXT[100:116]]
     for manager, memory, tokens in zip(caches.managers, caches.memory, known):

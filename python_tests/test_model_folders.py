@@ -90,7 +90,7 @@ def test_tokens_of_tokenizer_config(tmp_path: Path) -> None:
 
 
 def test_tokens_of_other_files(tmp_path: Path) -> None:
-    """added_tokens.json has numbers, special_tokens_map.json roles; those of roles are special."""
+    """added_tokens.json has numbers, special_tokens_map.json roles; a token with a role is special."""
     folder = roomy(tmp_path / "source")
     (folder / "added_tokens.json").write_text(json.dumps({"<b>": COUNT + 1, "<a>": COUNT}))
     (folder / "special_tokens_map.json").write_text(

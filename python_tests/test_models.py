@@ -167,7 +167,7 @@ def test_rope_factors_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_keys_of_yarn_are_shifted(tmp_path: Path, family: str) -> None:
-    """A model of one layer has the logits of the tokens that stay: their keys are those of their new positions."""
+    """A model of one layer gives the logits of the tokens that stay: their keys are rotated to their new positions."""
     sizes, fields = SIZES | dict(layers=1), {f"{family}.{key}": value for key, value in YARN.items()}
     path = write_gguf(tmp_path / "model.gguf", family=family, sizes=sizes, fields=fields)
     run, text = built(path, **EXACT), [i * 7 % 256 for i in range(60)]
@@ -290,7 +290,7 @@ def test_what_is_on_disk(tmp_path: Path, kind: str) -> None:
 
 
 def test_what_a_model_knows(tmp_path: Path) -> None:
-    """Tokenizer, template and ends of an answer come with it; the fingerprint is that of the weights."""
+    """Tokenizer, chat template and end tokens come with it; the weights decide the fingerprint."""
     source = write_gguf(tmp_path / "model.gguf", "Q8_0")
     model = models.load(models.build(source, tmp_path / "model", cache="int4", quant_group=16, center=False))
     ids = model.tokenizer.encode("<|start|>the theme 42<|end|>").ids

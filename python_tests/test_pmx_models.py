@@ -31,7 +31,7 @@ MODELS = {
 
 
 def compare(whole: ModelProto, steps: Steps, *models: ModelProto, level: str = "ORT_ENABLE_ALL") -> None:
-    """Logits and stored rows of lowered models are those of the export in numpy, up to the rounding of its type."""
+    """Lowered models give the logits of the export in numpy and store its rows, up to the rounding of its type."""
     expected = steps.expected(whole)
     quantized = steps.scale.size > 0
     # float32: 3e-6 was measured. float16 rounds by 5e-4 of a value, dozens of times on the way to a logit, in numpy

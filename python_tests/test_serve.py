@@ -160,7 +160,7 @@ def test_bad_requests(shared: Serving, expected: list[str]) -> None:
 
 
 def test_what_fails_fails_alone(shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """NaN logits are their request's; a step that fails is that of all in it, and the next ones are served."""
+    """NaN logits end one request; a step that fails ends every request in it, and the next ones are served."""
     ask = shared.client.completions.create
     with pytest.raises(openai.InternalServerError) as caught:
         ask(prompt=[[3, NAN_TOKEN], [5]], **GREEDY)

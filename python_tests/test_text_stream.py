@@ -1,4 +1,4 @@
-"""The text of an answer, token by token, is that of all of its tokens; what is no text harms nothing else."""
+"""The text of an answer, token by token, equals the text of all its tokens; what is no text harms nothing else."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_history(server: Serving, family: str, model: Model) -> None:
         message = server.client.chat.completions.create(**OPTIONS).choices[0].message
     results = [{"role": "tool", "tool_call_id": call.id, "content": f"is {i}"} for i, call in
                enumerate(message.tool_calls)]  # fmt: skip
-    for ids in (lambda given: given, lambda given: f"call_{given}"):  # those of other servers, too
+    for ids in (lambda given: given, lambda given: f"call_{given}"):  # as other servers write them, too
         said = message.model_dump(exclude_none=False)
         for call in said["tool_calls"]:
             call["id"] = ids(call["id"])

@@ -20,7 +20,7 @@ VOCABULARY = len(TOKENS)
 
 
 class Graph:
-    """The graph of an export: `attention` has further attributes of its nodes, `quantized` those of MatMulNBits."""
+    """The graph of an export: `attention` adds attributes to its attention nodes, `quantized` to MatMulNBits."""
 
     def __init__(
         self,

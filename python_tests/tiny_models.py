@@ -156,7 +156,7 @@ class Run:
         self.names = [value.name for value in self.session.get_inputs()]
 
     def step(self, tokens: dict[int, list[int]], rows: list[int] | None = None) -> np.ndarray:
-        """One step of these sequences, in its own order: those of one token first; `rows` are all if None."""
+        """One step of these sequences; sequences with one token come first. `rows` are all rows if None."""
         appends = [Append(seq, tokens=new) for seq, new in tokens.items()]
         with self.manager.begin_step(appends, self.memory) as step:
             found = [name for name in self.names if hasattr(step, name)]

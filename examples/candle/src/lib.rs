@@ -87,7 +87,7 @@ pub fn multi_head_cache_attention(
 /// Hands `cache` and `scale`, made for `spec`, to `body` as the memory that the manager's plans are applied to.
 ///
 /// # Errors
-/// Tensors that are not those of `spec`, and what `body` returns.
+/// Tensors that do not fit `spec`, and what `body` returns.
 pub fn with_memory<R>(
     spec: &CacheSpec,
     cache: &Tensor,
