@@ -10,7 +10,7 @@
 BORDERS := $(TARGET)/borders
 ASAN_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell gcc -print-file-name=$(library)))
 PYTHON_BORDER := test_run test_int4 test_cache_spec test_step_indices test_inplace \
-	test_graphs test_refusals test_conformance test_manager test_threads
+	test_graphs test_refusals test_conformance test_manager test_manager_steps test_threads
 .PHONY: test-sanitize-borders
 test-sanitize-borders: .venv/ready
 	KVCACHE_CFLAGS=-fsanitize=address $(WITH_ASAN) -p kvcache-capi --test capi

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from compare import refused
-from test_model_sources import write_folder
+from tiny_folders import write_folder
 from tiny_models import EXACT, TEXT, TOKENS, built, expect_near, random_tensors, write_gguf
 
 COUNT = len(TOKENS)

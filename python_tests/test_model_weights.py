@@ -18,8 +18,8 @@ from kvcache_ops.models._weights import checked, from_gguf, not_finite
 from safetensors.numpy import load_file, save_file
 
 from compare import refused
-from test_model_sources import write_folder
 from tiny_exports import Graph, write_export
+from tiny_folders import write_folder
 from tiny_models import random_tensors, write_gguf
 
 NAN, INF = float("nan"), float("inf")

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from compare import refused
 from served import serving
-from test_model_sources import write_folder
+from tiny_folders import write_folder
 from tiny_models import SIZES, TOKENS, random_tensors, write_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
