@@ -111,7 +111,7 @@ def yarn(inv_freq: np.ndarray, base: float, factor: float, original: int) -> tup
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """By tanh."""
+    """GELU by its tanh approximation."""
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi).astype(x.dtype) * (x + x.dtype.type(0.044715) * x**3)))
 
 

@@ -127,12 +127,12 @@ class Node:
 
     @property
     def operator(self) -> str:
-        """Its name."""
+        """The operator's name."""
         return "MultiHeadCacheAttention" if self.group else "KeyValueCache"
 
     @property
     def num_heads(self) -> int:
-        """Of the query, or where there is none of the cache."""
+        """Heads of the query; of the cache where there is no query."""
         return self.spec.num_kv_heads * (self.group or 1)
 
     @property

@@ -63,7 +63,7 @@ class Serving:
         return float(found[1]) if found else 0.0
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Until it holds, which it does soon."""
+        """Waits until the condition holds, at most a minute."""
         until = time.perf_counter() + 60
         while not condition():
             assert time.perf_counter() < until

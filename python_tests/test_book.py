@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page: Path, folder: Path) -> None:
-    """Its blocks are one program from top to bottom; they assert what they say."""
+    """The blocks of a page are one program from top to bottom; they assert what they say."""
     if page.name == "onnx.md" and not INFERENCE:
         pytest.skip("this onnx takes no inference functions from Python")
     assert pages.run(page, replace={CASES: str(pages.ROOT / CASES)}) > 0
@@ -127,7 +127,7 @@ def test_the_guide_to_models(folder: Path) -> None:
 
 
 def test_the_commands_of_the_guide_to_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, on that file and some text; the chat ends with its input."""
+    """The commands run one after the other, on that file and some text; the chat ends with its input."""
     from kvcache_ops.cli._command import main
 
     from tiny_models import write_gguf
@@ -144,7 +144,7 @@ def test_the_commands_of_the_guide_to_models(folder: Path, monkeypatch: pytest.M
 
 
 def test_the_page_of_the_server(folder: Path) -> None:
-    """By OpenAI's client, with a tiny model."""
+    """OpenAI's client runs the page's program against a server with a tiny model."""
     from kvcache_ops import models
 
     from served import serving

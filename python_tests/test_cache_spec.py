@@ -38,7 +38,7 @@ def spec_of(row: tuple, cache_layout: int = 0, **sizes: int) -> CacheSpec:
 @pytest.mark.parametrize("cache_layout", range(4))
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_sizes(row: tuple, cache_layout: int) -> None:
-    """As the schema's text has them: what a spec says of itself, and the memory that it allocates."""
+    """A spec's shapes and bytes are what the schema's text says, and so is the memory that it allocates."""
     spec = spec_of(row, cache_layout)
     axes = [str(axis) for axis in SCHEMA["cache_layouts"][cache_layout]["axes"]]
     lengths = {"MaxT": 24, "L": 2, "2": 2, "H": 3}
@@ -116,7 +116,7 @@ def test_what_is_no_cache(changes: dict, kind: str, text: str) -> None:
 
 
 def test_too_much_memory() -> None:
-    """What cannot be allocated is refused, not a crash."""
+    """Memory that cannot be allocated is refused, not a crash."""
     with refused("out_of_memory"):
         CacheSpec(max_tokens=2**50, num_kv_heads=1, head_dim=8).allocate()
 

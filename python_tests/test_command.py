@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_doctor() -> None:
-    """As a user calls it: what there is, two self-tests, exit code 0; the models are new."""
+    """The doctor as a user calls it: what is installed, two self-tests, exit code 0. Its models are up to date."""
     models = runpy.run_path(str(ROOT / "python/selftest/write_models.py"))["models"]()
     assert models == json.loads((ROOT / "python/kvcache_ops/cli" / _selftest.FILE).read_text())
     command = [sys.executable, "-m", "kvcache_ops", "doctor", str(ROOT / "examples/austen/decoder_fused.onnx")]
@@ -66,7 +66,7 @@ def test_cases_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_an_old_onnxruntime(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is not asked to run anything."""
+    """An ONNX Runtime that is too old runs nothing."""
     monkeypatch.setattr(onnxruntime, "__version__", "1.19.2")
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_an_old_onnxruntime(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is optional: all else works. One that is installed and cannot be imported is a fault."""
+    """ONNX Runtime is optional: all else works. An installed one that cannot be imported is a fault."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert main(["doctor"]) == 1
     monkeypatch.setattr(_doctor, "_installed", lambda package: None)
@@ -111,7 +111,7 @@ def test_size(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sizes_of_other_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that are asked for; where none of the usual ones divides a head, the head is one."""
+    """Groups asked for on the command line; where no usual group divides a head, the whole head is one."""
     assert main(["size", "--layers", "2", "--heads", "1", "--head-dim", "96", "--quant-group", "48"]) == 0
     assert {line.split()[2] for line in capsys.readouterr().out.splitlines()[1:]} == {"-", "48"}
     assert main(["size", "--layers", "2", "--heads", "1", "--head-dim", "36"]) == 0

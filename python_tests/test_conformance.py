@@ -100,7 +100,7 @@ def test_int4_in_both_forms() -> None:
 
 
 def test_refusals_are_compared() -> None:
-    """By the exception's kind, if it has one, and by its message, if that is asked for."""
+    """A refusal is compared by the exception's kind, if it has one, and with messages=True by its text."""
 
     def mute(*call: Any) -> Any:
         try:
@@ -145,7 +145,7 @@ def test_what_is_not_implemented_is_unsupported() -> None:
 
 
 def test_only_some_cases() -> None:
-    """Those that have one of the values of each property; the others are not run."""
+    """Cases with one of the given values of each property are run, the others not."""
     only = {"T1": ["float16"], "cache_mode": [0, 1], "quant_bit": [8]}
     report = run(ours, "f16", only=only)
     assert report.conforms and report.not_run > 20 and report.passed + report.not_run == len(report.cases)
@@ -181,7 +181,7 @@ def test_garbage_fails(result: Any, text: str) -> None:
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_ends_the_run_at_once(end: type[BaseException]) -> None:
-    """And comes out of it as it was raised."""
+    """The interrupt leaves the run as it was raised."""
     calls = 0
 
     def interrupted(*call: Any) -> Any:

@@ -93,7 +93,7 @@ def test_our_library_conforms(domains: tuple[str, ...], capsys: pytest.CaptureFi
 
 
 def test_a_library_without_the_operators_is_a_fault_of_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is not tested at all. One that has some of them is: cases of the others are unsupported."""
+    """A library without the operators is not tested. Of one that has some, cases of the others are unsupported."""
     library = ["--ort-library", str(find_library()), "--domain", "no.such.domain", "--filter", "decode-mode0-f32-f32"]
     assert main(["conformance", *library, "--suite", "key-value-cache"]) == 2
     got = capsys.readouterr()
@@ -107,7 +107,7 @@ def test_a_library_without_the_operators_is_a_fault_of_the_arguments(capsys: pyt
     ("with_signal", "text"), [(signal.SIGSEGV, "ended with SIGSEGV"), (signal.SIGSTOP, "no answer within 2 s")]
 )
 def test_a_crash_and_a_hang_fail_their_case_and_the_others_are_run(with_signal: int, text: str) -> None:
-    """By another process."""
+    """Another process runs the other cases."""
 
     class Misbehaving(Library):
         calls = 0
@@ -192,7 +192,7 @@ def test_a_program_that_serves_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_program_declines_and_leaves_nothing(tmp_path: Path) -> None:
-    """What it says that it does not do is unsupported. A child that it has left, and that writes on, is ended."""
+    """A case that the program declines is unsupported. A child that it leaves behind is ended."""
     save_file({}, tmp_path / "declined", {"0.unsupported": "no pages"})
     script = f"""
     (while mkdir -p "$2.left"; do :; done) &
@@ -204,7 +204,7 @@ def test_a_program_declines_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_fails_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no difference of the program, but no end of the run either."""
+    """A full disk fails the case, and the run goes on."""
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -217,7 +217,7 @@ def test_a_disk_that_is_full_fails_the_case(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_program_that_begins_after_an_interruption_is_ended() -> None:
-    """At once."""
+    """A program that starts after the interrupt is ended at once."""
     program = Program("sleep 60", limit=60)
     program.interrupted = True
     with pytest.raises(NotRun, match="SIGKILL"):
@@ -225,7 +225,7 @@ def test_a_program_that_begins_after_an_interruption_is_ended() -> None:
 
 
 def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
-    """With all that it has started, even if that holds its outputs open."""
+    """The program ends with every process that it has started, even if one holds its outputs open."""
     mark, start = tmp_path / "mark", time.monotonic()
     options = ["--timeout", "0.3", "--jobs", "1", "--suite", "key-value-cache", "--filter", "decode-mode0-f32-f32"]
     status, report = report_on(f"(sleep 2; touch '{mark}') & echo waiting; wait", tmp_path, *options)

@@ -61,7 +61,7 @@ def model() -> ModelProto:
 
 
 def options() -> Any:
-    """Of a session that knows the operators, and says nothing."""
+    """Options of a session that knows the operators and prints nothing."""
     made = onnxruntime.SessionOptions()
     made.log_severity_level = 4
     kvcache_ops.register(made)
@@ -86,7 +86,7 @@ def quantized(path: Path) -> ModelProto:
 
 
 def optimized(path: Path, level: str) -> ModelProto:
-    """As ONNX Runtime saves it."""
+    """The model as ONNX Runtime optimizes and saves it."""
     made = options()
     made.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     made.optimized_model_filepath = str(path.with_suffix(".optimized"))
@@ -95,18 +95,18 @@ def optimized(path: Path, level: str) -> ModelProto:
 
 
 def scripted(path: Path) -> ModelProto:
-    """As onnxscript optimizes it."""
+    """The model as onnxscript optimizes it."""
     found = onnx.load(path)
     return onnxscript.optimizer.optimize(found) or found
 
 
 def of_onnxruntime(**arguments: Any) -> Callable[[Path], ModelProto]:
-    """The conversion to float16 of onnxruntime."""
+    """The model after onnxruntime's conversion to float16."""
     return lambda path: convert_float_to_float16(onnx.load(path), **arguments)
 
 
 def of_common(**arguments: Any) -> Callable[[Path], ModelProto]:
-    """That of onnxconverter-common."""
+    """The model after onnxconverter-common's conversion to float16."""
     return lambda path: onnxconverter_common.float16.convert_float_to_float16(onnx.load(path), **arguments)
 
 
@@ -153,7 +153,7 @@ def test_what_keeps_the_input(convert: Callable[[Path], ModelProto], path: Path)
 
 @pytest.mark.parametrize("convert", LOSE.values(), ids=LOSE)
 def test_what_puts_a_cast_before_it(convert: Callable[[Path], ModelProto], path: Path) -> None:
-    """It is named by check_model, and no session is made: the names of casts say what they are."""
+    """check_model names the Cast, and no session is made."""
     onnx.save(convert(path), path)
     with refused("state_computed", "the output of Cast node"):
         check_model(path)
@@ -165,7 +165,7 @@ def test_what_puts_a_cast_before_it(convert: Callable[[Path], ModelProto], path:
     ("op_type", "more"), [("Identity", []), ("Mul", ["one"]), ("Add", ["zero"]), ("Reshape", ["shape"]), ("Cast", [])]
 )
 def test_other_nodes_before_it(op_type: str, more: list[str], path: Path) -> None:
-    """Of any kind, although ONNX Runtime may leave it out; the doctor says so, and that something does not work."""
+    """A node of any kind is refused, although ONNX Runtime may optimize it away; the doctor names it and fails."""
     found = model()
     attributes = {"to": FLOAT} if op_type == "Cast" else {}
     before = helper.make_node(op_type, ["cache", *more], ["copied"], "before", **attributes)

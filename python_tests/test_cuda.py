@@ -90,7 +90,7 @@ def packed(array: Any) -> Any:
 
 
 def test_golden_cases() -> None:
-    """Of all operators; where the device is emulated a part, since the tests in Rust run the rest."""
+    """All operators pass; an emulated device runs a part, since the tests in Rust run the rest."""
     report = run_suites(on_device, SUITES, int4="unpacked", filter="-f16-" if EMULATED else "")
     report.raise_for_failures()
     assert report.passed == len(report.cases) > 400

@@ -141,7 +141,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("operator", "domain", "attributes", "shapes", "inferred"), SHAPES)
 def test_shapes(operator: str, domain: str, attributes: dict, shapes: dict[str, list], inferred: list) -> None:
-    """What inputs and attributes tell reaches the session; an unknown length has a new name. (The rules: Rust.)"""
+    """The session knows shapes that inputs and attributes decide; an unknown length has a new name. (Rules: Rust.)"""
     types = types_for(operator)
     if domain in STATIC_DOMAINS:
         types = {name: types[name] for name in STATIC_INPUTS[:4]}

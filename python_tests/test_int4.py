@@ -16,7 +16,7 @@ def test_the_first_element_is_in_the_low_nibble() -> None:
 
 
 def test_every_byte_there_and_back() -> None:
-    """Of any shape, and of arrays that are not contiguous."""
+    """Arrays of any shape, contiguous or not, survive packing and unpacking."""
     packed = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
     values = unpack_int4(packed)
     assert values.shape == (4, 8, 16) and values.dtype == np.int8

@@ -91,7 +91,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch, version: str, error: Exception | No
 
 @pytest.mark.parametrize("version", ["1.19.2", "0.5"])
 def test_an_old_runtime(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """It is told which versions work, before it loads anything."""
+    """The error says which versions work, and nothing is loaded."""
     with refused("onnxruntime_version", f"onnxruntime is {version}, which is too old") as refusal:
         kvcache_ops.register(runtime(monkeypatch, version, AssertionError("it must not be asked")))
     assert "works with onnxruntime 1.20 and later" in str(refusal.value)
@@ -99,7 +99,7 @@ def test_an_old_runtime(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["1.20.1rc1", "2.0.0", "unknown"])
 def test_a_runtime_that_may_work(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """It is asked; what it says is in the error, and which versions work."""
+    """The runtime is asked; the error has its words, and which versions work."""
     kvcache_ops.register(runtime(monkeypatch, version))
     error = RuntimeError("no such symbol")
     with refused("registration", "no such symbol; kvcache_ops works with onnxruntime") as refusal:
@@ -132,7 +132,7 @@ for _ in range(2):
 
 @pytest.mark.runtime
 def test_it_stays_loaded_after_the_last_session() -> None:
-    """What it has made for the process, which sessions point to, is neither freed nor made again and again."""
+    """The library stays loaded: sessions point to what it made once for the process."""
     model = node_model(node_types(FLOAT, FLOAT), {})
     command = [sys.executable, "-c", LOADED_AFTER_A_SESSION, kvcache_ops.library_path()]
     run = subprocess.run(command, input=model, capture_output=True, check=False)

@@ -18,7 +18,7 @@ ATTENTION = PACKED_INPUTS[:8]
 
 
 def attributes_of(node) -> dict[str, int]:
-    """By name."""
+    """The node's attributes, by name."""
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 

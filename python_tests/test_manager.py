@@ -37,7 +37,7 @@ NO_INTS = [1.0, "1", None, [1], Decimal(1), object()]
 
 
 def test_every_attribute_has_a_docstring() -> None:
-    """Those of arguments are described where they are given."""
+    """Every public method and property has a docstring."""
     for kind in (Manager, Step, HostMemory, Append, InfLlm, InfLlmStep):
         for name in dir(kind):
             assert name.startswith("_") or inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
@@ -105,7 +105,7 @@ def test_empty_and_all_sequences() -> None:
 
 @pytest.mark.parametrize("number", [*HUGE, -1, *NO_INTS])
 def test_numbers_of_calls(number: Any) -> None:
-    """Beyond 64 bits, or below 0 where something is counted, refused with the name; what is no int: TypeError."""
+    """A number beyond 64 bits, or a negative count, is refused by name; what is no int is a TypeError."""
     manager, memory = make("runs")
     s = sequence(manager, memory, 5)
     before, given = manager.stats(), [number] if number is None else number  # None is a default of some
@@ -172,7 +172,7 @@ def test_appends() -> None:
 
 
 def test_what_is_no_append_is_a_type_error() -> None:
-    """So is memory that is none."""
+    """What is no Append, or no HostMemory, is a TypeError."""
     manager, memory = make()
     s = manager.create()
     for appends in (None, 5, [s], [Append(s, n=1), (s, 1)], "appends"):
@@ -251,7 +251,7 @@ SHAPE = INT8.cache_shape
     ],
 )  # fmt: skip
 def test_arrays_of_another_kind(spec: CacheSpec, kind: str, name: str, expected: Any, got: Any, change: Any) -> None:
-    """Each with its name, what was expected and what was given."""
+    """The error has the array's name, what was expected and what was given."""
     arrays = dict(zip(("cache", "scale"), spec.allocate()))
     details = {key: value for key, value in dict(expected=expected, got=got).items() if value is not ...}
     with refused(kind, name=name, **details):
@@ -307,7 +307,7 @@ def test_arguments_reach_the_planner() -> None:
 
 
 def test_arguments_of_a_manager_reach_the_planner() -> None:
-    """Those that a step or the figures show; a salt and a reserve, too."""
+    """Each argument of a manager changes a step or the figures; so do a sequence's salt and reserve."""
     manager, memory = make("runs", window=4, sink=1, slack=1)
     s = manager.create(8)
     manager.begin_step([Append(s, n=3)], memory).commit()

@@ -55,7 +55,7 @@ def test_tensors_of_a_step() -> None:
 
 
 def test_masks() -> None:
-    """Both types, by name and as numpy's; windows and slopes. The rule itself is a model's in Rust."""
+    """Both types, by name and as numpy's; windows and slopes. (Which keys a mask leaves out: a model in Rust.)"""
     manager, memory = make(window=3)
     step = manager.begin_step([Append(manager.create(), n=6)], memory)
     for dtype in ("float32", "float16", np.float32, np.dtype("float16")):

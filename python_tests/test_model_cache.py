@@ -98,7 +98,7 @@ def test_large_files_are_sampled(tmp_path: Path) -> None:
 
 
 def test_only_stale_parts_go(source: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of this version and of earlier ones; what another process builds is left alone; the doctor says both."""
+    """Parts of this version and of earlier ones go; what another process builds stays; the doctor names both."""
     home.mkdir(parents=True)
     (home / "old-0123456789abcdef.x.part").mkdir()
     (home / "old-0123456789abcdef").mkdir()
@@ -132,7 +132,7 @@ def test_only_stale_parts_go(source: Path, home: Path, capsys: pytest.CaptureFix
 
 
 def test_what_another_process_has_just_built_stays(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is used, where it was not there a moment before; what is damaged is built again."""
+    """A model that appears while it is being built is used; a damaged one is built again."""
     model, load, looked = models.open_model(source), _sources.load, list[Path]()
 
     def late(path: Path) -> models.Model:

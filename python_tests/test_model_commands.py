@@ -158,7 +158,7 @@ def test_a_conversation_goes_on(
     saved = tmp_path / "conversation.json"
 
     def chat(*lines: str, cache: str = "int8", longest: int = 20) -> list[str]:
-        """What is said of each line, without the first of all."""
+        """What the chat prints for each line, without its greeting."""
         monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
         options = ["--cache", cache, "--max-new-tokens", str(longest), "--temperature", "0"]
         assert main(["chat", str(source), *options, *SMALL]) == 0
@@ -185,7 +185,7 @@ def test_a_conversation_goes_on(
 def test_perplexity(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, object]
 ) -> None:
-    """Of the second halves of windows, as numpy has it; of a worse cache it is another."""
+    """Perplexity over the second halves of windows equals numpy's; a coarser cache has another."""
     path = write_gguf(tmp_path / "model.gguf", fields=options)
     built = models.build(path, tmp_path / "model", cache="float32")
     (tmp_path / "text").write_text(text := "It is the theme of all the others. " * 6)
@@ -210,7 +210,7 @@ def test_perplexity(
 
 
 def test_chat_templates(source: Path) -> None:
-    """As transformers renders them: what it gives to templates, its tojson, a sandbox; special tokens are tokens."""
+    """Templates render as in transformers: its variables, its tojson, a sandbox; special tokens become tokens."""
     model = models.open_model(source)
     template = ChatTemplate(model)
     messages = [{"role": "user", "content": "<the> 'é'"}]

@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_graph_that_cannot_be_rewritten_is_refused(tmp_path: Path, case: str) -> None:
-    """By name, before anything is written."""
+    """The error names what cannot be rewritten, and nothing is written."""
     change, message = REFUSED[case]
     source = write_export(tmp_path / "export", Graph())
     model = onnx.load(source / "model.onnx", load_external_data=False)

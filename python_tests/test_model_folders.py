@@ -67,7 +67,7 @@ def test_another_head_than_the_embedding(tmp_path: Path) -> None:
 
 
 def test_tokens_of_tokenizer_config(tmp_path: Path) -> None:
-    """As transformers adds them: in the order of their numbers, with their flags; an end among them ends answers."""
+    """Tokens are added as transformers does, in the order of their numbers, with their flags; an end ends answers."""
     folder = roomy(tmp_path / "source")
     flags = dict(lstrip=False, rstrip=False, single_word=False, normalized=False)
     decoder = {
@@ -175,7 +175,7 @@ def test_what_is_contradicted(files: dict[str, Any], says: str, tmp_path: Path) 
 
 
 def test_what_a_file_says_and_is_not_used(tmp_path: Path) -> None:
-    """Of a GGUF file; what is neutral is not said."""
+    """Keys of a GGUF file that are not used are named, unless they have no effect."""
     neutral = {"llama.vocab_size": COUNT, "llama.attention.value_length": 64, "llama.logit_scale": 1.0}
     silent(write_gguf(tmp_path / "neutral.gguf", fields=neutral))
     fields = {"llama.logit_scale": 0.5, "llama.attention.value_length": 32, "tokenizer.ggml.add_eos_token": True}
@@ -206,7 +206,7 @@ def test_beginnings_and_templates(tmp_path: Path) -> None:
 
 
 def test_an_answer_ends_at_an_added_token(tmp_path: Path) -> None:
-    """That only tokenizer_config.json names."""
+    """An end token that only tokenizer_config.json names ends an answer."""
     folder = roomy(tmp_path / "source", 1)
     for path in folder.glob("*.safetensors"):  # whose logit is the largest
         tensors = load_file(path)
@@ -230,7 +230,7 @@ def test_an_answer_ends_at_an_added_token(tmp_path: Path) -> None:
 def test_no_chat_template(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said before anything is built, as is a template that is none; what is built already is refused, too."""
+    """A missing or broken chat template is refused before anything is built, and for a built model, too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = write_folder(tmp_path / "source")
     name, *options = command

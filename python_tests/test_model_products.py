@@ -101,7 +101,7 @@ PRODUCTS: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
 
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_a_product_that_cannot_be_rewritten_is_refused(tmp_path: Path, case: str) -> None:
-    """By name, before anything is written; with products="MatMulNBits" all stay."""
+    """The error names the product, and nothing is written; with products="MatMulNBits" all products stay."""
     change, message = PRODUCTS[case]
     source = write_export(tmp_path / "export", Graph(quantized=dict(bits=4, block_size=32)))
     model = onnx.load(source / "model.onnx", load_external_data=False)
@@ -115,7 +115,7 @@ def test_a_product_that_cannot_be_rewritten_is_refused(tmp_path: Path, case: str
 
 
 def test_panels_are_a_file_of_their_own(tmp_path: Path) -> None:
-    """Whose change is seen; the fingerprint is of the activations, too."""
+    """A change of the file of panels is noticed; activations are part of the fingerprint."""
     source = write_export(tmp_path / "export", Graph(quantized=dict(bits=4, block_size=32)))
     first, other = (
         models.load(models.build(source, tmp_path / activations, activations=activations))

@@ -77,7 +77,7 @@ FILES: dict[str, tuple[str, str, dict[str, object]]] = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_refused(tmp_path: Path, name: str) -> None:
-    """Each with its kind, what was got and what was expected."""
+    """Each refusal has its kind, what was got and what was expected."""
     kind, words, wrong = FILES[name]
     refuses(kind, words, write_gguf(tmp_path / "model.gguf", **wrong))
 
@@ -173,7 +173,7 @@ FOLDERS: dict[str, tuple[str, str, Callable[[Path], None]]] = {
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_that_is_refused(tmp_path: Path, name: str) -> None:
-    """Each with its kind, and the names of the folder."""
+    """Each refusal has its kind, and names as the folder's files have them."""
     kind, words, spoil = FOLDERS[name]
     folder = write_folder(tmp_path / "source")
     spoil(folder)
@@ -199,7 +199,7 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_refused(tmp_path: Path) -> None:
-    """What is not whole, or made by something else."""
+    """A built model that is damaged, or made by another program, is refused."""
     folder = models.build(write_gguf(tmp_path / "model.gguf"), tmp_path / "model").parent
     whole = {file.name: file.read_bytes() for file in folder.iterdir()}
 

@@ -47,7 +47,7 @@ def test_a_folder_is_the_file(tmp_path: Path, family: str) -> None:
 
 
 def test_gemma_with_images(tmp_path: Path) -> None:
-    """Of a model of texts and images the part for texts, whose names and configuration are one level below."""
+    """The text part of a model of texts and images is read: its names and configuration are one level below."""
     folder = write_folder(tmp_path / "source", "gemma3", **GEMMA_3)
     expected = models.load(models.build(folder, tmp_path / "model")).fingerprint
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "gemma3_text"}
@@ -90,7 +90,7 @@ def test_a_folder_of_halves(tmp_path: Path, dtype: type, kind: str) -> None:
 
 
 def test_llama3_scaling() -> None:
-    """By the definition, pair by pair, as its authors wrote it."""
+    """Frequencies equal the published definition, pair by pair."""
     scaling = dict(
         rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )

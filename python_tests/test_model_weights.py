@@ -46,7 +46,7 @@ def test_every_place_is_looked_at(value: float, dtype: type) -> None:
 @pytest.mark.parametrize("kind", HALVES)
 @pytest.mark.parametrize("value", [NAN, INF])
 def test_scales_of_blocks(kind: str, value: float) -> None:
-    """Of every type that is read, in any block; with the tensor's name."""
+    """A scale that is no finite number is found in any block of every type; the error names the tensor."""
     count, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     for at in HALVES[kind]:
         rows = np.full((4, 512 // count, size), 0x11, np.uint8)
@@ -65,7 +65,7 @@ def test_scales_of_blocks(kind: str, value: float) -> None:
 @pytest.mark.parametrize(("kind", "value"), [("F32", NAN), ("F16", INF), ("BF16", NAN)])
 @pytest.mark.parametrize("name", ["blk.1.ffn_gate.weight", "output_norm.weight", "token_embd.weight"])
 def test_a_file(name: str, kind: str, value: float, tmp_path: Path) -> None:
-    """Of every type of floats; nothing is left of what was written before."""
+    """Weights of every float type are checked, and nothing of the half-written model is left."""
     tensors = random_tensors()
     tensors[name].reshape(-1)[5] = value
     path = write_gguf(tmp_path / "tiny.gguf", kind, tensors=tensors)
@@ -75,7 +75,7 @@ def test_a_file(name: str, kind: str, value: float, tmp_path: Path) -> None:
 
 
 def test_a_folder_and_its_norms(tmp_path: Path) -> None:
-    """By the names that the folder has."""
+    """The error has the folder's names."""
     folder = write_folder(tmp_path / "source", dtype=np.float16)
     tensors = load_file(folder / "model-0.safetensors")
     name = next(name for name in tensors if name.endswith("input_layernorm.weight"))

@@ -205,7 +205,7 @@ INVARIANT = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q2_K", "Q3_K
 
 @pytest.mark.parametrize(("kind", "family"), [(kind, "llama") for kind in INVARIANT] + [("Q5_0", "gemma3")])
 def test_batches_and_chunks_do_not_matter(tmp_path: Path, kind: str, family: str) -> None:
-    """Not in the last bit, nor do threads: attention and our products promise it, ONNX Runtime's of floats keep it."""
+    """Logits are the same bits in any batch, in any chunks, on any number of threads."""
     fields = {"gemma3.attention.sliding_window": 20} if family == "gemma3" else None
     run = built(write_gguf(tmp_path / "model.gguf", kind, family, fields=fields), max_tokens=2048)
     text = [i * 7 % 256 for i in range(200)]
@@ -250,7 +250,7 @@ def test_so_with_every_lower_instruction_set(instructions: str) -> None:
 
 @pytest.mark.parametrize(("k", "n"), [(40, 18), (256, 512), (576, 1536), (1536, 576), (640, 4096)])
 def test_float_products_of_onnx_runtime(k: int, n: int) -> None:
-    """What models with float weights rely on: a row's bits, alone or among others, on any number of threads."""
+    """A row of a float product has the same bits alone and among others, on any number of threads."""
     random = np.random.default_rng(k)
     w, x = (random.standard_normal(shape).astype(np.float32) for shape in ((n, k), (200, k)))
     values = [helper.make_tensor_value_info(name, 1, ["T", None]) for name in "xy"]

@@ -43,7 +43,7 @@ def test_the_order_of_imports_does_not_matter(first: str) -> None:
 
 
 def test_without_the_package_onnx() -> None:
-    """What to install is said."""
+    """The error says what to install."""
     code = "import sys; sys.modules['onnx'] = None; import kvcache_ops; import kvcache_ops.onnx"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError" in done.stderr and "pip install onnx" in done.stderr

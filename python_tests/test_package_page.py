@@ -26,12 +26,12 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_blocks_run() -> None:
-    """As they stand, one after the other, in one program."""
+    """The blocks run as they stand, one after the other, in one program."""
     assert pages.run(PAGE) >= 5
 
 
 def test_the_commands_run() -> None:
-    """Those of the package succeed, and print what the page shows."""
+    """The package's commands succeed, and print what the page shows."""
     lines = [line for block in blocks("sh") for line in block.split("\n") if line.startswith("python -m kvcache_ops")]
     assert len(lines) == 2
     printed = ""

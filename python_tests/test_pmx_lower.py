@@ -40,7 +40,7 @@ def test_what_stays(quant_bit: int, element: str) -> None:
 
 
 def test_what_is_left_alone() -> None:
-    """What has been lowered, and a model without PMX operators, which is not even lifted."""
+    """A lowered model, and one without PMX operators, stay as they are; their opset, too."""
     lowered = lower(export(Params()))
     assert lower(lowered).SerializeToString(deterministic=True) == lowered.SerializeToString(deterministic=True)
     model = parser.parse_model(
@@ -127,7 +127,7 @@ DYNAMIC = "opmx.dynamic_batching"
     ],
 )
 def test_refusals(op_type: str, inputs: dict, attributes: dict, domain: str, words: str) -> None:
-    """What a node can have wrong, each in words of its own."""
+    """Each fault of a node has words of its own."""
     weights = ("w",) if "w" in inputs else ()
     with refused("unsupported", words) as refusal:
         lower(node_model(op_type, inputs, attributes, ["y"], domain=domain, weights=weights))
@@ -136,13 +136,13 @@ def test_refusals(op_type: str, inputs: dict, attributes: dict, domain: str, wor
 
 @pytest.mark.parametrize(("op_type", "words"), [("SiLU", "2 outputs"), ("RMSNorm", "with skip_term 0")])
 def test_more_outputs_than_there_are(op_type: str, words: str) -> None:
-    """And a sum that the node says not to have."""
+    """An output too many is refused, and a sum that the node says not to have."""
     with refused("unsupported", words):
         lower(node_model(op_type, {"x": X, "w": W[0]}, {}, ["a", "b"]))
 
 
 def test_static_batching() -> None:
-    """Its KeyValueCache is the library's; what stands around it in such exports is refused."""
+    """KeyValueCache of static batching stays, since the library has it; the export's other operators are refused."""
     inputs = {name: X for name in ("current_key", "current_value")} | {"start_pos": np.zeros(1, np.int64), "cache": X}
     model = node_model("KeyValueCache", inputs, {"quant_bit": 0, "quant_group": 0}, ["key", "value"])
     (node,) = lower(model).graph.node

@@ -90,7 +90,7 @@ def test_masks(fused: bool, rank: int) -> None:
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 def test_a_mask_that_the_caller_owes(fused: bool) -> None:
-    """What was exported with auto_causal=False takes the mask that its pipeline makes, without being asked to."""
+    """An export with auto_causal=False takes its pipeline's mask without mask_rank."""
     params = Params(element="float32", fused=fused, auto_causal=False)
     whole = export(params)
     model = lower(whole)

@@ -63,7 +63,7 @@ def test_golden_cases(path: Path) -> None:
 
 
 def test_panels_are_what_the_oracle_reads() -> None:
-    """Of no whole panels and blocks, and more panels than are packed at once; too wide codes are refused."""
+    """Sizes need not fill panels and blocks, and may need several batches of panels; wide codes are refused."""
     random = np.random.default_rng(3)
     for bits in (4, 8):
         for block in (16, 32):
@@ -84,7 +84,7 @@ def test_panels_are_what_the_oracle_reads() -> None:
 
 
 def test_the_output_may_be_given() -> None:
-    """And is then what is returned; one of another shape, or that is not writable, is refused."""
+    """A given output is returned; one of another shape, or that is not writable, is refused."""
     case, tensors = read(next(path for path in CASES if path.stem == "rank-4"))
     expected = tensors.pop("y")
     y = np.empty_like(expected)

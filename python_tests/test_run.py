@@ -130,7 +130,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("name", "change", "kind", "text"), REFUSALS, ids=[row[3] for row in REFUSALS])
 def test_what_is_refused(name: str, change: Callable[[np.ndarray], Any], kind: str, text: str) -> None:
-    """By kind and text, before the first byte of the cache is written; nothing is ever copied."""
+    """Refused by kind and text, before the first byte of the cache is written; nothing is copied."""
     inputs = operands() | {"key": np.zeros((9, 2, 8), np.float32)}
     before = copies(inputs)
     given = inputs | {name: change(inputs[name])}
@@ -172,7 +172,7 @@ def test_bytes_that_are_no_int8() -> None:
 
 
 def test_an_interrupt_while_a_tensor_is_borrowed_stays_one() -> None:
-    """What another library raises becomes a refusal, but for what ends programs."""
+    """An exception of another library becomes a refusal; KeyboardInterrupt and SystemExit stay."""
 
     class Failing(Exporter):
         error: BaseException = KeyboardInterrupt()
@@ -206,7 +206,7 @@ def test_arrays_are_not_kept_after_a_call() -> None:
 
 @pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="numpy before 2.1 has no versioned DLPack")
 def test_memory_that_an_export_alone_keeps() -> None:
-    """What a tensor exports lives until the call is over, also if nobody else has it."""
+    """Exported memory lives until the call is over, even if nobody else holds it."""
 
     class Temporary:
         def __init__(self, array: np.ndarray):
@@ -225,7 +225,7 @@ def test_memory_that_an_export_alone_keeps() -> None:
 
 
 def test_an_output_of_attention_that_is_given() -> None:
-    """It is written, and is what is given back; attributes that are missing or misspelled are named."""
+    """A given output is written and returned; missing or misspelled attributes are named."""
     query = np.random.default_rng(3).standard_normal((4, 4, 8)).astype(np.float32)
     inputs = {"query": query, "decoding_batches": INDICES.decoding_batches} | operands()
     expected = kvcache_ops.multi_head_cache_attention(SPEC, **copies(inputs), num_heads=4)

@@ -48,7 +48,7 @@ def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p
 @pytest.mark.parametrize("kind", ["sure", "flat", "ties", "masked"])
 @pytest.mark.parametrize("size", [1, 257, 40_000])
 def test_draws_are_those_of_the_definition(kind: str, size: int) -> None:
-    """Of a seed, also with penalties for what was drawn before."""
+    """A seed draws the tokens of the definition, also with penalties for earlier tokens."""
     random = np.random.default_rng(7)
     for seed, options in enumerate(OPTIONS):
         prompt = [int(token) for token in random.integers(0, size, 20)]
@@ -92,7 +92,7 @@ def test_frequencies(options: dict[str, float]) -> None:
 def test_a_large_vocabulary_is_neither_sorted_nor_copied(
     kind: str, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 152 thousand tokens at most a twentieth are sorted for a draw, and new memory is less than their logits."""
+    """A draw sorts at most a twentieth of 152 thousand tokens, and allocates less than their logits take."""
     size, sort, partition = 152_000, np.argsort, np.partition
     logits, lengths = vocabulary(kind, size, np.random.default_rng(3)), list[int]()
 

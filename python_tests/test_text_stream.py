@@ -35,7 +35,7 @@ def streamed(tokenizer: Tokenizer, prompt: list[int], answer: list[int]) -> list
 
 @pytest.mark.parametrize("cut", [0, 9, 12, 20])
 def test_bytes(cut: int) -> None:
-    """Also where the prompt ends within a character, whose rest the answer has."""
+    """The text is right even if the prompt ends within a character that the answer completes."""
     tokenizer = byte_level()
     tokens = tokenizer.encode(TEXT).ids
     pieces = streamed(tokenizer, tokens[:cut], tokens[cut:])

@@ -158,7 +158,7 @@ def test_a_step_keeps_the_tiers_of_its_manager() -> None:
 
 
 def test_bad_tiers_are_refused(tmp_path: Path) -> None:
-    """By name, before anything is made."""
+    """A bad tier is refused by name, before anything is made."""
     spec = make_spec()
     with pytest.raises(TypeError, match=r"tiers\[0\]: expected a tier, with the method get"):
         Manager(spec, tiers=[object()])  # type: ignore[list-item]
@@ -184,7 +184,7 @@ def test_bad_tiers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_block_stays_until_its_rows_are_stored_again(tmp_path: Path) -> None:
-    """What is read may be an error page, and not what is there: it is a miss, and nothing is deleted for that."""
+    """A damaged block may be an error page of a proxy: it is a miss, and the stored block is not deleted."""
     stored: dict[Path, bytes] = {}
     for found in (0, 0, 4, 8, 12, 16):  # a chain ends at its first damaged block
         manager, memory = made([FileTier(tmp_path, 1 << 20)])

@@ -32,7 +32,7 @@ NO_ARGUMENTS = ('{"city": }', '{"city": "a"', '"Paris"', "[1]", "null", '{"city"
 
 
 def test_families() -> None:
-    """As templates write calls; not those that write them otherwise between the same tags."""
+    """A family is known by how its template writes calls; other forms between the same tags are not taken for it."""
     assert [family_of(template) for template in TEMPLATES.values()].count(None) == 0
     for other in ("<function=", "<arg_key>", "<tool_calls>"):
         assert family_of(HERMES.replace('{\\"name\\"', other)) is None
@@ -79,7 +79,7 @@ def test_every_cut(name: str) -> None:
 
 
 def test_templates_that_want_text(model: Model) -> None:
-    """Of arguments; and one that raises for calls anyway says why."""
+    """Templates that want arguments as text get text; a template that raises on calls is quoted."""
     text = "{% for m in messages %}{% for c in m.tool_calls %}{{ 'a' + c.function.arguments }}{% endfor %}{% endfor %}"
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
     messages = [{"role": "assistant", "content": "", "tool_calls": calls}]
@@ -89,7 +89,7 @@ def test_templates_that_want_text(model: Model) -> None:
 
 
 def test_what_a_context_keeps(model: Model) -> None:
-    """Of a conversation that is too long: the last question with the calls and results after it, and the tools."""
+    """A conversation that is too long keeps the last question, the calls and results after it, and the tools."""
     template = ChatTemplate(replace(model, chat_template=HERMES))
     calls = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": PARIS}}]
     question = [MESSAGES[1], {"role": "assistant", "content": "", "tool_calls": calls},
@@ -108,7 +108,7 @@ def test_what_a_context_keeps(model: Model) -> None:
 
 
 def test_many_tools(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their schemas have together what one may have; those beyond are not looked into."""
+    """The limit of a schema holds for all tools together; schemas beyond it are not compiled."""
     looked = list[object]()
     lark_of_json = tools_module.lark_of_json
     monkeypatch.setattr(tools_module, "lark_of_json", lambda schema: (looked.append(schema), lark_of_json(schema))[1])

@@ -23,13 +23,13 @@ OPTIONS: dict[str, Any] = dict(model="tiny", messages=MESSAGES, tools=TOOLS, tem
 
 @pytest.fixture(scope="module", params=list(TEMPLATES))
 def family(request: pytest.FixtureRequest) -> str:
-    """One after the other."""
+    """Each family of models."""
     return request.param
 
 
 @pytest.fixture(scope="module")
 def server(model: Model, family: str) -> Iterator[Serving]:
-    """Of a model of the family."""
+    """A server of a model of the family."""
     with serving(replace(model, chat_template=TEMPLATES[family]), max_tokens=4096) as found:
         yield found
 
@@ -200,7 +200,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_refused(server: Serving) -> None:
-    """By name, what is none of OpenAI's."""
+    """What OpenAI's API does not have is refused by name."""
     ask = server.client.chat.completions.create
     for param, given in BAD:
         with pytest.raises(openai.BadRequestError) as caught:

@@ -49,7 +49,7 @@ def split(tmp_path: Path) -> Path:
 
 
 def test_a_split_file(tmp_path: Path) -> None:
-    """By whichever part it is named, all parts are one model; what is wrong with them is said by name."""
+    """Any part names the whole model; a fault of a part is told by its name."""
     part = split(tmp_path)
     fingerprint = models.load(models.build(tmp_path / "whole.gguf", tmp_path / "whole")).fingerprint
     assert models.load(models.build(part, tmp_path / "model")).fingerprint == fingerprint
@@ -124,14 +124,14 @@ PIECES = {
 
 @pytest.mark.parametrize("pre", PIECES)
 def test_how_texts_are_cut(tmp_path: Path, pre: str) -> None:
-    """As llama.cpp cuts them."""
+    """Texts are cut into words as llama.cpp does."""
     tokenizer = open_checkpoint(write_gguf(tmp_path / "model.gguf", fields={"tokenizer.ggml.pre": pre})).tokenizer
     cut = tokenizer.pre_tokenizer.pre_tokenize_str("it's a+b 12345  m\u0300")
     assert [piece for piece, _ in cut] == PIECES[pre]
 
 
 def test_no_pre_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the default one, and that is said."""
+    """A missing pre-tokenizer is the default one, with a warning."""
     expected = open_checkpoint(write_gguf(tmp_path / "a.gguf", fields={"tokenizer.ggml.pre": "default"})).tokenizer
     write = gguf.GGUFWriter.add_string
     monkeypatch.setattr(gguf.GGUFWriter, "add_string", lambda w, k, v: k == "tokenizer.ggml.pre" or write(w, k, v))
@@ -175,7 +175,7 @@ def test_a_tokenizer_with_truncation_and_padding(tmp_path: Path) -> None:
 
 
 def test_ends_in_a_folder(tmp_path: Path) -> None:
-    """Those of three files are joined; what is null in one hides nothing of the others."""
+    """End tokens of three files are joined; null in one hides nothing of the others."""
     folder = write_folder(tmp_path / "source", eos_token_id=5)
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 5]}')
     for said in ("<|end|>", {"content": "<|end|>", "lstrip": False}):
@@ -228,7 +228,7 @@ def test_a_head_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_an_added_token_beyond_the_vocabulary(tmp_path: Path) -> None:
-    """It is left out, so that no text has it; one of the vocabulary itself is refused."""
+    """An added token beyond the vocabulary is left out; a number that the vocabulary has is refused."""
     folder = write_folder(tmp_path / "source")
     tokenizer = open_checkpoint(folder).tokenizer
     expected = tokenizer.encode("<image>").ids
@@ -251,7 +251,7 @@ def test_a_chat_template_that_is_none(tmp_path: Path) -> None:
 
 
 def test_spaces_of_sentence_piece(tmp_path: Path) -> None:
-    """Its first word keeps the space behind the prompt, in the text and in the places of its tokens."""
+    """The first word of an answer keeps the space behind the prompt, in text and offsets."""
     words = ["\u2581is", "\u2581Paris", "\u2581of", "s"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *words]
     embedding = np.zeros((len(tokens), SIZES["hidden"]), np.float32)
@@ -278,7 +278,7 @@ def test_spaces_of_sentence_piece(tmp_path: Path) -> None:
 
 
 def test_the_oldest_packages() -> None:
-    """What is declared to be enough is what `make test-oldest` runs with."""
+    """`make test-oldest` runs with the oldest versions that the package declares."""
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
     extras = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]["optional-dependencies"]
     lines = (ROOT / "requirements/middle.txt").read_text().splitlines()

@@ -34,7 +34,7 @@ GEMMA_NAMES = {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "p
 
 
 def hugging_face_name(name: str, gemma: bool = False) -> str:
-    """That of a tensor of a GGUF file."""
+    """transformers' name of a tensor of a GGUF file."""
     *place, part, kind = name.split(".")
     names = NAMES | (GEMMA_NAMES if gemma else {})
     return ".".join([*(["model.layers", place[1]] if place else []), names[part], kind])

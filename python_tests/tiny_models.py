@@ -29,7 +29,7 @@ EXACT = dict(activations="int16", cache="float32")
 
 
 def shapes(family: str, tied: bool, sizes: dict[str, int] = SIZES) -> dict[str, tuple[int, ...]]:
-    """Of all tensors, by GGUF's names; spelled out, independent of the package."""
+    """The shapes of all tensors by GGUF's names; spelled out, independent of the package."""
     hidden, ffn, head_dim = sizes["hidden"], sizes["ffn"], sizes["head_dim"]
     query, key = sizes["heads"] * head_dim, sizes["kv_heads"] * head_dim
     found = {"token_embd.weight": (len(TOKENS), hidden), "output_norm.weight": (hidden,)}

@@ -1,4 +1,4 @@
-"""That AddressSanitizer sees what the library does with memory that Python gives it."""
+"""AddressSanitizer sees the library's accesses to memory that Python gives it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_read_past_the_end_is_found() -> None:
-    """Of a key with a row less than it says."""
+    """A key that is a row shorter than its shape says."""
     done = run(READS)
     assert done.returncode and "heap-buffer-overflow" in done.stderr and "READ of size" in done.stderr, done.stderr
 
 
 def test_a_write_past_the_end_is_found() -> None:
-    """Of a cache with a slot less than it says."""
+    """A cache that is a slot shorter than its shape says."""
     done = run(WRITES)
     assert done.returncode and "heap-buffer-overflow" in done.stderr and "WRITE of size" in done.stderr, done.stderr

@@ -39,7 +39,7 @@ def built(tmp_path: Path, **options: object) -> Run:
 
 
 def logits(run: Run, tokens: list[int]) -> np.ndarray:
-    """Those of every tenth token, the page in chunks of 500."""
+    """The logits of every tenth token, the page in chunks of 500."""
     seq = run.manager.create()
     chunks = [tokens[first : first + 500] for first in range(0, len(tokens), 500)]
     return np.concatenate([run.step({seq: chunk}, rows=list(range(9, len(chunk), 10))) for chunk in chunks])

@@ -37,7 +37,7 @@ PREFIXES = ["of the others, the most " * 12, "42 is the answer to all of it; " *
 
 
 def ip(command: str) -> str:
-    """What the program `ip` says."""
+    """The output of the program `ip`."""
     return subprocess.run(["ip", *command.split()], check=True, capture_output=True, text=True).stdout
 
 
@@ -139,7 +139,7 @@ def ask(prompt: str, tokens: int = 8, begun: list[Answer] | None = None) -> Answ
 
 
 def wait_for_replicas(count: int) -> None:
-    """Until so many have answered: new prompts go to who has had the fewest."""
+    """Sends new prompts, which go to the replica with the fewest, until so many replicas have answered."""
     until, seen = time.monotonic() + 240, set[str]()
     while len(seen) < count:
         assert time.monotonic() < until
@@ -165,7 +165,7 @@ def test_the_text_that_is_routed(asked: Any, text: str) -> None:
 
 
 def test_a_host_that_dies(hosts: Hosts, model: Path) -> None:
-    """Of 20 streams its own end with an error or begin again, the others go on; what it had computed is found."""
+    """Streams of the dead host end with an error or begin again, the others go on; its prefixes are found."""
     hosts.deploy(model, 2, max_tokens=65536)
     wait_for_replicas(2)
     before = [ask(prefix + "first") for prefix in PREFIXES]

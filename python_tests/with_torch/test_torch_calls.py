@@ -116,7 +116,7 @@ def test_an_empty_batch_gives_empty_tensors() -> None:
 
 @pytest.mark.parametrize(("dtype", "quant_bit"), FORMATS)
 def test_torch_finds_nothing_wrong(dtype: str, quant_bit: int) -> None:
-    """Its own check of a custom operator: schema and what is written, fake tensors, compiled and dynamic."""
+    """torch's own check of a custom operator: schema, mutation, fake tensors, compiled and dynamic."""
     spec = spec_of(dtype, quant_bit, 5, 3)
     for number, step in enumerate(steps(spec)[:2]):
         inputs = as_tensors(step) | dict(zip(("cache", "scale"), torch_cache(spec)), attn_mask=None)

@@ -183,7 +183,7 @@ PAGE = Path(__file__).resolve().parents[2] / "python/README.md"
 
 
 def test_the_block_runs_and_what_it_exports_does_too() -> None:
-    """As it stands; ONNX Runtime then writes the same cache and gives the same attention."""
+    """The page's block runs as it stands; ONNX Runtime then writes the same cache and gives the same attention."""
     (block,) = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     names: dict = {}
     exec(compile(block, PAGE.name, "exec"), names)
