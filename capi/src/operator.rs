@@ -1,7 +1,7 @@
 //! The operator, and single calls of it.
 
 use kvcache_op::dlpack::DLTensor;
-use kvcache_op::{Call, KeyValueCache, Outputs};
+use kvcache_op::{Checked, KeyValueCache, Outputs};
 
 use crate::attributes::kvcache_attributes;
 use crate::error::{Error, free, guard, kvcache_error, required, result};
@@ -97,7 +97,7 @@ unsafe fn check<'a>(
     inputs: *const kvcache_inputs,
     cache: *const DLTensor,
     scale: *const DLTensor,
-) -> Result<Call<'a>, Error> {
+) -> Result<Checked<'a>, Error> {
     // SAFETY: each is null or valid, and describes memory as it says.
     unsafe {
         let op = required(op, "op", "an operator")?;
@@ -111,7 +111,7 @@ unsafe fn check<'a>(
 /// # Safety
 /// The conditions of [`kvcache_run`].
 pub(crate) unsafe fn run(
-    call: Call<'_>,
+    call: Checked<'_>,
     key: *const DLTensor,
     value: *const DLTensor,
     workers: *const kvcache_workers,
@@ -127,8 +127,9 @@ pub(crate) unsafe fn run(
 ///
 /// # Safety
 /// `to` is null or valid for writes of 3 numbers.
-pub(crate) unsafe fn write_shape(to: *mut i64, shape: [usize; 3]) -> Result<(), Error> {
+pub(crate) unsafe fn write_shape(to: *mut i64, shape: &[usize]) -> Result<(), Error> {
     // SAFETY: null or valid for writes of 3 numbers.
-    *unsafe { result(to.cast::<[i64; 3]>(), "shape") }? = shape.map(|len| len as i64);
+    let to = unsafe { result(to.cast::<[i64; 3]>(), "shape") }?;
+    to.iter_mut().zip(shape).for_each(|(to, &len)| *to = len as i64);
     Ok(())
 }

@@ -53,7 +53,7 @@ pub unsafe extern "C" fn kvcache_step_begin(
 pub unsafe extern "C" fn kvcache_step_shape(step: *const kvcache_step, shape: *mut i64) -> *mut kvcache_error {
     guard(|| {
         // SAFETY: both are NULL or valid.
-        unsafe { write_shape(shape, required(step, "step", "a step")?.0.output_shape()) }
+        unsafe { write_shape(shape, &required(step, "step", "a step")?.0.output_shape()) }
     })
 }
 

@@ -1,13 +1,12 @@
 //! The operators of this project as an implementation.
 
+use kvcache_op::schema::OperatorAttributes;
 use kvcache_op::{
-    AttentionBackend, AttentionCall, AttentionInputs, Attributes, Backend, CacheAttentionAttributes,
-    CacheAttentionInputs, Call, ElementType, Error, IndexInputs, Inputs, KeyValueCache, MultiHeadAttention,
-    MultiHeadCacheAttention, Outputs, Shape, StaticAttributes, StaticCall, StaticInputs, StaticKeyValueCache,
-    TensorMut, TensorRef, Workers,
+    AttentionBackend, Attributes, Backend, Backends as Kernels, Checked, Error, Operands, Operator, Shape, TensorMut,
+    TensorRef, Workers,
 };
 
-use crate::case::{AttributeValues, Case, FloatValues, Operator, Tensors};
+use crate::case::{self, AttributeValues, Case, FloatValues, Tensors};
 use crate::implementation::{CallResult, Implementation, Outcome};
 use crate::tensor::Tensor;
 
@@ -22,21 +21,16 @@ pub struct Backends<W> {
     pub workers: W,
 }
 
+impl<W> Backends<W> {
+    /// The kernels of both backends.
+    pub fn kernels(&self) -> Kernels {
+        Kernels { cache: self.backend, attention: self.attention, ..Kernels::default() }
+    }
+}
+
 impl<W: Workers> Implementation for Backends<W> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        let workers = &self.workers;
-        Ok(match case.operator {
-            Operator::KeyValueCache => run_calls(case, self.backend, |call, outputs| call.run(outputs, workers)),
-            Operator::StaticKeyValueCache => {
-                run_static_calls(case, self.backend, |call, outputs| call.run(outputs, workers))
-            }
-            Operator::MultiHeadAttention | Operator::MultiHeadCacheAttention => {
-                run_attention(case, (self.attention, self.backend), |call, output, mass| match mass {
-                    None => call.run(write(output), workers),
-                    Some(mass) => call.run_with_mass(write(output), write(mass), workers),
-                })
-            }
-        })
+        Ok(run_calls(case, self.kernels(), |call, outputs| call.run(outputs.iter_mut().map(write), &self.workers)))
     }
 }
 
@@ -53,169 +47,78 @@ pub fn write(tensor: &mut Tensor) -> TensorMut<'_> {
     unsafe { TensorMut::from_raw_parts(tensor.element(), shape, tensor.bytes_mut().as_mut_ptr()) }
 }
 
+/// The operator with these attributes.
+///
+/// # Errors
+/// If they are illegal.
+///
+/// # Panics
+/// For an attribute that the operator does not have.
+pub fn operator(operator: case::Operator, integers: &AttributeValues, floats: &FloatValues) -> Result<Operator, Error> {
+    Operator::new(operator.kind(), |attributes| {
+        set_all(attributes, integers, floats);
+        Ok(())
+    })
+}
+
 /// The attributes of `KeyValueCache`.
+///
+/// # Panics
+/// For an attribute that the operator does not have.
 pub fn cache_attributes(values: &AttributeValues) -> Attributes {
-    typed(values, Attributes::set)
+    let mut attributes = Attributes::default();
+    set_all(&mut attributes, values, &FloatValues::new());
+    attributes
 }
 
-/// The attributes of `KeyValueCache` of static batching.
-pub fn static_attributes(values: &AttributeValues) -> StaticAttributes {
-    typed(values, StaticAttributes::set)
-}
-
-/// The attributes of an attention operator; `MultiHeadAttention` does not use the cache's.
-pub fn attention_attributes(values: &AttributeValues, floats: &FloatValues) -> CacheAttentionAttributes {
-    let mut attributes = typed(values, CacheAttentionAttributes::set);
+fn set_all(attributes: &mut dyn OperatorAttributes, integers: &AttributeValues, floats: &FloatValues) {
+    for (name, &value) in integers {
+        assert!(attributes.set(name, value), "the operator has no attribute {name}");
+    }
     for (name, &value) in floats {
-        assert!(attributes.attention.set_float(name, value), "the operator has no float attribute {name}");
+        assert!(attributes.set_float(name, value), "the operator has no float attribute {name}");
     }
-    attributes
 }
 
-fn typed<A: Default>(values: &AttributeValues, set: fn(&mut A, &str, i64) -> bool) -> A {
-    let mut attributes = A::default();
-    for (name, &value) in values {
-        assert!(set(&mut attributes, name, value), "the operator has no attribute {name}");
-    }
-    attributes
+/// The operands of a call: inputs by their names, `cache` and `scale`.
+pub fn operands<'a>(
+    operator: case::Operator,
+    given: impl Fn(&str) -> Option<TensorRef<'a>>,
+    [mut cache, mut scale]: [Option<TensorMut<'a>>; 2],
+) -> Operands<'a> {
+    let operand = |&name: &&str| match name {
+        "cache" => cache.take().map(Into::into),
+        "scale" => scale.take().map(Into::into),
+        name => given(name).map(Into::into),
+    };
+    operator.kind().inputs().iter().map(operand).collect()
 }
 
-/// The results of a case's calls, which `run` makes once they are checked.
+/// The results of a case's calls on its state, which `run` makes once they are checked.
 pub fn run_calls(
     case: &Case,
-    backend: Backend,
-    run: impl Fn(Call<'_>, Outputs<'_>) -> Result<(), Error>,
+    backends: Kernels,
+    run: impl Fn(Checked<'_>, &mut [Tensor]) -> Result<(), Error>,
 ) -> Vec<CallResult> {
-    let op = KeyValueCache::new(cache_attributes(&case.attributes)).map(|op| op.with_backend(backend));
-    results(case, |inputs, cache, scale| {
-        let (op, cache) = (op.as_ref().map_err(Error::clone)?, cache.expect("the operator has a cache"));
-        let call = op.check(&inputs_of(named(inputs)), write(cache), scale.map(write))?;
-        let mut outputs = [(); 2].map(|()| zeros(case.operator.t1(inputs), &call.output_shape()));
-        run(call, written(&mut outputs))?;
-        Ok(outputs.into())
-    })
-}
-
-/// The results of a case's calls of static batching, which `run` makes once they are checked.
-pub fn run_static_calls(
-    case: &Case,
-    backend: Backend,
-    run: impl Fn(StaticCall<'_>, Outputs<'_>) -> Result<(), Error>,
-) -> Vec<CallResult> {
-    let op = StaticKeyValueCache::new(static_attributes(&case.attributes)).map(|op| op.with_backend(backend));
-    results(case, |inputs, cache, scale| {
-        let (op, cache) = (op.as_ref().map_err(Error::clone)?, cache.expect("the operator has a cache"));
-        let call = op.check(&static_inputs_of(named(inputs)), write(cache), scale.map(write))?;
-        let mut outputs = [(); 2].map(|()| zeros(case.operator.t1(inputs), &call.output_shape()));
-        run(call, written(&mut outputs))?;
-        Ok(outputs.into())
-    })
-}
-
-/// The results of a case's calls of attention, which `run` makes once they are checked.
-pub fn run_attention(
-    case: &Case,
-    backends: (AttentionBackend, Backend),
-    run: impl Fn(AttentionCall<'_>, &mut Tensor, Option<&mut Tensor>) -> Result<(), Error>,
-) -> Vec<CallResult> {
-    let attributes = attention_attributes(&case.attributes, &case.floats);
-    results(case, |inputs, cache, scale| {
-        let call = check_attention(&attributes, named(inputs), [cache, scale].map(|state| state.map(write)), backends)?;
-        let mut output = zeros(case.operator.t1(inputs), &call.output_shape());
-        let mut mass = case.has_mass().then(|| zeros(ElementType::Float32, &call.mass_shape()));
-        run(call, &mut output, mass.as_mut())?;
-        Ok([Some(output), mass].into_iter().flatten().collect())
-    })
-}
-
-/// The results of calls on the state of a case, of which `call` gives the outputs.
-fn results(
-    case: &Case,
-    call: impl Fn(&Tensors, Option<&mut Tensor>, Option<&mut Tensor>) -> Result<Vec<Tensor>, Error>,
-) -> Vec<CallResult> {
-    let (mut cache, mut scale) = (case.cache.clone(), case.scale.clone());
+    let operator = operator(case.operator, &case.attributes, &case.floats).map(|op| op.with_backends(backends));
+    let call = |inputs: &Tensors, state: [Option<TensorMut<'_>>; 2]| {
+        let operands = operands(case.operator, |name| inputs.get(name).map(read), state);
+        let checked = operator.as_ref().map_err(Error::clone)?.check(operands)?;
+        let expected = checked.outputs().iter().filter(|output| case.outputs.contains(&output.name));
+        let outputs: Option<Vec<_>> =
+            expected.map(|output| Tensor::zeros(output.element, output.shape.to_vec())).collect();
+        let mut outputs = outputs.expect("a checked call has outputs that fit in memory");
+        run(checked, &mut outputs)?;
+        Ok::<_, Error>(outputs)
+    };
+    let mut state = [case.cache.clone(), case.scale.clone()];
     let calls = case.steps.iter().map(|step| {
-        let outcome = match call(&step.inputs, cache.as_mut(), scale.as_mut()) {
+        let outcome = match call(&step.inputs, state.each_mut().map(|state| state.as_mut().map(write))) {
             Ok(outputs) => Outcome::Done(outputs),
             Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
         };
-        CallResult { outcome, cache: cache.clone(), scale: scale.clone() }
+        let [cache, scale] = state.clone();
+        CallResult { outcome, cache, scale }
     });
     calls.collect()
-}
-
-/// An output for a checked call to write.
-fn zeros(element: ElementType, shape: &[usize]) -> Tensor {
-    Tensor::zeros(element, shape.to_vec()).expect("a checked call has outputs that fit in memory")
-}
-
-fn written([key, value]: &mut [Tensor; 2]) -> Outputs<'_> {
-    Outputs { key: write(key), value: write(value) }
-}
-
-/// The inputs of a call by name, as the operators read them.
-pub fn named<'a>(inputs: &'a Tensors) -> impl Fn(&str) -> Option<TensorRef<'a>> {
-    move |name| inputs.get(name).map(read)
-}
-
-/// The inputs of a call of `KeyValueCache`, or of its part in `MultiHeadCacheAttention`, by their names.
-pub fn inputs_of<'a>(given: impl Fn(&str) -> Option<TensorRef<'a>>) -> Inputs<'a> {
-    let input = |name: &str| given(name).expect("the operator has the input");
-    Inputs {
-        current_key: input("current_key"),
-        current_value: input("current_value"),
-        indices: IndexInputs {
-            seqstarts: input("seqstarts"),
-            kvstarts: input("kvstarts"),
-            cachestarts: input("cachestarts"),
-            start_pos: input("start_pos"),
-            max_seqlen: input("max_seqlen"),
-            max_kvlen: input("max_kvlen"),
-        },
-    }
-}
-
-/// The inputs of a call of static batching, by their names.
-pub fn static_inputs_of<'a>(given: impl Fn(&str) -> Option<TensorRef<'a>>) -> StaticInputs<'a> {
-    let input = |name: &str| given(name).expect("the operator has the input");
-    StaticInputs {
-        current_key: input("current_key"),
-        current_value: input("current_value"),
-        start_pos: input("start_pos"),
-    }
-}
-
-/// A checked call of these inputs: with a cache of `MultiHeadCacheAttention`, without one of `MultiHeadAttention`.
-pub fn check_attention<'a>(
-    attributes: &CacheAttentionAttributes,
-    given: impl Fn(&str) -> Option<TensorRef<'a>>,
-    [cache, scale]: [Option<TensorMut<'a>>; 2],
-    (backend, store): (AttentionBackend, Backend),
-) -> Result<AttentionCall<'a>, Error> {
-    let input = |name: &str| given(name).expect("the operator has the input");
-    let [attn_mask, head_sink] = ["attn_mask", "head_sink"].map(&given);
-    let Some(cache) = cache else {
-        let op = MultiHeadAttention::new(attributes.attention.clone())?.with_backend(backend);
-        return op.check(&AttentionInputs {
-            query: input("query"),
-            key: input("key"),
-            value: input("value"),
-            seqstarts: input("seqstarts"),
-            kvstarts: input("kvstarts"),
-            decoding_batches: input("decoding_batches"),
-            max_seqlen: input("max_seqlen"),
-            max_kvlen: input("max_kvlen"),
-            attn_mask,
-            head_sink,
-        });
-    };
-    let op = MultiHeadCacheAttention::new(attributes.clone())?.with_backends(backend, store);
-    let inputs = CacheAttentionInputs {
-        query: input("query"),
-        stored: inputs_of(&given),
-        decoding_batches: input("decoding_batches"),
-        attn_mask,
-        head_sink,
-    };
-    op.check(&inputs, cache, scale)
 }

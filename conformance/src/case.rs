@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use kvcache_schema::{
-    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, ElementType, SCHEMA, StaticAttributes,
-    multi_head_attention, multi_head_cache_attention, static_key_value_cache,
+    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, ElementType, OperatorKind, SCHEMA,
+    StaticAttributes, multi_head_attention, multi_head_cache_attention, static_key_value_cache,
 };
 
 use crate::tensor::Tensor;
@@ -32,19 +32,24 @@ impl Operator {
     /// The name of the operator's page.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::KeyValueCache => "KeyValueCache",
-            Self::MultiHeadAttention => multi_head_attention::NAME,
-            Self::MultiHeadCacheAttention => multi_head_cache_attention::NAME,
             Self::StaticKeyValueCache => "StaticKeyValueCache",
+            other => other.op_type(),
+        }
+    }
+
+    /// The operator as graphs know it.
+    pub const fn kind(self) -> OperatorKind {
+        match self {
+            Self::KeyValueCache => OperatorKind::KeyValueCache,
+            Self::MultiHeadAttention => OperatorKind::MultiHeadAttention,
+            Self::MultiHeadCacheAttention => OperatorKind::MultiHeadCacheAttention,
+            Self::StaticKeyValueCache => OperatorKind::StaticKeyValueCache,
         }
     }
 
     /// The operator's name in a graph.
     pub const fn op_type(self) -> &'static str {
-        match self {
-            Self::StaticKeyValueCache => Self::KeyValueCache.name(),
-            other => other.name(),
-        }
+        self.kind().name()
     }
 
     /// The suite of the operator's cases.
@@ -67,13 +72,7 @@ impl Operator {
 
     /// The names of the operator's inputs other than `cache` and `scale`, the first of type T1.
     pub fn inputs(self) -> impl Iterator<Item = &'static str> {
-        let all: &[_] = match self {
-            Self::KeyValueCache => &kvcache_schema::INPUTS,
-            Self::MultiHeadAttention => &multi_head_attention::INPUTS,
-            Self::MultiHeadCacheAttention => &multi_head_cache_attention::INPUTS,
-            Self::StaticKeyValueCache => &static_key_value_cache::INPUTS,
-        };
-        all.iter().copied().filter(|name| !["cache", "scale"].contains(name))
+        self.kind().inputs().iter().copied().filter(|name| !["cache", "scale"].contains(name))
     }
 
     /// The type of the first input of a call.

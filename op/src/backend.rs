@@ -36,7 +36,7 @@ impl Backend {
         self.kernel().name()
     }
 
-    pub(crate) fn kernel(&self) -> &dyn Kernel {
+    fn kernel(&self) -> &dyn Kernel {
         match self {
             Self::Reference => &Reference,
             Self::Cpu(cpu) => cpu,
@@ -73,7 +73,7 @@ impl AttentionBackend {
         self.kernel().name()
     }
 
-    pub(crate) fn kernel(&self) -> &dyn AttentionKernel {
+    fn kernel(&self) -> &dyn AttentionKernel {
         match self {
             Self::Reference => &AttentionReference,
             Self::Cpu(cpu) => cpu,
@@ -110,12 +110,41 @@ impl MatMulBackend {
         self.kernel().name()
     }
 
-    pub(crate) fn kernel(&self) -> &dyn MatmulKernel {
+    fn kernel(&self) -> &dyn MatmulKernel {
         match self {
             Self::Reference => &MatmulReference,
             Self::Cpu(cpu) => cpu,
         }
     }
+}
+
+/// The kernels of an operator, each where it needs one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Backends {
+    /// Stores and loads.
+    pub cache: Backend,
+    /// Attends.
+    pub attention: AttentionBackend,
+    /// Multiplies with quantized matrices.
+    pub matmul: MatMulBackend,
+}
+
+impl Backends {
+    pub(crate) fn kernels(&self) -> Kernels<'_> {
+        Kernels { cache: self.cache.kernel(), attention: self.attention.kernel(), matmul: self.matmul.kernel() }
+    }
+}
+
+/// Kernels of any maker: [`Checked::run_on`](crate::Checked::run_on).
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "trait objects without one")]
+pub struct Kernels<'k> {
+    /// Stores and loads.
+    pub cache: &'k dyn Kernel,
+    /// Attends.
+    pub attention: &'k dyn AttentionKernel,
+    /// Multiplies with quantized matrices.
+    pub matmul: &'k dyn MatmulKernel,
 }
 
 /// The threads of the rayon pool that the call is made in: the global one, or that of `ThreadPool::install`.

@@ -44,6 +44,22 @@ pub enum Error {
     )]
     ScaleMissing { quant_bit: i64 },
 
+    /// An input that the operator needs, and the call does not have.
+    #[error("{input} is absent, expected a tensor")]
+    InputMissing { input: &'static str },
+
+    /// Another number of inputs or outputs than the operator has.
+    #[error("the call has {got} {what}, expected {expected}")]
+    OperandCount { what: &'static str, got: usize, expected: String },
+
+    /// A tensor that is not where the call needs it: on its device, or on the host.
+    #[error("{input} is in memory of {got}, expected memory of {expected}")]
+    Place { input: &'static str, got: &'static str, expected: &'static str },
+
+    /// A tensor that is written, given as one to be read.
+    #[error("{input} is read-only, expected a tensor that can be written")]
+    ReadOnly { input: &'static str },
+
     /// A tensor of another type than it must have.
     #[error("{input} is of type {got}, expected {expected}")]
     TypeMismatch { input: &'static str, got: ElementType, expected: ElementType },

@@ -1,17 +1,19 @@
 //! The operator `KeyValueCache`: checked attributes, and the ways to make a call.
 
-use kvcache_kernels::Workers;
-use kvcache_schema::{Attributes, CacheDims, ElementType, TypeCombination};
+use kvcache_kernels::{Geometry, Workers};
+use kvcache_schema::{Attributes, CacheDims, ElementType, OperatorKind, TypeCombination};
 use ndarray::Array3;
 
-use crate::backend::Backend;
-use crate::checked_call::{Call, Layers};
+use crate::backend::{Backend, Backends};
+use crate::checked::{Checked, ExpectedOutputs, Work, key_and_value};
 use crate::config::{CacheConfig, Config};
 use crate::error::Error;
-use crate::operands::{self, IndexInputs, Inputs, Outputs};
+use crate::layers::{Layers, StepStores};
+use crate::operands::{IndexInputs, Inputs, Operand, Operands, Outputs, required};
 use crate::shape_inference::{self, Dim, InputDims};
 use crate::tensor::{Element, TensorMut};
-use crate::validate::{self, CheckedStores, ExpectedOutputs};
+use crate::validate::stores::{CheckedStores, IndexOperands, State, stores};
+use crate::validate::{shapes, types};
 
 /// The operator `dynamic_batching.KeyValueCache` with checked attributes.
 ///
@@ -20,7 +22,7 @@ use crate::validate::{self, CheckedStores, ExpectedOutputs};
 pub struct KeyValueCache {
     attributes: Attributes,
     pub(crate) config: Config,
-    backend: Backend,
+    pub(crate) backends: Backends,
 }
 
 impl KeyValueCache {
@@ -29,13 +31,14 @@ impl KeyValueCache {
     /// # Errors
     /// [`Error::AttributeOutOfRange`].
     pub fn new(attributes: Attributes) -> Result<Self, Error> {
-        Ok(Self { config: Config::new(&attributes)?, attributes, backend: Backend::default() })
+        Ok(Self { config: Config::new(&attributes)?, attributes, backends: Backends::default() })
     }
 
     /// The operator on another kernel.
     #[must_use]
-    pub fn with_backend(self, backend: Backend) -> Self {
-        Self { backend, ..self }
+    pub fn with_backend(mut self, backend: Backend) -> Self {
+        self.backends.cache = backend;
+        self
     }
 
     /// The attributes that the operator was made with.
@@ -55,7 +58,7 @@ impl KeyValueCache {
         scale: Option<ElementType>,
     ) -> Result<(), Error> {
         let got = TypeCombination { quant_bit: self.attributes.quant_bit, t1: current_key, t2: cache, t3: scale };
-        validate::types(got, self.attributes.quant_type, current_value, &ElementType::T1)
+        types(got, self.attributes.quant_type, current_value, &ElementType::T1)
     }
 
     /// The shapes of `cache` and of `scale` for `max_t` slots (MaxT), `num_heads` cache heads (H) and heads of
@@ -77,7 +80,7 @@ impl KeyValueCache {
     pub fn cache_shapes(&self, max_t: usize, num_heads: usize, head_dim: usize) -> Result<[[usize; 5]; 2], Error> {
         let &Config { cache: CacheConfig { num_layer, .. }, layout, .. } = &self.config;
         let cache = CacheDims { max_t, num_layer, num_heads, inner: head_dim };
-        let scale = CacheDims { inner: validate::shapes::scales_per_head(&self.config.cache, head_dim)?, ..cache };
+        let scale = CacheDims { inner: shapes::scales_per_head(&self.config.cache, head_dim)?, ..cache };
         Ok([cache, scale].map(|dims| layout.shape(dims)))
     }
 
@@ -86,7 +89,7 @@ impl KeyValueCache {
         shape_inference::infer(&self.config, inputs)
     }
 
-    /// Checks a call; nothing is written yet. [`Call::output_shape`] is then known, and [`Call::run`] does the work.
+    /// Checks a call; nothing is written yet. [`Checked::outputs`] are then known, and [`Checked::run`] does the work.
     ///
     /// # Errors
     /// Every [`Error`] that concerns the inputs, `cache` or `scale`.
@@ -95,18 +98,30 @@ impl KeyValueCache {
         inputs: &Inputs<'a>,
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
-    ) -> Result<Call<'a>, Error> {
-        self.check_types(
-            inputs.current_key.element,
-            inputs.current_value.element,
-            cache.element,
-            scale.as_ref().map(|scale| scale.element),
-        )?;
-        let Inputs { current_key, current_value, indices } = inputs;
-        let current = Some([current_key, current_value]);
-        let checked = validate::stores(&self.config, current_key.element, current, indices, &cache, scale.as_ref())?;
-        let outputs = self.outputs(&checked)?;
-        Ok(Call { backend: self.backend, checked, outputs })
+    ) -> Result<Checked<'a>, Error> {
+        self.check_operands(inputs.clone().operands(cache, scale))
+    }
+
+    /// Checks a call of the inputs by position, on the host or on a device.
+    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+        const KIND: OperatorKind = OperatorKind::KeyValueCache;
+        let [key, value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, cache, scale] =
+            operands.get(KIND)?;
+        let current @ [key, value] = [required("current_key", key)?, required("current_value", value)?];
+        let indices = [seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen];
+        let indices = IndexOperands::new(indices, operands.at_most)?;
+        let state = State::new([cache, scale])?;
+        let (t1, (t2, t3)) = (key.tensor.element, state.types());
+        self.check_types(t1, value.tensor.element, t2, t3)?;
+        let (stores, aliases) = stores(&self.config, t1, Some(current), &indices, state, operands.at_most)?;
+        let outputs = self.outputs(stores.geometry(), stores.rows()[1])?;
+        let num_repeat = self.config.cache.num_repeat;
+        let work = match stores {
+            CheckedStores::Host(stores) => Work::Stores { stores, num_repeat },
+            #[cfg(feature = "cuda")]
+            CheckedStores::Device(stores) => crate::device::stores(stores, num_repeat, None),
+        };
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
     }
 
     /// Checks what the calls of all layers of one step have in common: indices, cache and scale; `t1` is the type of
@@ -123,16 +138,18 @@ impl KeyValueCache {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<Layers<'a>, Error> {
-        self.check_types(t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
-        let checked = validate::stores(&self.config, t1, None, indices, &cache, scale.as_ref())?;
-        let outputs = self.outputs(&checked)?;
-        Ok(Layers { num_layer: self.config.cache.num_layer, backend: self.backend, checked, outputs })
+        let (cache, scale) = (cache.into(), scale.map(Operand::from));
+        let state = State { cache: &cache, scale: scale.as_ref() };
+        let (t2, t3) = state.types();
+        self.check_types(t1, t1, t2, t3)?;
+        let step = StepStores::check(&self.config, t1, indices, state)?;
+        let outputs = self.outputs(step.stores.geometry(), step.stores.total_kvlen())?;
+        Ok(Layers { backends: self.backends, step, num_repeat: self.config.cache.num_repeat, outputs })
     }
 
-    /// What the outputs of a call must be.
-    fn outputs(&self, checked: &CheckedStores<'_>) -> Result<ExpectedOutputs, Error> {
-        let stores = &checked.stores;
-        ExpectedOutputs::new(stores.geometry(), self.config.cache.num_repeat, stores.total_kvlen())
+    fn outputs(&self, geometry: &Geometry, rows: usize) -> Result<ExpectedOutputs, Error> {
+        let reason = "the shape (kvstarts[B], H * num_repeat, Dh) of this call";
+        key_and_value(geometry, self.config.cache.num_repeat, &[rows], reason)
     }
 
     /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
@@ -145,7 +162,7 @@ impl KeyValueCache {
         inputs: &Inputs<'a>,
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
-        outputs: Outputs<'a>,
+        outputs: Outputs<TensorMut<'a>>,
         workers: &dyn Workers,
     ) -> Result<(), Error> {
         self.check(inputs, cache, scale)?.run(outputs, workers)
@@ -162,7 +179,6 @@ impl KeyValueCache {
         scale: Option<TensorMut<'a>>,
         workers: &dyn Workers,
     ) -> Result<(Array3<T>, Array3<T>), Error> {
-        let call = self.check(inputs, cache, scale)?;
-        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers)).map(Into::into)
+        self.check(inputs, cache, scale)?.run_alloc(workers).map(Into::into)
     }
 }

@@ -1,19 +1,17 @@
 //! The operators over panels of quantized matrices: `QuantizedMatMul` and `QuantizedGather`.
 
-use std::mem::MaybeUninit;
-
-use kvcache_kernels::Workers;
 use kvcache_matmul::{Activations, COLUMNS, Gate, Matrix, MatrixShape, Product};
 use kvcache_schema::ElementType::{Float32, Int64, UInt8};
-use kvcache_schema::{GatherAttributes, MatMulAttributes};
-use ndarray::{Array, IxDyn};
+use kvcache_schema::{GatherAttributes, MatMulAttributes, OperatorKind};
+use smallvec::smallvec;
 
-use crate::backend::MatMulBackend;
+use crate::backend::{Backends, MatMulBackend};
+use crate::checked::{Checked, Output, Work};
 use crate::config::ranges;
 use crate::error::Error;
-use crate::operands::allocate;
+use crate::operands::{Operand, Operands, required};
 use crate::shape_inference::Dim;
-use crate::tensor::{Shape, TensorMut, TensorRef};
+use crate::tensor::{Shape, TensorRef};
 use crate::validate::{AliasCheck, equal_type, shapes};
 
 const Y: &str = "y";
@@ -31,14 +29,22 @@ pub struct MatrixInputs<'a> {
 }
 
 impl<'a> MatrixInputs<'a> {
-    /// Checks the matrix of a call, and adds its memory to `aliases`.
-    fn check(&self, shape: MatrixShape, aliases: &mut AliasCheck) -> Result<Matrix<'a>, Error> {
-        let [p, b] = [shape.panels(), shape.blocks()];
-        let panels = read(("panels", &self.panels), UInt8, &[p, b, shape.block_bytes()], aliases)?;
-        let scales = read(("scales", &self.scales), Float32, &[p, b, COLUMNS], aliases)?;
-        let minima = read_given("minima", self.minima.as_ref(), &[p, b, COLUMNS], aliases)?;
-        Ok(Matrix::new(shape, panels, scales, minima))
+    fn operands(self) -> [Option<Operand<'a>>; 3] {
+        [Some(self.panels), Some(self.scales), self.minima].map(|tensor| tensor.map(Operand::from))
     }
+}
+
+/// Checks the matrix of a call, and adds its memory to `aliases`.
+fn check_matrix<'a>(
+    [panels, scales, minima]: [Option<&Operand<'a>>; 3],
+    shape: MatrixShape,
+    aliases: &mut AliasCheck,
+) -> Result<Matrix<'a>, Error> {
+    let [p, b] = [shape.panels(), shape.blocks()];
+    let panels = read(("panels", panels), UInt8, &[p, b, shape.block_bytes()], aliases)?;
+    let scales = read(("scales", scales), Float32, &[p, b, COLUMNS], aliases)?;
+    let minima = read_given("minima", minima, &[p, b, COLUMNS], aliases)?;
+    Ok(Matrix::new(shape, panels, scales, minima))
 }
 
 /// The sizes of a matrix, of attributes in their ranges.
@@ -48,11 +54,12 @@ fn matrix_shape([n, k, bits, block_size]: [i64; 4]) -> MatrixShape {
 
 /// The elements of a tensor of this type and shape, which are of the Rust type `T`.
 fn read<'a, T>(
-    (name, tensor): (&'static str, &TensorRef<'a>),
+    (name, operand): (&'static str, Option<&Operand<'a>>),
     element: kvcache_schema::ElementType,
     shape: &[usize],
     aliases: &mut AliasCheck,
 ) -> Result<&'a [T], Error> {
+    let tensor = &required(name, operand)?.tensor;
     equal_type(name, tensor.element, element)?;
     shapes::equal(name, &tensor.shape, shape, "by the attributes")?;
     debug_assert_eq!(element.bits(), 8 * size_of::<T>());
@@ -67,41 +74,12 @@ fn read<'a, T>(
 /// The elements of an optional tensor of float32; one without elements counts as not given.
 fn read_given<'a>(
     name: &'static str,
-    tensor: Option<&TensorRef<'a>>,
+    operand: Option<&Operand<'a>>,
     shape: &[usize],
     aliases: &mut AliasCheck,
 ) -> Result<Option<&'a [f32]>, Error> {
-    let given = tensor.filter(|tensor| !tensor.shape.contains(&0));
-    given.map(|tensor| read((name, tensor), Float32, shape, aliases)).transpose()
-}
-
-/// The memory of an output of this shape.
-fn write<'a>(
-    tensor: &TensorMut<'a>,
-    shape: &[usize],
-    aliases: &mut AliasCheck,
-) -> Result<&'a mut [MaybeUninit<f32>], Error> {
-    equal_type(Y, tensor.element, Float32)?;
-    shapes::equal(Y, &tensor.shape, shape, "the shape of this call")?;
-    Ok(match aliases.write_bytes(Y, tensor.into())? {
-        0 => &mut [],
-        // SAFETY: the tensor is contiguous, of `len` bytes, aligned for float32, and shares none with others of the
-        // call, checked above. It is valid for writes for 'a, and borrowed so that nobody else accesses it.
-        len => unsafe { std::slice::from_raw_parts_mut(tensor.data.cast(), len / size_of::<f32>()) },
-    })
-}
-
-/// An output of this shape that is allocated here, which `run` writes.
-fn run_alloc<'a>(
-    shape: &[usize],
-    run: impl FnOnce(TensorMut<'a>) -> Result<(), Error>,
-) -> Result<Array<f32, IxDyn>, Error> {
-    let mut y: Array<MaybeUninit<f32>, IxDyn> = allocate(Y, shape)?;
-    // SAFETY: a new array of `shape` elements in row-major order, used by nothing else until the call is over; a call
-    // writes its output and does not read it.
-    run(unsafe { TensorMut::from_raw_parts(Float32, shape, y.as_mut_ptr().cast()) })?;
-    // SAFETY: `run` has returned `Ok`, so it has written every element.
-    Ok(unsafe { y.assume_init() })
+    let given = operand.filter(|operand| !operand.tensor.shape.contains(&0));
+    given.map(|given| read((name, Some(given)), Float32, shape, aliases)).transpose()
 }
 
 /// The inputs of `QuantizedMatMul`. Everything is checked when a call is made.
@@ -113,6 +91,14 @@ pub struct MatMulInputs<'a> {
     pub matrix: MatrixInputs<'a>,
     /// What is added to each row of the output, if given. float32, shape (N); without elements it counts as absent.
     pub bias: Option<TensorRef<'a>>,
+}
+
+impl<'a> MatMulInputs<'a> {
+    /// The inputs by position.
+    pub fn operands(self) -> Operands<'a> {
+        let bias = self.bias.map(Operand::from);
+        [Some(self.x.into())].into_iter().chain(self.matrix.operands()).chain([bias]).collect()
+    }
 }
 
 /// The operator `kvcache_ops.QuantizedMatMul` with checked attributes: float rows times the transpose of a quantized
@@ -132,7 +118,7 @@ pub struct MatMulInputs<'a> {
 /// let x = Array2::<f32>::ones((3, 32));
 /// let matrix = MatrixInputs { panels: (&panels).into(), scales: (&scales).into(), minima: None };
 /// let inputs = MatMulInputs { x: (&x).into(), matrix, bias: None };
-/// let y = QuantizedMatMul::new(attributes)?.check(&inputs)?.run_alloc(&Serial)?;
+/// let [y]: [Array2<f32>; 1] = QuantizedMatMul::new(attributes)?.check(&inputs)?.run_alloc(&Serial)?;
 /// assert_eq!((y.shape(), y[[2, 0]]), ([3, 1].as_slice(), 64.0));
 /// # Ok(())
 /// # }
@@ -143,7 +129,7 @@ pub struct QuantizedMatMul {
     matrix: MatrixShape,
     activations: Activations,
     gate: Gate,
-    backend: MatMulBackend,
+    pub(crate) backends: Backends,
 }
 
 impl QuantizedMatMul {
@@ -157,13 +143,14 @@ impl QuantizedMatMul {
         let activations = if activation_bits == 8 { Activations::Int8 } else { Activations::Int16 };
         let matrix = matrix_shape([N, K, bits, block_size]);
         let gate = Gate::ALL[gate as usize];
-        Ok(Self { attributes, matrix, activations, gate, backend: MatMulBackend::default() })
+        Ok(Self { attributes, matrix, activations, gate, backends: Backends::default() })
     }
 
     /// The operator on another kernel.
     #[must_use]
-    pub fn with_backend(self, backend: MatMulBackend) -> Self {
-        Self { backend, ..self }
+    pub fn with_backend(mut self, backend: MatMulBackend) -> Self {
+        self.backends.matmul = backend;
+        self
     }
 
     /// The attributes that the operator was made with.
@@ -181,54 +168,27 @@ impl QuantizedMatMul {
     ///
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
-    pub fn check<'a>(&self, inputs: &MatMulInputs<'a>) -> Result<MatMulCall<'a>, Error> {
+    pub fn check<'a>(&self, inputs: &MatMulInputs<'a>) -> Result<Checked<'a>, Error> {
+        self.check_operands(inputs.clone().operands())
+    }
+
+    /// Checks a call of the inputs by position.
+    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+        const KIND: OperatorKind = OperatorKind::QuantizedMatMul;
+        let [x, panels, scales, minima, bias] = operands.get(KIND)?;
         let MatrixShape { n, k, .. } = self.matrix;
         let mut aliases = AliasCheck::default();
-        let mut shape = inputs.x.shape.to_vec();
-        let Some(last) = shape.last_mut() else {
+        let Some((_, rows)) = required("x", x)?.tensor.shape.split_last() else {
             return Err(Error::RankMismatch { input: "x", shape: Shape::default(), expected: 1 });
         };
-        *last = if self.gate == Gate::None { k } else { k.saturating_mul(2) };
-        let x = read(("x", &inputs.x), Float32, &shape, &mut aliases)?;
-        *shape.last_mut().expect("at least one axis, checked above") = n;
-        let matrix = inputs.matrix.check(self.matrix, &mut aliases)?;
-        let bias = read_given("bias", inputs.bias.as_ref(), &[n], &mut aliases)?;
-        let product = Product::new(matrix, self.activations, self.gate, x, bias);
-        Ok(MatMulCall { backend: self.backend, product, shape, aliases })
-    }
-}
-
-/// A call of `QuantizedMatMul` whose inputs have been checked, and which has written nothing yet.
-#[derive(Debug)]
-pub struct MatMulCall<'a> {
-    backend: MatMulBackend,
-    product: Product<'a>,
-    shape: Vec<usize>,
-    aliases: AliasCheck,
-}
-
-impl<'a> MatMulCall<'a> {
-    /// The shape of `y`: (..., N).
-    pub fn output_shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// Multiplies, on the threads of `workers`.
-    ///
-    /// # Errors
-    /// An [`Error`] that concerns `y`; nothing has then been written.
-    pub fn run(mut self, y: TensorMut<'a>, workers: &dyn Workers) -> Result<(), Error> {
-        let y = write(&y, &self.shape, &mut self.aliases)?;
-        self.backend.kernel().multiply(&self.product, y, workers);
-        Ok(())
-    }
-
-    /// Runs the call with an output allocated here.
-    ///
-    /// # Errors
-    /// Any [`Error`] of `y`; nothing has then been written.
-    pub fn run_alloc(self, workers: &dyn Workers) -> Result<Array<f32, IxDyn>, Error> {
-        run_alloc(&self.shape.clone(), |y| self.run(y, workers))
+        let shape = |last| rows.iter().copied().chain([last]).collect::<Shape>();
+        let columns = if self.gate == Gate::None { k } else { k.saturating_mul(2) };
+        let rows_of_x = read(("x", x), Float32, &shape(columns), &mut aliases)?;
+        let matrix = check_matrix([panels, scales, minima], self.matrix, &mut aliases)?;
+        let bias = read_given("bias", bias, &[n], &mut aliases)?;
+        let work = Work::MatMul(Product::new(matrix, self.activations, self.gate, rows_of_x, bias));
+        let outputs = smallvec![Output::new(Y, Float32, shape(n), "the shape of this call")];
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
     }
 }
 
@@ -241,13 +201,20 @@ pub struct GatherInputs<'a> {
     pub matrix: MatrixInputs<'a>,
 }
 
+impl<'a> GatherInputs<'a> {
+    /// The inputs by position.
+    pub fn operands(self) -> Operands<'a> {
+        [Some(self.indices.into())].into_iter().chain(self.matrix.operands()).collect()
+    }
+}
+
 /// The operator `kvcache_ops.QuantizedGather` with checked attributes: rows of a quantized matrix (N, K) as floats, from
 /// the panels that [`QuantizedMatMul`] multiplies by.
 #[derive(Debug, Clone)]
 pub struct QuantizedGather {
     attributes: GatherAttributes,
     matrix: MatrixShape,
-    backend: MatMulBackend,
+    pub(crate) backends: Backends,
 }
 
 impl QuantizedGather {
@@ -259,13 +226,14 @@ impl QuantizedGather {
         ranges(&GatherAttributes::SPEC, &attributes)?;
         let GatherAttributes { N, K, bits, block_size } = attributes;
         let matrix = matrix_shape([N, K, bits, block_size]);
-        Ok(Self { attributes, matrix, backend: MatMulBackend::default() })
+        Ok(Self { attributes, matrix, backends: Backends::default() })
     }
 
     /// The operator on another kernel.
     #[must_use]
-    pub fn with_backend(self, backend: MatMulBackend) -> Self {
-        Self { backend, ..self }
+    pub fn with_backend(mut self, backend: MatMulBackend) -> Self {
+        self.backends.matmul = backend;
+        self
     }
 
     /// The attributes that the operator was made with.
@@ -282,50 +250,25 @@ impl QuantizedGather {
     ///
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
-    pub fn check<'a>(&self, inputs: &GatherInputs<'a>) -> Result<GatherCall<'a>, Error> {
+    pub fn check<'a>(&self, inputs: &GatherInputs<'a>) -> Result<Checked<'a>, Error> {
+        self.check_operands(inputs.clone().operands())
+    }
+
+    /// Checks a call of the inputs by position.
+    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+        const KIND: OperatorKind = OperatorKind::QuantizedGather;
+        let [indices, panels, scales, minima] = operands.get(KIND)?;
         let MatrixShape { n, k, .. } = self.matrix;
         let mut aliases = AliasCheck::default();
-        let rows = read::<i64>(("indices", &inputs.indices), Int64, &inputs.indices.shape, &mut aliases)?;
+        let shape = &required("indices", indices)?.tensor.shape;
+        let rows = read::<i64>(("indices", indices), Int64, shape, &mut aliases)?;
         if let Some((place, &got)) = rows.iter().enumerate().find(|&(_, &row)| !(0..n as i64).contains(&row)) {
             return Err(Error::IndexRange { place, got, n });
         }
-        let matrix = inputs.matrix.check(self.matrix, &mut aliases)?;
-        let shape = inputs.indices.shape.iter().copied().chain([k]).collect();
-        Ok(GatherCall { backend: self.backend, matrix, rows, shape, aliases })
-    }
-}
-
-/// A call of `QuantizedGather` whose inputs have been checked, and which has written nothing yet.
-#[derive(Debug)]
-pub struct GatherCall<'a> {
-    backend: MatMulBackend,
-    matrix: Matrix<'a>,
-    rows: &'a [i64],
-    shape: Vec<usize>,
-    aliases: AliasCheck,
-}
-
-impl<'a> GatherCall<'a> {
-    /// The shape of `y`: that of `indices`, then K.
-    pub fn output_shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// Writes the rows, on the threads of `workers`.
-    ///
-    /// # Errors
-    /// An [`Error`] that concerns `y`; nothing has then been written.
-    pub fn run(mut self, y: TensorMut<'a>, workers: &dyn Workers) -> Result<(), Error> {
-        let y = write(&y, &self.shape, &mut self.aliases)?;
-        self.backend.kernel().gather(&self.matrix, self.rows, y, workers);
-        Ok(())
-    }
-
-    /// Runs the call with an output allocated here.
-    ///
-    /// # Errors
-    /// Any [`Error`] of `y`; nothing has then been written.
-    pub fn run_alloc(self, workers: &dyn Workers) -> Result<Array<f32, IxDyn>, Error> {
-        run_alloc(&self.shape.clone(), |y| self.run(y, workers))
+        let matrix = check_matrix([panels, scales, minima], self.matrix, &mut aliases)?;
+        let shape = shape.iter().copied().chain([k]).collect::<Shape>();
+        let outputs = smallvec![Output::new(Y, Float32, shape, "the shape of this call")];
+        let work = Work::Gather { matrix, rows };
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
     }
 }

@@ -163,6 +163,12 @@ impl<'a> TensorMut<'a> {
         }
     }
 
+    /// The tensor as an operand; it is written by its address all the same.
+    pub(crate) fn into_ref(self) -> TensorRef<'a> {
+        let Self { element, shape, data, defect, memory: _ } = self;
+        TensorRef { element, shape, data, defect, memory: PhantomData }
+    }
+
     /// The type of its elements.
     pub fn element(&self) -> ElementType {
         self.element

@@ -335,23 +335,6 @@ def legal_types() -> list[tuple[int, T1, T2, T3 | None]]: ...
 def oldest_onnxruntime() -> tuple[int, int]: ...
 def output_names(op_type: str) -> list[str]: ...
 def pack_int4(values: NDArray[np.int8]) -> NDArray[np.uint8]: ...
-def quantized_gather(
-    attributes: dict[str, int],
-    indices: object,
-    panels: object,
-    scales: object,
-    minima: object | None = None,
-    y: object | None = None,
-) -> Any: ...
-def quantized_matmul(
-    attributes: dict[str, int],
-    x: object,
-    panels: object,
-    scales: object,
-    minima: object | None = None,
-    bias: object | None = None,
-    y: object | None = None,
-) -> Any: ...
 def run(
     op_type: str,
     attributes: dict[str, Any],

@@ -52,8 +52,8 @@ mod _native {
     #[pymodule_export]
     use super::operator::{
         address_of, attribute_names, cache_geometry, cache_layouts, check, check_node, cuda, domains, element_types,
-        input_names, instruction_set, instruction_sets, legal_types, oldest_onnxruntime, output_names, pack_int4,
-        quantized_gather, quantized_matmul, run, unpack_int4,
+        input_names, instruction_set, instruction_sets, legal_types, oldest_onnxruntime, output_names, pack_int4, run,
+        unpack_int4,
     };
     #[pymodule_export]
     use super::rope::Rope;

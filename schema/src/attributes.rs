@@ -66,13 +66,13 @@ impl<A> FloatSpec<A> {
     }
 }
 
-/// The attributes of an operator, whichever it is. [`Default`] gives absent ones their defaults.
-pub trait OperatorAttributes: Default {
+/// The attributes of an operator, whichever it is.
+pub trait OperatorAttributes {
     /// The name of every attribute, and whether a graph must give it, in the specification's order.
-    fn names() -> Vec<(&'static str, bool)>;
+    fn names(&self) -> Vec<(&'static str, bool)>;
 
     /// The names of the attributes that are floats; the others are integers.
-    fn floats() -> Vec<&'static str>;
+    fn floats(&self) -> Vec<&'static str>;
 
     /// Sets the integer attribute called `name`; `false` if the operator has no such attribute.
     #[must_use]
@@ -149,12 +149,12 @@ macro_rules! attributes {
         }
 
         impl OperatorAttributes for $Attributes {
-            fn names() -> Vec<(&'static str, bool)> {
+            fn names(&self) -> Vec<(&'static str, bool)> {
                 let integers = Self::SPEC.iter().map(|spec| (spec.name, spec.required));
-                integers.chain(Self::floats().into_iter().map(|name| (name, false))).collect()
+                integers.chain(self.floats().into_iter().map(|name| (name, false))).collect()
             }
 
-            fn floats() -> Vec<&'static str> {
+            fn floats(&self) -> Vec<&'static str> {
                 Self::FLOATS.iter().map(|spec| spec.name).collect()
             }
 
@@ -318,13 +318,13 @@ impl CacheAttentionAttributes {
 }
 
 impl OperatorAttributes for CacheAttentionAttributes {
-    fn names() -> Vec<(&'static str, bool)> {
-        let of_cache = Attributes::names().into_iter().filter(|(name, _)| *name != Self::NOT_AN_ATTRIBUTE);
-        AttentionAttributes::names().into_iter().chain(of_cache).collect()
+    fn names(&self) -> Vec<(&'static str, bool)> {
+        let of_cache = self.cache.names().into_iter().filter(|(name, _)| *name != Self::NOT_AN_ATTRIBUTE);
+        self.attention.names().into_iter().chain(of_cache).collect()
     }
 
-    fn floats() -> Vec<&'static str> {
-        AttentionAttributes::floats()
+    fn floats(&self) -> Vec<&'static str> {
+        self.attention.floats()
     }
 
     fn set(&mut self, name: &str, value: i64) -> bool {

@@ -19,7 +19,7 @@ pub use cache_mode::CacheMode;
 pub use combinations::TypeCombination;
 pub use element::ElementType;
 pub use operators::{
-    DOMAINS, INPUTS, NAME, OUTPUTS, SCHEMA, VERSION, multi_head_attention, multi_head_cache_attention,
+    DOMAINS, INPUTS, NAME, OUTPUTS, OperatorKind, SCHEMA, VERSION, multi_head_attention, multi_head_cache_attention,
     quantized_gather, quantized_matmul, static_key_value_cache,
 };
 pub use quant::{MAX_ROTATION_ORDER, QuantBit, SCALE_FLOOR, STATIC_SCALES, rotation_order};

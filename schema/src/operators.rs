@@ -29,6 +29,100 @@ pub const OUTPUTS: [&str; 2] = ["key", "value"];
 /// The operator as data: the text of `key_value_cache.yaml`.
 pub const SCHEMA: &str = include_str!("../key_value_cache.yaml");
 
+/// An operator, and what graphs call it, its inputs and its outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OperatorKind {
+    /// `KeyValueCache` of dynamic batching.
+    KeyValueCache,
+    /// `KeyValueCache` of static batching.
+    StaticKeyValueCache,
+    /// `MultiHeadAttention`.
+    MultiHeadAttention,
+    /// `MultiHeadCacheAttention`.
+    MultiHeadCacheAttention,
+    /// `QuantizedMatMul`.
+    QuantizedMatMul,
+    /// `QuantizedGather`.
+    QuantizedGather,
+}
+
+impl OperatorKind {
+    /// Every operator.
+    pub const ALL: [Self; 6] = [
+        Self::KeyValueCache,
+        Self::MultiHeadAttention,
+        Self::MultiHeadCacheAttention,
+        Self::StaticKeyValueCache,
+        Self::QuantizedMatMul,
+        Self::QuantizedGather,
+    ];
+
+    /// The operator's name in a graph.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::KeyValueCache | Self::StaticKeyValueCache => NAME,
+            Self::MultiHeadAttention => multi_head_attention::NAME,
+            Self::MultiHeadCacheAttention => multi_head_cache_attention::NAME,
+            Self::QuantizedMatMul => quantized_matmul::NAME,
+            Self::QuantizedGather => quantized_gather::NAME,
+        }
+    }
+
+    /// The domains the operator is registered in.
+    pub const fn domains(self) -> &'static [&'static str] {
+        match self {
+            Self::KeyValueCache | Self::MultiHeadAttention | Self::MultiHeadCacheAttention => &DOMAINS,
+            Self::StaticKeyValueCache => &static_key_value_cache::DOMAINS,
+            Self::QuantizedMatMul | Self::QuantizedGather => &quantized_matmul::DOMAINS,
+        }
+    }
+
+    /// The names of the inputs, by position.
+    pub const fn inputs(self) -> &'static [&'static str] {
+        match self {
+            Self::KeyValueCache => &INPUTS,
+            Self::StaticKeyValueCache => &static_key_value_cache::INPUTS,
+            Self::MultiHeadAttention => &multi_head_attention::INPUTS,
+            Self::MultiHeadCacheAttention => &multi_head_cache_attention::INPUTS,
+            Self::QuantizedMatMul => &quantized_matmul::INPUTS,
+            Self::QuantizedGather => &quantized_gather::INPUTS,
+        }
+    }
+
+    /// The names of the outputs that every node has, by position.
+    pub const fn outputs(self) -> &'static [&'static str] {
+        match self {
+            Self::KeyValueCache | Self::StaticKeyValueCache => &OUTPUTS,
+            Self::MultiHeadAttention | Self::MultiHeadCacheAttention => &multi_head_attention::OUTPUTS,
+            Self::QuantizedMatMul | Self::QuantizedGather => &quantized_matmul::OUTPUTS,
+        }
+    }
+
+    /// The output after these that a node may leave out, of float32.
+    pub const fn optional_output(self) -> Option<&'static str> {
+        match self {
+            Self::MultiHeadAttention | Self::MultiHeadCacheAttention => Some(multi_head_attention::MASS),
+            _ => None,
+        }
+    }
+
+    /// Whether a node may leave out the input of this name.
+    pub fn is_optional(input: &str) -> bool {
+        matches!(input, "scale" | "attn_mask" | "head_sink" | "minima" | "bias")
+    }
+
+    /// Whether the host reads the input of this name also in a call on a device: bounds and counts are checked;
+    /// `kvstarts[B]`, in static batching `start_pos`, is the number of keys, unless the shape of `key` tells it.
+    pub fn is_on_host(self, input: &str) -> bool {
+        match input {
+            "max_seqlen" | "max_kvlen" | "decoding_batches" => true,
+            "kvstarts" => self != Self::MultiHeadAttention,
+            "start_pos" => self == Self::StaticKeyValueCache,
+            _ => false,
+        }
+    }
+}
+
 /// `KeyValueCache` of static batching: all sequences of a batch have the same length and the same position.
 pub mod static_key_value_cache {
     pub use super::{NAME, OUTPUTS, VERSION};

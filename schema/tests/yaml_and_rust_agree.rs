@@ -241,7 +241,7 @@ fn attention_over_the_cache() {
     let yaml: Operator = operator(Of::MultiHeadCacheAttention);
     let outputs = [multi_head_cache_attention::OUTPUTS[0], multi_head_cache_attention::MASS];
     operator_agrees(&yaml, &multi_head_cache_attention::INPUTS, &outputs);
-    let (attention, cache) = yaml.attributes.split_at(AttentionAttributes::names().len());
+    let (attention, cache) = yaml.attributes.split_at(AttentionAttributes::default().names().len());
     attention_agrees(attention);
     let not_an_attribute = CacheAttentionAttributes::NOT_AN_ATTRIBUTE;
     let rust: Vec<_> = Attributes::SPEC.into_iter().filter(|spec| spec.name != not_an_attribute).collect();

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use kvcache_op::schema::OperatorKind;
 use kvcache_op::{
-    AttentionBackend, Attributes, Backend, CacheAttentionAttributes, CacheAttentionInputs, ElementType, IndexInputs,
-    Inputs, KeyValueCache, MultiHeadCacheAttention, Outputs, Rayon, Serial, TensorMut, TensorRef, Workers,
+    AttentionBackend, Backend, Backends, ElementType, Error, Operands, Operator, Rayon, Serial, TensorMut, TensorRef,
+    Workers,
 };
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -35,11 +36,6 @@ impl Threads {
     }
 }
 
-enum Operator {
-    Cache(KeyValueCache),
-    Attention(MultiHeadCacheAttention),
-}
-
 /// An operator with all tensors of a call, which may be made again and again.
 #[pyclass(unsendable)]
 pub(crate) struct Call {
@@ -60,16 +56,17 @@ impl Call {
         by_reference: bool,
     ) -> PyResult<Self> {
         let backend = if by_reference { Backend::Reference } else { Backend::default() };
-        let operator = if tensors.contains_key("query") {
-            let mut made = CacheAttentionAttributes::default();
-            set_all(&attributes, |name, value| made.set(name, value))?;
-            let operator = MultiHeadCacheAttention::new(made).map_err(refused)?;
-            Operator::Attention(operator.with_backends(AttentionBackend::default(), backend))
-        } else {
-            let mut made = Attributes::default();
-            set_all(&attributes, |name, value| made.set(name, value))?;
-            Operator::Cache(KeyValueCache::new(made).map_err(refused)?.with_backend(backend))
+        let kind = match tensors.contains_key("query") {
+            true => OperatorKind::MultiHeadCacheAttention,
+            false => OperatorKind::KeyValueCache,
         };
+        let operator =
+            Operator::new(kind, |made| match attributes.iter().find(|(name, value)| !made.set(name, **value)) {
+                Some((name, _)) => Err(Refused(format!("no attribute is {name}"))),
+                None => Ok(()),
+            });
+        let operator = operator.map_err(|Refused(reason)| refused(reason))?;
+        let operator = operator.with_backends(Backends { cache: backend, ..Backends::default() });
         Ok(Self { operator, tensors: Tensors(tensors), threads: Threads::new(threads)? })
     }
 
@@ -80,10 +77,12 @@ impl Call {
     }
 }
 
-fn set_all(attributes: &HashMap<String, i64>, mut set: impl FnMut(&str, i64) -> bool) -> PyResult<()> {
-    match attributes.iter().find(|&(name, &value)| !set(name, value)) {
-        Some((name, _)) => Err(refused(format!("no attribute is {name}"))),
-        None => Ok(()),
+/// Why an operator cannot be made.
+struct Refused(String);
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self(error.to_string())
     }
 }
 
@@ -115,32 +114,17 @@ impl Tensors {
     }
 
     fn call(&self, operator: &Operator, workers: &dyn Workers) -> Result<(), String> {
-        let stored = Inputs {
-            current_key: self.read("current_key")?,
-            current_value: self.read("current_value")?,
-            indices: IndexInputs {
-                seqstarts: self.read("seqstarts")?,
-                kvstarts: self.read("kvstarts")?,
-                cachestarts: self.read("cachestarts")?,
-                start_pos: self.read("start_pos")?,
-                max_seqlen: self.read("max_seqlen")?,
-                max_kvlen: self.read("max_kvlen")?,
-            },
-        };
-        let scale = self.0.contains_key("scale").then(|| self.write("scale")).transpose()?;
-        let cache = self.write("cache")?;
-        match operator {
-            Operator::Cache(operator) => {
-                let outputs = Outputs { key: self.write("key")?, value: self.write("value")? };
-                operator.run(&stored, cache, scale, outputs, workers)
-            }
-            Operator::Attention(operator) => {
-                let (query, decoding_batches) = (self.read("query")?, self.read("decoding_batches")?);
-                let inputs = CacheAttentionInputs { query, stored, decoding_batches, attn_mask: None, head_sink: None };
-                let output = self.write("attn_output")?;
-                operator.check(&inputs, cache, scale).and_then(|call| call.run(output, workers))
-            }
+        let kind = operator.kind();
+        let mut operands = Operands::default();
+        for &name in kind.inputs() {
+            operands.push(match name {
+                name if OperatorKind::is_optional(name) && !self.0.contains_key(name) => None,
+                "cache" | "scale" => Some(self.write(name)?.into()),
+                name => Some(self.read(name)?.into()),
+            });
         }
-        .map_err(|error| error.to_string())
+        let outputs: Vec<_> = kind.outputs().iter().map(|name| self.write(name)).collect::<Result<_, _>>()?;
+        let checked = operator.check(operands);
+        checked.and_then(|checked| checked.run(outputs, workers)).map_err(|error| error.to_string())
     }
 }

@@ -73,9 +73,10 @@ pub fn multi_head_cache_attention(
         let decoding_batches = (&0).into();
         let query = (&query).into();
         let inputs = CacheAttentionInputs { query, stored, decoding_batches, attn_mask: None, head_sink: None };
-        tensor(with_cache(op.attributes().cache.quant_bit, cache, scale, |cache, scale| {
-            op.check(&inputs, cache, scale).and_then(|call| call.run_alloc::<T>(&Rayon)).map_err(Error::wrap)
-        })?)
+        let [output]: [Array3<T>; 1] = with_cache(op.attributes().cache.quant_bit, cache, scale, |cache, scale| {
+            op.check(&inputs, cache, scale).and_then(|call| call.run_alloc(&Rayon)).map_err(Error::wrap)
+        })?;
+        tensor(output)
     }
     match query.dtype() {
         DType::F32 => of::<f32>(op, [query, current_key, current_value], indices, cache, scale),

@@ -34,7 +34,7 @@ impl KeyValueCacheOp {
         // SAFETY: as for the cache.
         let scale = values.get(9).map(|scale| unsafe { in_place(INPUTS[9], scale) }).transpose()?;
         let call = op.check(&inputs, cache, scale)?;
-        let shape = call.output_shape();
+        let shape = call.output_shape().to_vec();
         // SAFETY: `run` writes every element of both, or fails.
         let (mut key, mut value) =
             unsafe { (Tensor::uninitialized::<T>(&shape)?, Tensor::uninitialized::<T>(&shape)?) };

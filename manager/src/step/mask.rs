@@ -239,7 +239,7 @@ mod tests {
         let fill = |len: usize, shape| {
             let mut mask = vec![7.0_f32; len];
             let blocks = std::iter::empty::<MaskBlock<Once<_>, Once<_>>>();
-            let result = fill(&mut mask, shape, spec.slopes(), spec.visibility(None, 0), blocks);
+            let result = fill(&mut mask, shape, spec.slopes, spec.visibility(None, 0), blocks);
             assert!(result.is_ok() || mask.iter().all(|&value| value == 7.0));
             result
         };
@@ -265,8 +265,8 @@ mod tests {
         let block = MaskBlock { n: 1, position: last, key_positions, key_columns: once((0, 2)) };
         let (mut wide, mut narrow) = ([7.0_f32; 4], [f16::ONE; 4]);
         let all = [spec.visibility(Some(usize::MAX), 0), spec.visibility(None, usize::MAX)];
-        fill(&mut wide, [2, 1, 2], spec.slopes(), all[0], [block.clone()]).unwrap();
-        fill(&mut narrow, [2, 1, 2], spec.slopes(), all[1], [block]).unwrap();
+        fill(&mut wide, [2, 1, 2], spec.slopes, all[0], [block.clone()]).unwrap();
+        fill(&mut narrow, [2, 1, 2], spec.slopes, all[1], [block]).unwrap();
         let far = -(last as f32);
         assert_eq!(wide.map(f32::to_bits), [far * 0.5, 0.0, far * 1e-5, 0.0].map(f32::to_bits));
         assert_eq!(narrow, wide.map(f16::from_f32));

@@ -5,60 +5,27 @@ use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 use std::sync::LazyLock;
 
-use kvcache_op::cuda::{DeviceMut, DeviceRef, LaunchError};
-use kvcache_op::{ElementType, Shape};
+use kvcache_op::cuda::LaunchError;
 use ort::ortsys;
 use ort::sys::{OrtMemType, OrtMemoryInfo, OrtMemoryInfoDeviceType, OrtValue};
 
 use crate::error::Error;
-use crate::tensors::{Memory, Tensors};
 
-/// The tensors of a call on the CUDA provider.
-pub(crate) type DeviceTensors<'a> = Tensors<'a, Device>;
-
-/// The memory of a device.
-pub(crate) struct Device;
-
-impl Memory for Device {
-    type Ref<'a> = DeviceRef<'a>;
-    type Mut<'a> = DeviceMut<'a>;
-
-    /// The runtime sees to it. Where it should fail to, an address of the host would break the device's context for the
-    /// whole process, and a check costs little beside two launches.
-    fn check(name: &'static str, value: NonNull<OrtValue>, on_host: bool) -> Result<(), Error> {
-        let mut memory = ptr::null();
-        ortsys![unsafe GetTensorMemoryInfo(value.as_ptr(), &mut memory)?];
-        if is_on_cpu(memory)? == (on_host || is_emulated()) {
-            return Ok(());
-        }
-        let mut got = ptr::null();
-        ortsys![unsafe MemoryInfoGetName(memory, &mut got)?];
-        // SAFETY: the runtime has just given a text that ends with NUL and lives as long as the tensor.
-        let got = unsafe { CStr::from_ptr(got) }.to_string_lossy().into_owned();
-        Err(Error::Device { name, got, expected: if on_host { "the CPU" } else { "the device" } })
+/// Checks that the tensor `value`, called `name`, is on the node's device, or in the host's memory if it is read there.
+///
+/// The runtime sees to it. Where it should fail to, an address of the host would break the device's context for the whole
+/// process, and a check costs little beside two launches.
+pub(crate) fn check_place(name: &'static str, value: NonNull<OrtValue>, on_host: bool) -> Result<(), Error> {
+    let mut memory = ptr::null();
+    ortsys![unsafe GetTensorMemoryInfo(value.as_ptr(), &mut memory)?];
+    if is_on_cpu(memory)? == (on_host || is_emulated()) {
+        return Ok(());
     }
-
-    unsafe fn reference<'a>(element: ElementType, shape: Shape, data: *mut u8) -> DeviceRef<'a> {
-        // SAFETY: the tensor is in the device's memory, checked before, and stays until the stream of the call is done
-        // with it.
-        unsafe { DeviceRef::from_raw_parts(element, shape, data.addr() as u64) }
-    }
-
-    unsafe fn mutable<'a>(element: ElementType, shape: Shape, data: *mut u8) -> DeviceMut<'a> {
-        // SAFETY: as in `reference`.
-        unsafe { DeviceMut::from_raw_parts(element, shape, data.addr() as u64) }
-    }
-}
-
-/// Whether the host reads the input `name` of an operator with these inputs: bounds and counts are checked;
-/// `kvstarts[B]`, in static batching `start_pos`, is the number of keys, unless these are an input, whose shape tells.
-pub(crate) fn is_on_host(inputs: &[&str], name: &str) -> bool {
-    match name {
-        "max_seqlen" | "max_kvlen" | "decoding_batches" => true,
-        "kvstarts" => !inputs.contains(&"key"),
-        "start_pos" => !inputs.contains(&"kvstarts"),
-        _ => false,
-    }
+    let mut got = ptr::null();
+    ortsys![unsafe MemoryInfoGetName(memory, &mut got)?];
+    // SAFETY: the runtime has just given a text that ends with NUL and lives as long as the tensor.
+    let got = unsafe { CStr::from_ptr(got) }.to_string_lossy().into_owned();
+    Err(Error::Device { name, got, expected: if on_host { "the CPU" } else { "the device" } })
 }
 
 /// Whether the device is the CPU, as in tests with a driver that runs on it: to the runtime all memory is then the

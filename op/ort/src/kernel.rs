@@ -1,13 +1,13 @@
 //! The operators as `ort` registers them, and the kernels of their nodes.
 
-use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 use std::thread::available_parallelism;
 
 #[cfg(feature = "cuda")]
-use kvcache_op::cuda::{StatusWord, primary_context};
-use kvcache_schema::VERSION;
+use kvcache_op::cuda::{DeviceMut, StatusWord, primary_context};
+use kvcache_op::{Operands, TensorMut};
+use kvcache_schema::{OperatorKind, VERSION};
 #[cfg(feature = "cuda")]
 use ort::memory::MemoryType;
 use ort::operator::{
@@ -15,16 +15,15 @@ use ort::operator::{
     ShapeInferenceContext,
 };
 use ort::value::TensorElementType;
+use smallvec::SmallVec;
 
-use crate::compute::Compute;
 #[cfg(feature = "cuda")]
-use crate::cuda::{self, DeviceTensors};
+use crate::cuda;
 use crate::error::{Error, guard};
 use crate::node::Node;
-use crate::node_types::{NodeTypes, runtime_type};
+use crate::node_types::{NodeTypes, output_type, runtime_type};
 use crate::shape_inference::infer_shape;
-use crate::signature::{Role, Signature};
-use crate::tensors::HostTensors;
+use crate::tensors::Tensors;
 use crate::workers::Pool;
 
 /// An execution provider of ONNX Runtime.
@@ -36,29 +35,31 @@ pub(crate) enum Provider {
 }
 
 /// An operator for one choice of types, on one provider.
-pub(crate) struct TypedOperator<C> {
+pub(crate) struct TypedOperator {
+    kind: OperatorKind,
     types: NodeTypes,
     provider: Provider,
-    operator: PhantomData<C>,
 }
 
-impl<C: Compute> TypedOperator<C> {
+impl TypedOperator {
     /// `domain` with the operator for every choice of types.
-    pub(crate) fn add_all(domain: OperatorDomain, provider: Provider) -> ort::Result<OperatorDomain> {
-        let typed = |types| Self { types, provider, operator: PhantomData };
-        NodeTypes::all(C::SIGNATURE.inputs).into_iter().map(typed).try_fold(domain, OperatorDomain::add)
-    }
-
-    fn signature(&self) -> &'static Signature {
-        const { &C::SIGNATURE }
+    pub(crate) fn add_all(
+        domain: OperatorDomain,
+        kind: OperatorKind,
+        provider: Provider,
+    ) -> ort::Result<OperatorDomain> {
+        NodeTypes::all(kind)
+            .into_iter()
+            .map(|types| Self { kind, types, provider })
+            .try_fold(domain, OperatorDomain::add)
     }
 }
 
-impl<C: Compute> Operator for TypedOperator<C> {
-    type Kernel<'attr> = NodeKernel<C>;
+impl Operator for TypedOperator {
+    type Kernel<'attr> = NodeKernel;
 
     fn name(&self) -> &str {
-        C::SIGNATURE.name
+        self.kind.name()
     }
 
     fn versions(&self) -> RangeInclusive<u32> {
@@ -74,14 +75,14 @@ impl<C: Compute> Operator for TypedOperator<C> {
     }
 
     fn inputs(&self) -> impl IntoIterator<Item = OperatorInput> {
-        self.signature().inputs.iter().enumerate().map(|(index, name)| {
+        self.kind.inputs().iter().enumerate().map(|(index, name)| {
             let element = self.types.input(index).map_or(TensorElementType::Undefined, runtime_type);
-            let input = match Role::of(name).is_optional() {
+            let input = match OperatorKind::is_optional(name) {
                 true => OperatorInput::optional(element),
                 false => OperatorInput::required(element),
             };
             #[cfg(feature = "cuda")]
-            if self.provider == Provider::Cuda && cuda::is_on_host(self.signature().inputs, name) {
+            if self.provider == Provider::Cuda && self.kind.is_on_host(name) {
                 return input.memory_type(MemoryType::CPUInput);
             }
             input
@@ -89,16 +90,16 @@ impl<C: Compute> Operator for TypedOperator<C> {
     }
 
     fn outputs(&self) -> impl IntoIterator<Item = OperatorOutput> {
-        let Signature { outputs, optional_output, output_type, .. } = self.signature();
-        let element = runtime_type(output_type.unwrap_or(self.types.t1()));
-        let outputs = outputs.iter().map(move |_| OperatorOutput::required(element));
-        outputs.chain(optional_output.map(|_| OperatorOutput::optional(TensorElementType::Float32)))
+        let first = self.types.input(0).map_or(TensorElementType::Undefined, runtime_type);
+        let element = output_type(self.kind, first, TensorElementType::Float32);
+        let outputs = self.kind.outputs().iter().map(move |_| OperatorOutput::required(element));
+        outputs.chain(self.kind.optional_output().map(|_| OperatorOutput::optional(TensorElementType::Float32)))
     }
 
     fn create_kernel<'attr>(&self, context: &KernelContext<'attr>) -> ort::Result<Self::Kernel<'attr>> {
         // ONNX Runtime names the node when a call fails, but not here.
         let named = |reason| Error::Node {
-            operator: C::SIGNATURE.name,
+            operator: self.kind.name(),
             name: context.node_name().unwrap_or_default(),
             reason: Box::new(reason),
         };
@@ -106,18 +107,17 @@ impl<C: Compute> Operator for TypedOperator<C> {
     }
 
     fn infer_shape(&self, context: &mut ShapeInferenceContext) -> ort::Result<()> {
-        guard(|| infer_shape(context, self.signature(), C::infer_shape))
+        guard(|| infer_shape(context, self.kind))
     }
 }
 
-impl<C: Compute> TypedOperator<C> {
+impl TypedOperator {
     /// The kernel of the node that `context` describes, for which ONNX Runtime has chosen this operator.
     ///
     /// # Errors
-    /// All that is wrong with the node itself: attributes, types, and state that the caller would not own; and, on a
-    /// device, with that.
-    fn kernel(&self, context: &KernelContext<'_>) -> Result<NodeKernel<C>, Error> {
-        let node = Node::new(context, self.signature(), &self.types)?;
+    /// All that is wrong with the node itself; and, on a device, with that.
+    fn kernel(&self, context: &KernelContext<'_>) -> Result<NodeKernel, Error> {
+        let node = Node::new(context, self.kind, &self.types)?;
         #[cfg(feature = "cuda")]
         if self.provider == Provider::Cuda {
             let allocator = context.allocator(MemoryType::Default)?;
@@ -125,14 +125,11 @@ impl<C: Compute> TypedOperator<C> {
             let ordinal = usize::try_from(allocator.memory_info().device_id()).unwrap_or(usize::MAX);
             // The runtime's context is the device's primary one.
             let device = primary_context(ordinal)?;
-            let compute = C::new(&node)?;
-            compute.prepare(&node, &device.default_stream())?;
-            let status = Some(StatusWord::new(&device)?);
-            return Ok(NodeKernel { types: node.types().clone(), compute, status });
+            node.operator.prepare_device(&node.types(), &device.default_stream())?;
+            return Ok(NodeKernel { node, status: Some(StatusWord::new(&device)?) });
         }
         Ok(NodeKernel {
-            types: node.types().clone(),
-            compute: C::new(&node)?,
+            node,
             #[cfg(feature = "cuda")]
             status: None,
         })
@@ -150,35 +147,63 @@ static THREADS: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_o
 /// are private, so no kernel can be called by a shared reference instead. Exclusive references that exist at once, but
 /// are only read through, are undefined behavior by Stacked Borrows. By Tree Borrows they are not, nor can the compiler
 /// use their exclusivity where nothing is written. So [`compute`](Kernel::compute) continues with a shared reference.
-pub(crate) struct NodeKernel<C> {
-    types: NodeTypes,
-    compute: C,
+pub(crate) struct NodeKernel {
+    node: Node,
     /// The word to which the device writes what it finds, on CUDA.
     #[cfg(feature = "cuda")]
     status: Option<StatusWord>,
 }
 
-impl<C: Compute> NodeKernel<C> {
+impl NodeKernel {
+    /// Makes one call of the node.
+    ///
+    /// The runtime may refuse an output, and a refused call leaves the cache as it was: nothing is written before the
+    /// runtime has given every output.
     fn run(&self, context: &ComputeContext) -> Result<(), Error> {
-        let signature = const { &C::SIGNATURE };
         #[cfg(feature = "cuda")]
         if let Some(status) = &self.status {
-            // What the device found in an earlier call is told by the next one, which does nothing.
-            if let Some(status) = status.take() {
-                return Err(Error::EarlierCall(status));
-            }
-            let tensors = DeviceTensors::new(context, signature, &self.types);
-            let stream = context.stream()?.map_or(std::ptr::null_mut(), |stream| stream.as_ptr().cast());
-            // SAFETY: `stream` is the runtime's for this call, on the node's device, and the runtime keeps it. The
-            // status word lives as long as this kernel, and waits for the device before it is freed.
-            return unsafe { self.compute.launch(&tensors, status.address(), stream) };
+            return self.launch(context, status);
         }
-        let tensors = HostTensors::new(context, signature, &self.types);
-        self.compute.run(&tensors, &Pool::new(context, *THREADS))
+        let tensors = Tensors::new(context);
+        let mut operands = Operands::default();
+        for (index, input) in self.node.inputs.iter().enumerate() {
+            operands.push(input.as_ref().map_or(Ok(None), |input| tensors.input(index, input))?);
+        }
+        let checked = self.node.operator.check(operands)?;
+        let mut outputs = SmallVec::<[TensorMut<'_>; 2]>::new();
+        for (index, output) in checked.outputs().iter().enumerate().take(self.node.outputs) {
+            outputs.push(tensors.output(index, output)?);
+        }
+        Ok(checked.run(outputs, &Pool::new(context, *THREADS))?)
+    }
+
+    /// Puts one call of the node into the runtime's stream.
+    #[cfg(feature = "cuda")]
+    fn launch(&self, context: &ComputeContext, status: &StatusWord) -> Result<(), Error> {
+        // What the device found in an earlier call is told by the next one, which does nothing.
+        if let Some(status) = status.take() {
+            return Err(Error::EarlierCall(status));
+        }
+        let (tensors, kind) = (Tensors::new(context), self.node.operator.kind());
+        let mut operands = Operands::default();
+        for (index, input) in self.node.inputs.iter().enumerate() {
+            let on_device =
+                |input: &crate::node::Input| tensors.input_on_device(index, input, kind.is_on_host(input.name));
+            operands.push(input.as_ref().map_or(Ok(None), on_device)?);
+        }
+        let checked = self.node.operator.check(operands)?;
+        let mut outputs = SmallVec::<[DeviceMut<'_>; 2]>::new();
+        for (index, output) in checked.outputs().iter().enumerate().take(self.node.outputs) {
+            outputs.push(tensors.output_on_device(index, output)?);
+        }
+        let stream = context.stream()?.map_or(std::ptr::null_mut(), |stream| stream.as_ptr().cast());
+        // SAFETY: `stream` is the runtime's for this call, on the node's device, and the runtime keeps it. The status
+        // word lives as long as this kernel, and waits for the device before it is freed.
+        Ok(unsafe { checked.launch_raw_alloc(outputs, status.address(), stream) }?)
     }
 }
 
-impl<C: Compute> Kernel for NodeKernel<C> {
+impl Kernel for NodeKernel {
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
         guard(|| self.run(context))
     }

@@ -75,7 +75,6 @@
 //!   the branch of an `If` or the body of a `Loop` it does not tell a node that its cache is an initializer of the
 //!   outer scope, so that one is not refused there.
 
-mod compute;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
@@ -83,11 +82,9 @@ mod kernel;
 mod node;
 mod node_attributes;
 mod node_types;
-mod operators;
 mod register;
 mod runtime;
 mod shape_inference;
-mod signature;
 mod tensors;
 mod workers;
 

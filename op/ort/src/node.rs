@@ -2,8 +2,8 @@
 
 use std::ptr;
 
-use kvcache_op::ElementType;
-use kvcache_schema::OperatorAttributes;
+use kvcache_op::{ElementType, Operator};
+use kvcache_schema::OperatorKind;
 use ort::operator::KernelContext;
 use ort::sys::{ONNXTensorElementDataType, OrtTypeInfo};
 use ort::value::{DynTensorValueType, TensorElementType};
@@ -11,85 +11,90 @@ use ort::{AsPointer, ortsys};
 
 use crate::error::Error;
 use crate::node_attributes;
-use crate::node_types::{NodeTypes, element_type};
-use crate::signature::{Role, Signature};
+use crate::node_types::{NodeTypes, Role, element_type};
 
-/// A node for which a kernel is being made, on any provider.
-pub(crate) struct Node<'a> {
-    context: &'a KernelContext<'a>,
-    signature: &'static Signature,
-    types: NodeTypes,
+/// A node for which a kernel has been made, on any provider.
+pub(crate) struct Node {
+    pub(crate) operator: Operator,
+    /// The inputs that the node has, by position.
+    pub(crate) inputs: Vec<Option<Input>>,
+    /// How many outputs it has: an optional one may be left out, or have the empty name.
+    pub(crate) outputs: usize,
 }
 
-impl<'a> Node<'a> {
+/// An input of a node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Input {
+    pub(crate) name: &'static str,
+    pub(crate) role: Role,
+    /// The type; that of a mask is known in the call.
+    pub(crate) element: Option<ElementType>,
+}
+
+impl Node {
     /// The node that `context` describes, for which ONNX Runtime has chosen the operator of these types.
     ///
     /// # Errors
-    /// If what the node writes would not be the caller's, or an input is of a type that no operator knows.
-    pub(crate) fn new(
-        context: &'a KernelContext<'a>,
-        signature: &'static Signature,
-        types: &NodeTypes,
-    ) -> Result<Self, Error> {
-        let roles = || signature.inputs.iter().map(|name| (*name, Role::of(name))).enumerate();
-        if roles().any(|(_, (_, role))| role.is_state()) && is_cast_inserted(context)? {
-            return Err(Error::CastInserted { output: signature.outputs[0] });
-        }
-        // One without elements holds nothing, and counts as not given.
-        let is_held = |index| {
-            let constant = context.constant_input::<DynTensorValueType>(index);
-            constant.is_ok_and(|tensor| tensor.shape().num_elements() > 0)
-        };
-        let is_written =
-            |role: Role| role.is_state() && !(role == Role::Scale && node_attributes::has_static_scales(context));
-        if let Some((_, (name, _))) = roles().find(|&(index, (_, role))| is_written(role) && is_held(index)) {
-            return Err(Error::Initializer { name });
-        }
-        for (index, (name, _)) in roles().filter(|(_, (_, role))| is_written(*role)) {
-            let value = if has_input(context, index)? { input_name(context, index)? } else { String::new() };
-            if is_made_by_a_tool(&value) {
-                return Err(Error::Computed { name, value });
+    /// All that is wrong with the node itself: attributes, types, and state that the caller would not own.
+    pub(crate) fn new(context: &KernelContext<'_>, kind: OperatorKind, types: &NodeTypes) -> Result<Self, Error> {
+        check_state(context, kind)?;
+        let input = |(index, &name): (usize, &&'static str)| {
+            let role = Role::of(name);
+            if !has_input(context, index)? {
+                return Ok(None);
             }
-        }
-        let types = types.completed(|index| read_type(context, index, signature.inputs[index]))?;
-        Ok(Self { context, signature, types })
+            let element =
+                types.input(index).map_or_else(|| read_type(context, index, name), |known| Ok(Some(known)))?;
+            Ok(Some(Input { name, role, element }))
+        };
+        let inputs = kind.inputs().iter().enumerate().map(input).collect::<Result<Vec<_>, Error>>()?;
+        let operator = Operator::new(kind, |attributes| node_attributes::of_kernel(context, attributes))?;
+        let outputs = kind.outputs().len();
+        let outputs = outputs + usize::from(kind.optional_output().is_some() && has_output(context, outputs)?);
+        let node = Self { operator, inputs, outputs };
+        node.operator.check_types(&node.types())?;
+        Ok(node)
     }
 
-    pub(crate) fn types(&self) -> &NodeTypes {
-        &self.types
-    }
-
-    /// The attributes; absent ones have their defaults.
-    ///
-    /// # Errors
-    /// If an attribute is there with another type than its own.
-    pub(crate) fn attributes<A: OperatorAttributes>(&self) -> Result<A, Error> {
-        node_attributes::of_kernel(self.context)
-    }
-
-    /// The type of the input at `index`, which is not optional.
-    pub(crate) fn element(&self, index: usize) -> ElementType {
-        self.types.input(index).expect("an input that every node has, of a type that was read")
-    }
-
-    /// The type of the scale at `index`, if the node has one.
-    pub(crate) fn scale(&self, index: usize) -> Option<ElementType> {
-        self.types.input(index)
-    }
-
-    /// Whether the node has an input at `index`: an optional one may be left out, or have the empty name.
-    pub(crate) fn has_input(&self, index: usize) -> Result<bool, Error> {
-        has_input(self.context, index)
-    }
-
-    /// Whether the node has the optional output: it may be left out, or have the empty name.
-    pub(crate) fn has_optional_output(&self) -> Result<bool, Error> {
-        let (index, mut count) = (self.signature.outputs.len(), 0);
-        ortsys![unsafe KernelInfo_GetOutputCount(self.context.ptr(), &mut count)?];
-        Ok(index < count && output_name(self.context, index)?.len() > 1) // the closing NUL counts
+    /// The types of the inputs, by position.
+    pub(crate) fn types(&self) -> Vec<Option<ElementType>> {
+        self.inputs.iter().map(|input| input.as_ref()?.element).collect()
     }
 }
 
+/// Checks that the caller owns what the node writes.
+fn check_state(context: &KernelContext<'_>, kind: OperatorKind) -> Result<(), Error> {
+    let state: Vec<_> = kind.inputs().iter().enumerate().filter(|(_, name)| Role::of(name).is_state()).collect();
+    if !state.is_empty() && is_cast_inserted(context)? {
+        return Err(Error::CastInserted { output: kind.outputs()[0] });
+    }
+    // One without elements holds nothing, and counts as not given.
+    let is_held = |index| {
+        let constant = context.constant_input::<DynTensorValueType>(index);
+        constant.is_ok_and(|tensor| tensor.shape().num_elements() > 0)
+    };
+    let is_read = |name| Role::of(name) == Role::Scale && node_attributes::has_static_scales(context);
+    let written: Vec<_> = state.into_iter().filter(|(_, name)| !is_read(name)).collect();
+    if let Some((_, name)) = written.iter().find(|(index, _)| is_held(*index)) {
+        return Err(Error::Initializer { name });
+    }
+    for (index, name) in written {
+        let value = if has_input(context, index)? { input_name(context, index)? } else { String::new() };
+        if is_made_by_a_tool(&value) {
+            return Err(Error::Computed { name, value });
+        }
+    }
+    Ok(())
+}
+
+/// Whether the node has the output at `index`.
+fn has_output(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
+    let mut count = 0;
+    ortsys![unsafe KernelInfo_GetOutputCount(context.ptr(), &mut count)?];
+    Ok(index < count && output_name(context, index)?.len() > 1) // the closing NUL counts
+}
+
+/// Whether the node has an input at `index`: an optional one may be left out, or have the empty name.
 fn has_input(context: &KernelContext<'_>, index: usize) -> Result<bool, Error> {
     // `KernelContext::inputs` would do, but fails for an input with the empty name.
     let (mut count, mut name_len) = (0, 0);
@@ -125,12 +130,9 @@ fn is_made_by_a_tool(name: &str) -> bool {
         || (name.starts_with('/') && name.contains("_output_"))
 }
 
-/// The type of the input at `index`, called `name`; `None` if the node does not have it, or if it is a mask of a type
-/// that no operator knows, which may turn out to have no elements.
+/// The type of the input at `index`, called `name`; `None` if it is a mask of a type that no operator knows, which may
+/// turn out to have no elements.
 fn read_type(context: &KernelContext<'_>, index: usize, name: &'static str) -> Result<Option<ElementType>, Error> {
-    if !has_input(context, index)? {
-        return Ok(None);
-    }
     let (role, got) = (Role::of(name), runtime_type_of(context, index)?);
     match element_type(got) {
         None if role != Role::Mask => Err(Error::ElementType { name, got, expected: role.types() }),

@@ -12,7 +12,7 @@ use crate::error::Error;
 /// An attribute that no node has.
 const ABSENT: &str = "kvcache_ort_absent_attribute";
 
-/// The attributes of the node that a kernel is made for.
+/// Sets the attributes of the node that a kernel is made for.
 ///
 /// ONNX Runtime gives one error code for an absent attribute and for one of another type, and its messages change from
 /// version to version. So the message for an attribute that is surely absent is the pattern: an attribute is absent if
@@ -20,11 +20,11 @@ const ABSENT: &str = "kvcache_ort_absent_attribute";
 ///
 /// # Errors
 /// If an attribute is there with another type than its own. It is never replaced by the default.
-pub(crate) fn of_kernel<A: OperatorAttributes>(context: &KernelContext<'_>) -> Result<A, Error> {
+pub(crate) fn of_kernel(context: &KernelContext<'_>, attributes: &mut dyn OperatorAttributes) -> Result<(), Error> {
     let absent = |error: Option<String>| error.unwrap_or_default();
     let (absent_integer, absent_float) = (absent(integer(context, ABSENT).err()), absent(float(context, ABSENT).err()));
-    let (mut attributes, floats) = (A::default(), A::floats());
-    for (name, _) in A::names() {
+    let floats = attributes.floats();
+    for (name, _) in attributes.names() {
         let (read, absent, expected) = match floats.contains(&name) {
             true => (float(context, name).map(|value| attributes.set_float(name, value)), &absent_float, "a float"),
             false => (integer(context, name).map(|value| attributes.set(name, value)), &absent_integer, "an integer"),
@@ -35,7 +35,7 @@ pub(crate) fn of_kernel<A: OperatorAttributes>(context: &KernelContext<'_>) -> R
             Err(reason) => return Err(Error::AttributeType { name, expected, reason }),
         }
     }
-    Ok(attributes)
+    Ok(())
 }
 
 /// Whether the node only reads its scales.
@@ -43,15 +43,13 @@ pub(crate) fn has_static_scales(context: &KernelContext<'_>) -> bool {
     integer(context, "quant_type") == Ok(STATIC_SCALES)
 }
 
-/// The attributes for shape inference. An unreadable one counts as absent: making the kernel fails on it anyway.
-pub(crate) fn of_inference<A: OperatorAttributes>(context: &ShapeInferenceContext) -> A {
-    let mut attributes = A::default();
-    for (name, _) in A::names() {
+/// Sets the attributes for shape inference. An unreadable one counts as absent: making the kernel fails on it anyway.
+pub(crate) fn of_inference(context: &ShapeInferenceContext, attributes: &mut dyn OperatorAttributes) {
+    for (name, _) in attributes.names() {
         if let Ok(value) = context.attr(name) {
             let _known = attributes.set(name, value);
         }
     }
-    attributes
 }
 
 /// The integer attribute `name` of a node, or the runtime's message why there is none.

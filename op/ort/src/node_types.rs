@@ -1,66 +1,98 @@
-//! The element types of one node's inputs.
+//! The element types of a node's inputs, and what they are for.
 
 use std::sync::Arc;
 
 use kvcache_op::ElementType;
+use kvcache_schema::{OperatorKind, multi_head_attention};
 use ort::value::TensorElementType;
 
-use crate::signature::Role;
+/// What an input is for. Its name tells: every operator calls the same thing by the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Queries, keys or values, of T1.
+    Rows,
+    /// `cache`, of T2, which the operator writes.
+    Cache,
+    /// `scale`, of T3, which the operator writes.
+    Scale,
+    /// `attn_mask` and `head_sink`: of T1, or of any type if it has no elements.
+    Mask,
+    /// Indices, bounds and counts.
+    Index,
+    /// What is of float32 in every node of `QuantizedMatMul` and `QuantizedGather`.
+    Floats,
+    /// Codes of a quantized matrix.
+    Panels,
+}
 
-/// The types of a node's inputs, by position; `None` where a node leaves the input out, or where it may be any.
+impl Role {
+    pub(crate) fn of(input: &str) -> Self {
+        match input {
+            "query" | "key" | "value" | "current_key" | "current_value" => Self::Rows,
+            "cache" => Self::Cache,
+            "scale" => Self::Scale,
+            "attn_mask" | "head_sink" => Self::Mask,
+            "x" | "scales" | "minima" | "bias" => Self::Floats,
+            "panels" => Self::Panels,
+            _ => Self::Index,
+        }
+    }
+
+    /// The types that some operator takes, legal together or not.
+    pub(crate) fn types(self) -> &'static [ElementType] {
+        match self {
+            Self::Rows => &ElementType::T1,
+            Self::Mask => &multi_head_attention::T1,
+            Self::Cache => &ElementType::T2,
+            Self::Scale => &ElementType::T3,
+            Self::Index => &[ElementType::Int64],
+            Self::Floats => &[ElementType::Float32],
+            Self::Panels => &[ElementType::UInt8],
+        }
+    }
+
+    /// Whether the operator writes the input.
+    pub(crate) fn is_state(self) -> bool {
+        matches!(self, Self::Cache | Self::Scale)
+    }
+}
+
+/// The types that an operator is registered for, of its inputs by position; `None` where a node may have any.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct NodeTypes(Arc<[Option<ElementType>]>);
 
 impl NodeTypes {
-    /// Every choice of types that an operator with these inputs is registered for. ONNX Runtime chooses among them by
-    /// the types of a node's inputs; an input whose type is `None` plays no part in that.
+    /// Every choice of types that an operator is registered for. ONNX Runtime chooses among them by the types of a
+    /// node's inputs; an input whose type is `None` plays no part in that.
     ///
     /// - The first input decides the type of the outputs.
     /// - The cache cannot be left open: the oldest runtimes do not count int4 among all types.
     /// - An index of another type is refused by the runtime itself, which names it and the type.
     /// - All others are read from the node: a refusal then names them and their types, and the operators are few, for
     ///   the runtime goes through all of them for each node.
-    pub(crate) fn all(inputs: &[&str]) -> Vec<Self> {
+    pub(crate) fn all(kind: OperatorKind) -> Vec<Self> {
+        let inputs = kind.inputs();
         let caches = if inputs.contains(&"cache") { Role::Cache.types() } else { &[ElementType::Float32] };
-        let choice = |t1: ElementType, t2: ElementType| {
-            Self(
-                inputs
-                    .iter()
-                    .enumerate()
-                    .map(|(index, name)| match Role::of(name) {
-                        _ if index == 0 => Some(t1),
-                        Role::Cache => Some(t2),
-                        role @ (Role::Index | Role::Floats { .. } | Role::Panels) => Some(role.types()[0]),
-                        Role::Rows | Role::Scale | Role::Mask => None,
-                    })
-                    .collect(),
-            )
+        let of = |(at, name): (usize, &&str), t1: ElementType, t2: ElementType| match Role::of(name) {
+            _ if at == 0 => Some(t1),
+            Role::Cache => Some(t2),
+            role @ (Role::Index | Role::Floats | Role::Panels) => Some(role.types()[0]),
+            Role::Rows | Role::Scale | Role::Mask => None,
         };
-        Role::of(inputs[0])
-            .types()
-            .iter()
-            .flat_map(|&t1| caches.iter().map(move |&t2| (t1, t2)))
-            .map(|(t1, t2)| choice(t1, t2))
-            .collect()
-    }
-
-    /// These types, and of each input without one what `read` gives.
-    pub(crate) fn completed<E>(
-        &self,
-        mut read: impl FnMut(usize) -> Result<Option<ElementType>, E>,
-    ) -> Result<Self, E> {
-        let complete = |(index, &known): (usize, &Option<_>)| if known.is_some() { Ok(known) } else { read(index) };
-        Ok(Self(self.0.iter().enumerate().map(complete).collect::<Result<_, E>>()?))
+        let choice = |t1, t2| Self(inputs.iter().enumerate().map(|input| of(input, t1, t2)).collect());
+        let t1s = Role::of(inputs[0]).types().iter();
+        t1s.flat_map(|&t1| caches.iter().map(move |&t2| (t1, t2))).map(|(t1, t2)| choice(t1, t2)).collect()
     }
 
     pub(crate) fn input(&self, index: usize) -> Option<ElementType> {
         self.0[index]
     }
+}
 
-    /// T1: the type of the first input, and of every output for which the signature says no other.
-    pub(crate) fn t1(&self) -> ElementType {
-        self.0[0].expect("the first input of every operator is of T1")
-    }
+/// The type of an operator's outputs that are not optional, whose first input has this type.
+pub(crate) fn output_type<T>(kind: OperatorKind, first: T, float32: T) -> T {
+    // The first input of `QuantizedGather` are indices.
+    if kind == OperatorKind::QuantizedGather { float32 } else { first }
 }
 
 /// A type's name in `ort`.
@@ -88,13 +120,14 @@ mod tests {
 
     #[test]
     fn a_choice_of_types_is_one_of_t1_and_of_the_cache() {
-        let choices = NodeTypes::all(&["current_key", "seqstarts", "current_value", "cache", "scale"]);
+        let choices = NodeTypes::all(OperatorKind::KeyValueCache);
         assert_eq!(choices.len(), ElementType::T1.len() * ElementType::T2.len());
         for (choice, other) in choices.iter().zip(&choices[1..]) {
             assert_ne!(choice, other);
-            assert!(ElementType::T1.contains(&choice.t1()) && choice.input(1) == Some(ElementType::Int64));
-            assert!([2, 4].iter().all(|&open| choice.input(open).is_none()));
+            assert!(choice.input(0).is_some_and(|t1| ElementType::T1.contains(&t1)));
+            assert_eq!(choice.input(2), Some(ElementType::Int64)); // seqstarts
+            assert!([1, 9].iter().all(|&open| choice.input(open).is_none())); // current_value, scale
         }
-        assert_eq!(NodeTypes::all(&["query", "key", "attn_mask"]).len(), ElementType::T1.len());
+        assert_eq!(NodeTypes::all(OperatorKind::MultiHeadAttention).len(), ElementType::T1.len());
     }
 }

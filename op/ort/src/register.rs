@@ -3,20 +3,16 @@
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
+use kvcache_schema::OperatorKind;
 use ort::operator::OperatorDomain;
 use ort::session::builder::SessionBuilder;
 use ort::sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOptions, OrtStatusPtr};
 use ort::{AsPointer, ortsys};
 
-use crate::compute::Compute;
 #[cfg(feature = "cuda")]
 use crate::cuda::is_emulated;
 use crate::error::{Error, catch, without_nul};
 use crate::kernel::{Provider, TypedOperator};
-use crate::operators::{
-    KeyValueCacheNode, MultiHeadAttentionNode, MultiHeadCacheAttentionNode, QuantizedGatherNode, QuantizedMatMulNode,
-    StaticKeyValueCacheNode,
-};
 use crate::runtime::use_runtime;
 
 /// Registers the operators in the session options: what ONNX Runtime calls when it is given this library.
@@ -89,38 +85,27 @@ unsafe impl Sync for Domain {}
 fn domains() -> Result<&'static [Domain], Error> {
     static MADE: OnceLock<Result<Vec<Domain>, String>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
-        let names: [&[_]; 3] = [
-            &kvcache_schema::DOMAINS,
-            &kvcache_schema::static_key_value_cache::DOMAINS,
-            &kvcache_schema::quantized_matmul::DOMAINS,
-        ];
-        names.concat().into_iter().map(domain).collect::<ort::Result<_>>().map_err(|error| error.to_string())
+        let mut names: Vec<_> = OperatorKind::ALL.into_iter().flat_map(OperatorKind::domains).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.into_iter().map(|name| domain(name)).collect::<ort::Result<_>>().map_err(|error| error.to_string())
     });
     made.as_deref().map_err(|reason| Error::Definition(reason.clone()))
 }
 
-/// The domain of this name, with its operators.
+/// The domain of this name, with its operators, on every provider that has them.
 fn domain(name: &str) -> ort::Result<Domain> {
-    let domain = OperatorDomain::new(name)?;
-    let domain = add::<KeyValueCacheNode>(domain, name)?;
-    let domain = add::<MultiHeadAttentionNode>(domain, name)?;
-    let domain = add::<MultiHeadCacheAttentionNode>(domain, name)?;
-    let domain = add::<StaticKeyValueCacheNode>(domain, name)?;
-    let domain = add::<QuantizedMatMulNode>(domain, name)?;
-    Ok(Domain(add::<QuantizedGatherNode>(domain, name)?))
+    let mut kinds = OperatorKind::ALL.into_iter().filter(|kind| kind.domains().contains(&name));
+    kinds.try_fold(OperatorDomain::new(name)?, add).map(Domain)
 }
 
-/// The domain called `name` with the operator `C`, if it is one of this domain, on every provider that has it.
-fn add<C: Compute>(domain: OperatorDomain, name: &str) -> ort::Result<OperatorDomain> {
-    if !C::SIGNATURE.domains.contains(&name) {
-        return Ok(domain);
-    }
+fn add(domain: OperatorDomain, kind: OperatorKind) -> ort::Result<OperatorDomain> {
     #[cfg(feature = "cuda")]
-    if C::SIGNATURE.on_cuda {
-        let domain = TypedOperator::<C>::add_all(domain, Provider::Cuda)?;
-        return if is_emulated() { Ok(domain) } else { TypedOperator::<C>::add_all(domain, Provider::Cpu) };
+    if !matches!(kind, OperatorKind::QuantizedMatMul | OperatorKind::QuantizedGather) {
+        let domain = TypedOperator::add_all(domain, kind, Provider::Cuda)?;
+        return if is_emulated() { Ok(domain) } else { TypedOperator::add_all(domain, kind, Provider::Cpu) };
     }
-    TypedOperator::<C>::add_all(domain, Provider::Cpu)
+    TypedOperator::add_all(domain, kind, Provider::Cpu)
 }
 
 /// A failed status of the runtime that `api` belongs to.

@@ -2,56 +2,39 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvcache_op::Dim;
-use kvcache_schema::OperatorAttributes;
+use kvcache_op::{Dim, Operator};
+use kvcache_schema::OperatorKind;
 use ort::operator::ShapeInferenceContext;
 use ort::value::{Shape, SymbolicDimensions, TensorElementType, ValueType};
 
 use crate::error::Error;
 use crate::node_attributes;
-use crate::node_types::runtime_type;
-use crate::signature::Signature;
+use crate::node_types::output_type;
 
-/// A node whose outputs' shape is asked for.
-pub(crate) struct Inference<'a> {
-    context: &'a ShapeInferenceContext,
-    shapes: Vec<Option<Vec<Dim>>>,
-}
-
-impl Inference<'_> {
-    /// Its attributes; absent and unreadable ones have their defaults.
-    pub(crate) fn attributes<A: OperatorAttributes>(&self) -> A {
-        node_attributes::of_inference(self.context)
-    }
-
-    /// The shape of its input at `index`, if its rank is known.
-    pub(crate) fn shape(&self, index: usize) -> Option<&[Dim]> {
-        self.shapes.get(index).and_then(Option::as_deref)
-    }
-}
-
-/// Sets the type of the outputs of a node, that of its first input or of the signature, and their shape.
+/// Sets the type and shape of the outputs of a node of this operator.
 ///
 /// ONNX Runtime calls the inference function of one operator for all of the same name, so the types of that one say
 /// nothing.
 ///
 /// # Errors
 /// ONNX Runtime ignores them; making the kernel fails for the same reason.
-pub(crate) fn infer_shape(
-    context: &mut ShapeInferenceContext,
-    signature: &Signature,
-    infer: fn(&Inference<'_>) -> Result<Vec<Dim>, Error>,
-) -> Result<(), Error> {
+pub(crate) fn infer_shape(context: &mut ShapeInferenceContext, kind: OperatorKind) -> Result<(), Error> {
+    let missing = Error::Missing { name: kind.inputs()[0] };
     let inputs = context.inputs();
-    let shapes = inputs.iter().map(dims).collect();
-    let shape = infer(&Inference { context, shapes })?;
-    let shape: Vec<_> = shape.into_iter().map(|dim| named(dim, signature.name)).collect();
-    let missing = Error::Missing { name: signature.inputs[0] };
-    let t1 = || inputs.first().and_then(ValueType::tensor_type).ok_or(missing);
-    let output = tensor_type(signature.output_type.map(runtime_type).map_or_else(t1, Ok)?, &shape);
+    let shapes: Vec<_> = inputs.iter().map(dims).collect();
+    let operator = Operator::new(kind, |attributes| {
+        node_attributes::of_inference(context, attributes);
+        Ok::<_, Error>(())
+    })?;
+    let shape = operator.infer_shape(&shapes.iter().map(Option::as_deref).collect::<Vec<_>>());
+    let (Some(shape), Some(t1)) = (shape, inputs.first().and_then(ValueType::tensor_type)) else {
+        return Err(missing);
+    };
+    let shape: Vec<_> = shape.into_iter().map(|dim| named(dim, kind.name())).collect();
+    let output = tensor_type(output_type(kind, t1, TensorElementType::Float32), &shape);
     // Of an optional output the shape stays open: whether the node has it is not known here, and ONNX Runtime 1.20 aborts
     // where it has not.
-    (0..signature.outputs.len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
+    (0..kind.outputs().len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
 }
 
 /// The shape of an input; `None` if its rank is unknown, which ONNX Runtime shows as rank 0, that of a scalar.

@@ -3,159 +3,132 @@
 //! A node has a dozen tensors, and a call may move a few kilobytes only, so what counts is how often the runtime is
 //! asked. `ort` makes a value of each tensor, with its type and the names of its dimensions, in three allocations. Here
 //! a tensor's address and shape are asked for, and nothing else:
-//! - its type is the node's (see [`NodeTypes`]), since the runtime checks what a caller feeds against the model;
+//! - its type is the node's (see [`Input`]), since the runtime checks what a caller feeds against the model;
 //! - it lies where the provider's operator wants it: the runtime copies what lies elsewhere before the call;
 //! - an output has the shape that was asked for.
 //!
 //! A runtime since version 1.24 gives the address of a shape; an older one allocates a copy.
 
-use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use kvcache_op::{ElementType, Shape, TensorMut, TensorRef};
+#[cfg(feature = "cuda")]
+use kvcache_op::cuda::{DeviceMut, DeviceRef};
+use kvcache_op::{ElementType, Operand, Output, Shape, TensorMut, TensorRef};
 use ort::operator::ComputeContext;
 use ort::sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
 use ort::value::TensorElementType;
 use ort::{AsPointer, ortsys};
 use smallvec::{SmallVec, smallvec};
 
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::error::Error;
-use crate::node_types::{NodeTypes, element_type};
+use crate::node::Input;
+use crate::node_types::{Role, element_type};
 use crate::runtime::{TypeAndShapeReference, type_and_shape_reference};
-use crate::signature::{Role, Signature};
-
-/// Where the tensors of a provider lie, and what its kernels take for them.
-pub(crate) trait Memory {
-    type Ref<'a>;
-    type Mut<'a>;
-
-    /// Checks that the tensor `value`, called `name`, lies here, or in the host's memory if it is read there.
-    fn check(name: &'static str, value: NonNull<OrtValue>, on_host: bool) -> Result<(), Error>;
-
-    /// A tensor to be read.
-    ///
-    /// # Safety
-    /// It is one of the runtime's, of this type, shape and address: contiguous, initialized, and there for 'a.
-    unsafe fn reference<'a>(element: ElementType, shape: Shape, data: *mut u8) -> Self::Ref<'a>;
-
-    /// A tensor to be written.
-    ///
-    /// # Safety
-    /// The conditions of [`reference`](Self::reference); and nobody else uses what the operator writes of it.
-    unsafe fn mutable<'a>(element: ElementType, shape: Shape, data: *mut u8) -> Self::Mut<'a>;
-}
-
-/// The memory of the CPU provider. The runtime copies what lies elsewhere.
-pub(crate) struct Host;
-
-impl Memory for Host {
-    type Ref<'a> = TensorRef<'a>;
-    type Mut<'a> = TensorMut<'a>;
-
-    fn check(_: &'static str, _: NonNull<OrtValue>, _: bool) -> Result<(), Error> {
-        Ok(())
-    }
-
-    unsafe fn reference<'a>(element: ElementType, shape: Shape, data: *mut u8) -> TensorRef<'a> {
-        // SAFETY: the conditions are the same.
-        unsafe { TensorRef::from_raw_parts(element, shape, data) }
-    }
-
-    unsafe fn mutable<'a>(element: ElementType, shape: Shape, data: *mut u8) -> TensorMut<'a> {
-        // SAFETY: the conditions are the same.
-        unsafe { TensorMut::from_raw_parts(element, shape, data) }
-    }
-}
-
-/// The tensors of a call on the CPU provider.
-pub(crate) type HostTensors<'a> = Tensors<'a, Host>;
 
 /// The tensors of one call, by their positions in the node.
 ///
 /// Each is contiguous and initialized, and stays where it is until the call returns, which is after the context's
-/// lifetime `'a`. An operator modifies at most two of its inputs, the cache and the scale: the caller gives them for
-/// that.
-pub(crate) struct Tensors<'a, M> {
+/// lifetime `'a`; on a device, until the call's stream is done with it. An operator modifies at most two of its inputs,
+/// the cache and the scale: the caller gives them for that.
+pub(crate) struct Tensors<'a> {
     context: &'a ComputeContext,
-    signature: &'static Signature,
-    types: &'a NodeTypes,
     type_and_shape_reference: Option<TypeAndShapeReference>,
-    memory: PhantomData<M>,
 }
 
-impl<'a, M: Memory> Tensors<'a, M> {
-    /// The tensors of the call that `context` describes, of a node with these types.
-    pub(crate) fn new(context: &'a ComputeContext, signature: &'static Signature, types: &'a NodeTypes) -> Self {
-        let type_and_shape_reference = type_and_shape_reference();
-        Self { context, signature, types, type_and_shape_reference, memory: PhantomData }
+impl<'a> Tensors<'a> {
+    /// The tensors of the call that `context` describes.
+    pub(crate) fn new(context: &'a ComputeContext) -> Self {
+        Self { context, type_and_shape_reference: type_and_shape_reference() }
     }
 
-    /// The input at `index`, to be read.
-    pub(crate) fn read(&self, index: usize) -> Result<M::Ref<'a>, Error> {
-        let (element, shape, data) = self.input(index, false)?;
-        // SAFETY: type, shape and address are those that the runtime has just said.
-        Ok(unsafe { M::reference(element, shape, data) })
-    }
-
-    /// The input at `index`, to be read by the host on every provider.
-    pub(crate) fn read_on_host(&self, index: usize) -> Result<TensorRef<'a>, Error> {
-        let (element, shape, data) = self.input(index, true)?;
-        // SAFETY: as in `read`; the tensor is in the host's memory, checked by `input`.
-        Ok(unsafe { Host::reference(element, shape, data) })
-    }
-
-    /// The input at `index`, which may be of any type, to be read as one of T1; `None` if it has no elements.
+    /// The input at `index`, which the node has; `None` if it is a mask without elements.
     ///
     /// # Errors
-    /// If it has elements of a type that no operator knows. The operator refuses other wrong types.
-    pub(crate) fn read_elements(&self, index: usize) -> Result<Option<M::Ref<'a>>, Error> {
-        let (name, value) = self.named(index)?;
-        let (got, shape) = self.type_and_shape(value)?;
-        if shape.contains(&0) {
-            return Ok(None);
+    /// If a mask has elements of a type that no operator knows. The operator refuses other wrong types.
+    pub(crate) fn input(&self, index: usize, input: &Input) -> Result<Option<Operand<'a>>, Error> {
+        let Some((element, shape, data)) = self.given(index, input)? else { return Ok(None) };
+        // SAFETY: type, shape and address are those that the runtime has just said. By the operator's definition the
+        // caller lets it write `cache` and `scale`, and nobody else uses what of them this node's layer owns during the
+        // call.
+        Ok(Some(unsafe {
+            match input.role.is_state() {
+                true => TensorMut::from_raw_parts(element, shape, data).into(),
+                false => TensorRef::from_raw_parts(element, shape, data).into(),
+            }
+        }))
+    }
+
+    /// The input at `index` on the node's device, or `on_host` where the host reads it also there; as
+    /// [`input`](Self::input).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn input_on_device(
+        &self,
+        index: usize,
+        input: &Input,
+        on_host: bool,
+    ) -> Result<Option<Operand<'a>>, Error> {
+        if on_host {
+            cuda::check_place(input.name, self.value(index, input.name)?, true)?;
+            return self.input(index, input);
         }
-        let element = element_type(got).ok_or(Error::ElementType { name, got, expected: Role::Mask.types() })?;
-        M::check(name, value, false)?;
-        // SAFETY: type, shape and address are those that the runtime has just said.
-        Ok(Some(unsafe { M::reference(element, shape, address(value)?) }))
+        let Some((element, shape, data)) = self.given(index, input)? else { return Ok(None) };
+        cuda::check_place(input.name, self.value(index, input.name)?, false)?;
+        let address = data.addr() as u64;
+        // SAFETY: as in `input`; the tensor is in the device's memory, checked above.
+        Ok(Some(unsafe {
+            match input.role.is_state() {
+                true => DeviceMut::from_raw_parts(element, shape, address).into(),
+                false => DeviceRef::from_raw_parts(element, shape, address).into(),
+            }
+        }))
     }
 
-    /// The input at `index`, to be modified.
-    pub(crate) fn modify(&self, index: usize) -> Result<M::Mut<'a>, Error> {
-        let (element, shape, data) = self.input(index, false)?;
-        // SAFETY: as in `read`. By the operator's definition the caller lets it write `cache` and `scale`, and nobody
-        // else uses what of them this node's layer owns during the call.
-        Ok(unsafe { M::mutable(element, shape, data) })
+    /// The output at `index`, which the runtime makes as `output` says, on the host.
+    pub(crate) fn output(&self, index: usize, output: &Output) -> Result<TensorMut<'a>, Error> {
+        let value = self.made(index, output)?;
+        // SAFETY: the runtime has made this output of its type and this shape, for the operator to write.
+        Ok(unsafe { TensorMut::from_raw_parts(output.element, output.shape.clone(), address(value)?) })
     }
 
-    /// The output at `index`, which the runtime makes with this shape.
-    pub(crate) fn write(&self, index: usize, shape: &[usize]) -> Result<M::Mut<'a>, Error> {
+    /// The output at `index`, which the runtime makes as `output` says, on the node's device.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn output_on_device(&self, index: usize, output: &Output) -> Result<DeviceMut<'a>, Error> {
+        let value = self.made(index, output)?;
+        cuda::check_place(output.name, value, false)?;
+        let address = address(value)?.addr() as u64;
+        // SAFETY: as in `output`; the tensor is in the device's memory, checked above.
+        Ok(unsafe { DeviceMut::from_raw_parts(output.element, output.shape.clone(), address) })
+    }
+
+    fn made(&self, index: usize, Output { name, shape, .. }: &Output) -> Result<NonNull<OrtValue>, Error> {
         let dims: SmallVec<[i64; 4]> = shape.iter().map(|&dim| dim as i64).collect();
         let (context, mut value) = (self.context.ptr().cast_mut(), ptr::null_mut());
         ortsys![unsafe KernelContext_GetOutput(context, index, dims.as_ptr(), dims.len(), &mut value)?];
-        let name = self.signature.output(index);
-        let value = NonNull::new(value).ok_or(Error::Missing { name })?;
-        M::check(name, value, false)?;
-        let first = self.signature.output_type.unwrap_or(self.types.t1());
-        let element = if index < self.signature.outputs.len() { first } else { ElementType::Float32 };
-        // SAFETY: the runtime has made this output of its type and this shape, for the operator to write.
-        Ok(unsafe { M::mutable(element, shape.into(), address(value)?) })
+        NonNull::new(value).ok_or(Error::Missing { name })
     }
 
-    /// Type, shape and address of the input at `index`, which the node has, of a type that was read.
-    fn input(&self, index: usize, on_host: bool) -> Result<(ElementType, Shape, *mut u8), Error> {
-        let element = self.types.input(index).expect("an input that the node has, of a type that was read");
-        let (name, value) = self.named(index)?;
-        M::check(name, value, on_host)?;
-        Ok((element, self.type_and_shape(value)?.1, address(value)?))
+    /// Type, shape and address of the input at `index`; `None` if it is a mask without elements.
+    fn given(&self, index: usize, input: &Input) -> Result<Option<(ElementType, Shape, *mut u8)>, Error> {
+        let &Input { name, role, element } = input;
+        let value = self.value(index, name)?;
+        let (got, shape) = self.type_and_shape(value)?;
+        let element = match (role, element) {
+            (Role::Mask, _) if shape.contains(&0) => return Ok(None),
+            (Role::Mask, _) | (_, None) => {
+                element_type(got).ok_or(Error::ElementType { name, got, expected: role.types() })?
+            }
+            (_, Some(element)) => element,
+        };
+        Ok(Some((element, shape, address(value)?)))
     }
 
-    /// The name and handle of the input at `index`, which the node has.
-    fn named(&self, index: usize) -> Result<(&'static str, NonNull<OrtValue>), Error> {
-        let (name, mut value) = (self.signature.inputs[index], ptr::null());
+    fn value(&self, index: usize, name: &'static str) -> Result<NonNull<OrtValue>, Error> {
+        let mut value = ptr::null();
         ortsys![unsafe KernelContext_GetInput(self.context.ptr(), index, &mut value)?];
-        Ok((name, NonNull::new(value.cast_mut()).ok_or(Error::Missing { name })?))
+        NonNull::new(value.cast_mut()).ok_or(Error::Missing { name })
     }
 
     /// The type and shape of a tensor that the runtime has given in this call.

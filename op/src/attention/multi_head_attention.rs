@@ -1,30 +1,32 @@
 //! The operator `MultiHeadAttention`.
 
 use kvcache_attention::{AttentionIndices, AttentionPointers, AttentionProblem, Keys};
-use kvcache_schema::{AttentionAttributes, ElementType};
+use kvcache_schema::{AttentionAttributes, ElementType, OperatorKind};
 
-use super::attention_call::AttentionCall;
 use super::queries_and_mask::{self as checks, Attention};
-use crate::backend::{AttentionBackend, Backend};
+use crate::backend::{AttentionBackend, Backends};
+use crate::checked::{Checked, Work};
 use crate::config::AttentionConfig;
 use crate::error::Error;
+use crate::operands::{Operand, Operands, required};
 use crate::shape_inference::{Dim, infer_attention};
 use crate::tensor::TensorRef;
 use crate::validate::{AliasCheck, equal_type, indices, shapes};
 
-/// The inputs of `MultiHeadAttention`. Everything is checked when a call is made.
+/// The inputs of `MultiHeadAttention`. Everything is checked when a call is made. A call on a device reads those of type
+/// `T` on the device.
 #[derive(Debug, Clone)]
-pub struct AttentionInputs<'a> {
+pub struct AttentionInputs<'a, T = TensorRef<'a>> {
     /// The queries, rotary embedding applied. T1, shape (`seqstarts[B]`, Hq, Dh).
-    pub query: TensorRef<'a>,
+    pub query: T,
     /// The keys of all tokens, past and current, sequence after sequence. T1, shape (`kvstarts[B]`, Hk, Dh).
-    pub key: TensorRef<'a>,
+    pub key: T,
     /// Their values, in the same order. T1, shape (`kvstarts[B]`, Hk, Dh).
-    pub value: TensorRef<'a>,
+    pub value: T,
     /// Where each sequence's rows start in `query`, and their total. int64, shape (B + 1).
-    pub seqstarts: TensorRef<'a>,
+    pub seqstarts: T,
     /// Where each sequence's rows start in `key` and `value`, and their total. int64, shape (B + 1).
-    pub kvstarts: TensorRef<'a>,
+    pub kvstarts: T,
     /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1).
     pub decoding_batches: TensorRef<'a>,
     /// At least the largest number of queries of a sequence. int64, a scalar or of shape (1).
@@ -33,9 +35,21 @@ pub struct AttentionInputs<'a> {
     pub max_kvlen: TensorRef<'a>,
     /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
     /// `kvstarts[B]`; without elements it counts as absent.
-    pub attn_mask: Option<TensorRef<'a>>,
+    pub attn_mask: Option<T>,
     /// A score of each query head that has no key, if given. T1, shape (Hq); without elements it counts as absent.
-    pub head_sink: Option<TensorRef<'a>>,
+    pub head_sink: Option<T>,
+}
+
+impl<'a, T: Into<Operand<'a>>> AttentionInputs<'a, T> {
+    /// The inputs by position.
+    pub fn operands(self) -> Operands<'a> {
+        let tensors = [self.query, self.key, self.value, self.seqstarts, self.kvstarts];
+        let numbers = [self.decoding_batches, self.max_seqlen, self.max_kvlen];
+        let tensors = tensors.into_iter().map(|tensor| Some(tensor.into()));
+        let numbers = numbers.into_iter().map(|number| Some(number.into()));
+        let optional = [self.attn_mask, self.head_sink].into_iter().map(|tensor| tensor.map(Into::into));
+        tensors.chain(numbers).chain(optional).collect()
+    }
 }
 
 /// The operator `dynamic_batching.MultiHeadAttention` with checked attributes: each sequence's queries attend over its
@@ -64,7 +78,7 @@ pub struct AttentionInputs<'a> {
 ///     attn_mask: None,
 ///     head_sink: None,
 /// };
-/// let output = op.check(&inputs)?.run_alloc::<f32>(&Serial)?;
+/// let [output]: [Array3<f32>; 1] = op.check(&inputs)?.run_alloc(&Serial)?;
 /// assert_eq!(output.dim(), (3, 8, 64));
 /// assert_eq!(output[[2, 7, 63]], 1.0);
 /// # Ok(())
@@ -74,7 +88,7 @@ pub struct AttentionInputs<'a> {
 pub struct MultiHeadAttention {
     attributes: AttentionAttributes,
     pub(crate) config: AttentionConfig,
-    backend: AttentionBackend,
+    pub(crate) backends: Backends,
 }
 
 impl MultiHeadAttention {
@@ -83,13 +97,14 @@ impl MultiHeadAttention {
     /// # Errors
     /// [`Error::AttributeOutOfRange`], [`Error::FloatOutOfRange`].
     pub fn new(attributes: AttentionAttributes) -> Result<Self, Error> {
-        Ok(Self { config: AttentionConfig::new(&attributes)?, attributes, backend: AttentionBackend::default() })
+        Ok(Self { config: AttentionConfig::new(&attributes)?, attributes, backends: Backends::default() })
     }
 
     /// The operator on another kernel.
     #[must_use]
-    pub fn with_backend(self, backend: AttentionBackend) -> Self {
-        Self { backend, ..self }
+    pub fn with_backend(mut self, backend: AttentionBackend) -> Self {
+        self.backends.attention = backend;
+        self
     }
 
     /// The attributes that the operator was made with.
@@ -117,88 +132,87 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
-    pub fn check<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<AttentionCall<'a>, Error> {
-        let CheckedInputs { attention: Attention { geometry, attn_mask }, head_sink, aliases } =
-            self.check_inputs(inputs, true)?;
-        let [seqstarts, kvstarts] = [&inputs.seqstarts, &inputs.kvstarts].map(indices::values);
-        let keys = Keys::Packed {
-            pointers: [inputs.key.data, inputs.value.data],
-            indices: AttentionIndices { seqstarts, kvstarts },
-        };
-        let pointers = AttentionPointers { query: inputs.query.data, attn_mask, head_sink };
-        // SAFETY: types, shapes, indices and alignment have been checked above; each tensor's memory is valid for reads
-        // for 'a, as a `TensorRef`.
-        let problem = unsafe { AttentionProblem::assume_checked(geometry, keys, pointers) };
-        Ok(AttentionCall { backend: self.backend, store: Backend::default(), problem, aliases })
+    pub fn check<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<Checked<'a>, Error> {
+        self.check_operands(inputs.clone().operands())
     }
 
-    /// Checks everything but the output; the values of `seqstarts` and `kvstarts` only where they are in memory of the
-    /// host.
-    pub(crate) fn check_inputs(
-        &self,
-        inputs: &AttentionInputs<'_>,
-        starts_on_host: bool,
-    ) -> Result<CheckedInputs, Error> {
+    /// Checks a call of the inputs by position; the values of `seqstarts` and `kvstarts` only if they are on the host.
+    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+        const KIND: OperatorKind = OperatorKind::MultiHeadAttention;
+        let names = KIND.inputs();
+        let inputs: [Option<&Operand<'a>>; 10] = operands.get(KIND)?;
+        let tensor = |at: usize| required(names[at], inputs[at]).map(|operand| &operand.tensor);
+        let [query, key, value] = [tensor(0)?, tensor(1)?, tensor(2)?];
+        let [seqstarts, kvstarts, decoding_batches] = [tensor(3)?, tensor(4)?, tensor(5)?];
+        let bounds @ [max_seqlen, max_kvlen] = [tensor(6)?, tensor(7)?];
         let config = &self.config;
-        let t1 = inputs.query.element;
-        self.check_types(t1, inputs.key.element, inputs.value.element)?;
-        let index_inputs = [
-            ("seqstarts", &inputs.seqstarts),
-            ("kvstarts", &inputs.kvstarts),
-            ("max_seqlen", &inputs.max_seqlen),
-            ("max_kvlen", &inputs.max_kvlen),
-        ];
-        let rows = [("key", &inputs.key), ("value", &inputs.value)];
+        let t1 = query.element;
+        self.check_types(t1, key.element, value.element)?;
+        let index_inputs =
+            [("seqstarts", seqstarts), ("kvstarts", kvstarts), ("max_seqlen", max_seqlen), ("max_kvlen", max_kvlen)];
         index_inputs.into_iter().try_for_each(|(name, tensor)| equal_type(name, tensor.element, ElementType::Int64))?;
 
-        let tokens = checks::query(config, t1, &inputs.query)?;
-        let [total_kvlen, ..] = shapes::rank::<3>("key", &inputs.key.shape)?;
+        let tokens = checks::query(config, t1, query)?;
+        let [total_kvlen, ..] = shapes::rank::<3>("key", &key.shape)?;
         let expected = [total_kvlen, config.num_kv_heads, config.head_dim];
-        shapes::equal("key", &inputs.key.shape, &expected, "by num_kv_heads and head_dim")?;
-        shapes::equal("value", &inputs.value.shape, &expected, "as in key")?;
-        let [starts] = shapes::rank("seqstarts", &inputs.seqstarts.shape)?;
-        shapes::equal("seqstarts", &inputs.seqstarts.shape, &[starts.max(1)], "as many as sequences, and the total")?;
-        shapes::equal("kvstarts", &inputs.kvstarts.shape, &[starts], "as in seqstarts")?;
-        for (name, bound) in [("max_seqlen", &inputs.max_seqlen), ("max_kvlen", &inputs.max_kvlen)] {
+        shapes::equal("key", &key.shape, &expected, "by num_kv_heads and head_dim")?;
+        shapes::equal("value", &value.shape, &expected, "as in key")?;
+        let [starts] = shapes::rank("seqstarts", &seqstarts.shape)?;
+        shapes::equal("seqstarts", &seqstarts.shape, &[starts.max(1)], "as many as sequences, and the total")?;
+        shapes::equal("kvstarts", &kvstarts.shape, &[starts], "as in seqstarts")?;
+        for (name, bound) in names[6..].iter().zip(bounds) {
             shapes::scalar_or_one_axis(name, &bound.shape)?;
             shapes::equal(name, &bound.shape, &[1][..bound.shape.len()], "a single number")?;
         }
 
         let mut aliases = AliasCheck::default();
-        aliases.read("query", (&inputs.query).into())?;
-        for (name, tensor) in rows.into_iter().chain(index_inputs) {
+        for (name, tensor) in [("query", query), ("key", key), ("value", value)].into_iter().chain(index_inputs) {
             aliases.read(name, tensor.into())?;
         }
 
         let batch = starts - 1;
-        let decoding_batches = checks::decoding_batches(&inputs.decoding_batches, batch, &mut aliases)?;
-        let values = |tensor| if starts_on_host { indices::values(tensor) } else { &[][..] };
-        let (seqstarts, kvstarts) = (values(&inputs.seqstarts), values(&inputs.kvstarts));
+        let decoding_batches = checks::decoding_batches(decoding_batches, batch, &mut aliases)?;
+        let on_device = operands.is_on_device();
+        let values = |tensor| if on_device { &[][..] } else { indices::values(tensor) };
+        let [seqstarts_at, kvstarts_at] = [seqstarts, kvstarts].map(|tensor| tensor.data.addr() as u64);
+        let (seqstarts, kvstarts) = (values(seqstarts), values(kvstarts));
         for (input, starts, of, expected) in
             [("seqstarts", seqstarts, "query", tokens), ("kvstarts", kvstarts, "key", total_kvlen)]
         {
-            if starts_on_host {
+            if !on_device {
                 indices::starts(input, starts)?;
                 if usize::try_from(starts[batch]) != Ok(expected) {
                     return Err(Error::StartsTotal { input, of, got: starts[batch], expected });
                 }
             }
         }
-        indices::bound("max_seqlen", indices::values(&inputs.max_seqlen), seqstarts)?;
-        indices::bound("max_kvlen", indices::values(&inputs.max_kvlen), kvstarts)?;
-        let attn_mask = inputs.attn_mask.as_ref();
+        indices::bound("max_seqlen", indices::values(max_seqlen), seqstarts)?;
+        indices::bound("max_kvlen", indices::values(max_kvlen), kvstarts)?;
         let rows = [tokens, total_kvlen];
-        let attention = Attention::check(config, (t1, batch), rows, decoding_batches, attn_mask, &mut aliases)?;
-        let head_sink = checks::head_sink(config, t1, inputs.head_sink.as_ref(), &mut aliases)?;
-        Ok(CheckedInputs { attention, head_sink, aliases })
+        let attention = Attention::check(config, (t1, batch), rows, decoding_batches, inputs[8], &mut aliases)?;
+        let head_sink = checks::head_sink(config, t1, inputs[9].map(|sinks| &sinks.tensor), &mut aliases)?;
+        let Attention { geometry, attn_mask } = attention;
+        let pointers = AttentionPointers { query: query.data, attn_mask, head_sink };
+        let rows_at = [key.data, value.data];
+        #[cfg(feature = "cuda")]
+        if on_device {
+            let keys = kvcache_attention::DeviceKeys::Packed(kvcache_attention::DevicePacked {
+                rows_at: rows_at.map(|rows| rows.addr() as u64),
+                rows: total_kvlen,
+                seqstarts: seqstarts_at,
+                kvstarts: kvstarts_at,
+                exact_rows: operands.at_most.is_none(),
+                status: 0,
+            });
+            let work = crate::device::attention(geometry, pointers, keys, tokens, bounds);
+            return Ok(Checked::new(self.backends, (work, attention.outputs(rows), aliases), operands, KIND));
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = (seqstarts_at, kvstarts_at);
+        let keys = Keys::Packed { pointers: rows_at, indices: AttentionIndices { seqstarts, kvstarts } };
+        // SAFETY: types, shapes, indices and alignment have been checked above; each tensor's memory is valid for reads
+        // for 'a, as a `TensorRef`.
+        let work = Work::Attention(unsafe { AttentionProblem::assume_checked(geometry, keys, pointers) });
+        Ok(Checked::new(self.backends, (work, attention.outputs(rows), aliases), operands, KIND))
     }
-}
-
-/// What is known of a call of which everything but the output has been checked.
-pub(crate) struct CheckedInputs {
-    pub(crate) attention: Attention,
-    /// The memory of the sinks, if there are any.
-    pub(crate) head_sink: Option<*const u8>,
-    /// The memory of every tensor checked so far.
-    pub(crate) aliases: AliasCheck,
 }

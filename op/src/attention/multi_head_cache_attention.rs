@@ -1,19 +1,23 @@
 //! The operator `MultiHeadCacheAttention`.
 
 use kvcache_attention::{AttentionPointers, AttentionProblem, Keys};
-use kvcache_kernels::Geometry;
+use kvcache_kernels::Stores;
 use kvcache_schema::multi_head_cache_attention::T1;
-use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, TypeCombination};
+use kvcache_schema::{CacheAttentionAttributes, CacheDims, ElementType, OperatorKind, TypeCombination};
 
-use super::attention_call::AttentionCall;
 use super::queries_and_mask::{self as checks, Attention};
-use crate::backend::{AttentionBackend, Backend};
+use crate::backend::{AttentionBackend, Backend, Backends};
+use crate::checked::{Checked, Work};
 use crate::config::{AttentionConfig, Config};
 use crate::error::Error;
-use crate::operands::{IndexInputs, Inputs};
+use crate::layers::StepStores;
+use crate::operands::{IndexInputs, Inputs, Operand, Operands, OutputRows, required};
 use crate::shape_inference::{Dim, infer_attention};
 use crate::tensor::{TensorMut, TensorRef};
-use crate::validate::{self, CheckedStores, equal_type, shapes};
+use crate::validate::stores::{CheckedStores, IndexOperands, State, stores};
+use crate::validate::{AliasCheck, equal_type, shapes, types};
+
+const KIND: OperatorKind = OperatorKind::MultiHeadCacheAttention;
 
 /// The inputs of `MultiHeadCacheAttention` that are only read. Everything is checked when a call is made.
 /// A call on a device reads those of type `T` on the device, and takes `kvstarts` as a `K`.
@@ -31,6 +35,21 @@ pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
     pub attn_mask: Option<T>,
     /// A score of each query head that has no key, if given. T1, shape (Hq); without elements it counts as absent.
     pub head_sink: Option<T>,
+}
+
+impl<'a, T: Into<Operand<'a>>, K: Into<OutputRows<'a>>> CacheAttentionInputs<'a, T, K> {
+    /// The inputs by position, with `cache` and, where the node has it, `scale`.
+    pub fn operands<M: Into<Operand<'a>>>(self, cache: M, scale: Option<M>) -> Operands<'a> {
+        let (indices, at_most) = self.stored.indices.operands();
+        let [seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen] = indices;
+        let rows = [self.query, self.stored.current_key, self.stored.current_value].map(|rows| Some(rows.into()));
+        let indices = [seqstarts, kvstarts, cachestarts, start_pos];
+        let numbers = [Some(self.decoding_batches.into()), max_seqlen, max_kvlen];
+        let state = [Some(cache.into()), scale.map(Into::into)];
+        let optional = [self.attn_mask, self.head_sink].map(|tensor| tensor.map(Into::into));
+        let all = rows.into_iter().chain(indices).chain(numbers).chain(state).chain(optional);
+        Operands { at_most, ..all.collect() }
+    }
 }
 
 /// The operator `dynamic_batching.MultiHeadCacheAttention` with checked attributes: stores the current keys and values,
@@ -70,7 +89,7 @@ pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
 ///     attn_mask: None,
 ///     head_sink: None,
 /// };
-/// let output = op.check(&inputs, (&mut cache).into(), None)?.run_alloc::<f32>(&Serial)?;
+/// let [output]: [Array3<f32>; 1] = op.check(&inputs, (&mut cache).into(), None)?.run_alloc(&Serial)?;
 /// assert_eq!(output[[2, 7, 63]], 1.0);
 /// # Ok(())
 /// # }
@@ -81,8 +100,7 @@ pub struct MultiHeadCacheAttention {
     pub(crate) config: AttentionConfig,
     /// The cache's attributes. Nothing is loaded, so `num_repeat` is not used.
     pub(crate) cache: Config,
-    backend: AttentionBackend,
-    store: Backend,
+    pub(crate) backends: Backends,
 }
 
 impl MultiHeadCacheAttention {
@@ -95,15 +113,15 @@ impl MultiHeadCacheAttention {
             config: AttentionConfig::new(&attributes.attention)?,
             cache: Config::new(&attributes.cache)?,
             attributes,
-            backend: AttentionBackend::default(),
-            store: Backend::default(),
+            backends: Backends::default(),
         })
     }
 
     /// The operator on other kernels: one that attends, one that stores.
     #[must_use]
-    pub fn with_backends(self, backend: AttentionBackend, store: Backend) -> Self {
-        Self { backend, store, ..self }
+    pub fn with_backends(mut self, attention: AttentionBackend, cache: Backend) -> Self {
+        self.backends = Backends { attention, cache, ..self.backends };
+        self
     }
 
     /// The attributes that the operator was made with.
@@ -132,7 +150,7 @@ impl MultiHeadCacheAttention {
         checks::t1("current_key", current_key)?;
         let (quant_bit, quant_type) = (self.attributes.cache.quant_bit, self.attributes.cache.quant_type);
         let got = TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale };
-        validate::types(got, quant_type, current_value, &T1)?;
+        types(got, quant_type, current_value, &T1)?;
         equal_type("query", query, current_key)
     }
 
@@ -145,17 +163,54 @@ impl MultiHeadCacheAttention {
         inputs: &CacheAttentionInputs<'a>,
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
-    ) -> Result<AttentionCall<'a>, Error> {
-        let CacheAttentionInputs { query, stored, decoding_batches, attn_mask, head_sink } = inputs;
-        let Inputs { current_key, current_value, indices } = stored;
-        let t3 = scale.as_ref().map(|scale| scale.element);
-        self.check_types(query.element, current_key.element, current_value.element, cache.element, t3)?;
-        checks::query(&self.config, current_key.element, query)?;
-        let current = Some([current_key, current_value]);
-        let mut checked = validate::stores(&self.cache, current_key.element, current, indices, &cache, scale.as_ref())?;
-        checks::current_heads(&self.config, &current_key.shape, checked.stores.total_seqlen())?;
-        let attention = self.attention(&mut checked, decoding_batches, attn_mask.as_ref())?;
-        self.step(attention).call(checked, query, head_sink.as_ref())
+    ) -> Result<Checked<'a>, Error> {
+        self.check_operands(inputs.clone().operands(cache, scale))
+    }
+
+    /// Checks a call of the inputs by position, on the host or on a device.
+    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+        let [
+            query,
+            key,
+            value,
+            seqstarts,
+            kvstarts,
+            cachestarts,
+            start_pos,
+            decoding_batches,
+            max_seqlen,
+            max_kvlen,
+            cache,
+            scale,
+            attn_mask,
+            head_sink,
+        ] = operands.get(KIND)?;
+        let query = &required("query", query)?.tensor;
+        let current @ [key, value] = [required("current_key", key)?, required("current_value", value)?];
+        let indices = [seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen];
+        let indices = IndexOperands::new(indices, operands.at_most)?;
+        let decoding_batches = &required("decoding_batches", decoding_batches)?.tensor;
+        let state = State::new([cache, scale])?;
+        let (t1, (t2, t3)) = (key.tensor.element, state.types());
+        self.check_types(query.element, t1, value.tensor.element, t2, t3)?;
+        checks::query(&self.config, t1, query)?;
+        let (stores, mut aliases) = stores(&self.cache, t1, Some(current), &indices, state, operands.at_most)?;
+        let (rows, batch) = (stores.rows(), stores.geometry().batch);
+        checks::current_heads(&self.config, &key.tensor.shape, rows[0])?;
+        let attention = self.attention((t1, batch), rows, decoding_batches, attn_mask, &mut aliases)?;
+        let sinks = head_sink.map(|sinks| &sinks.tensor);
+        let pointers = attention_pointers(&self.config, &attention, rows[0], query, sinks, &mut aliases)?;
+        let outputs = attention.outputs(rows);
+        let work = match stores {
+            CheckedStores::Host(stores) => problem(attention, stores, pointers),
+            #[cfg(feature = "cuda")]
+            CheckedStores::Device(stores) => {
+                let bounds = [&indices.max_seqlen.tensor, &indices.max_kvlen.tensor];
+                let keys = kvcache_attention::DeviceKeys::Cache(stores);
+                crate::device::attention(attention.geometry, pointers, keys, rows[0], bounds)
+            }
+        };
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
     }
 
     /// Checks what the calls of all layers of one step have in common: indices, mask, cache and scale; `t1` is the type
@@ -173,74 +228,64 @@ impl MultiHeadCacheAttention {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<AttentionLayers<'a>, Error> {
-        self.check_types(t1, t1, t1, cache.element, scale.as_ref().map(|scale| scale.element))?;
-        let mut checked = validate::stores(&self.cache, t1, None, indices, &cache, scale.as_ref())?;
-        if let Ok(shape) = cache.shape[..].try_into() {
-            let dims = self.cache.layout.dims(shape);
-            let dims = CacheDims { num_heads: self.config.num_kv_heads, inner: self.config.head_dim, ..dims };
-            let expected = self.cache.layout.shape(dims);
-            shapes::equal("cache", &cache.shape, &expected, "by cache_layout, num_kv_heads and head_dim")?;
-        }
-        let attention = self.attention(&mut checked, decoding_batches, attn_mask)?;
-        Ok(AttentionLayers { num_layer: self.cache.cache.num_layer, checked, step: self.step(attention) })
+        let (cache, scale) = (Operand::from(cache), scale.map(Operand::from));
+        let state = State { cache: &cache, scale: scale.as_ref() };
+        let (t2, t3) = state.types();
+        self.check_types(t1, t1, t1, t2, t3)?;
+        let mut step = StepStores::check(&self.cache, t1, indices, state)?;
+        let shape = &cache.tensor.shape;
+        let dims = self.cache.layout.dims(shapes::rank("cache", shape)?);
+        let dims = CacheDims { num_heads: self.config.num_kv_heads, inner: self.config.head_dim, ..dims };
+        shapes::equal("cache", shape, &self.cache.layout.shape(dims), "by cache_layout, num_kv_heads and head_dim")?;
+        let (rows, batch) = ([step.stores.total_seqlen(), step.stores.total_kvlen()], step.stores.geometry().batch);
+        let mask = attn_mask.map(|mask| Operand::from(mask.clone()));
+        let attention = self.attention((t1, batch), rows, decoding_batches, mask.as_ref(), &mut step.aliases)?;
+        Ok(AttentionLayers { config: self.config, backends: self.backends, attention, step })
     }
 
     /// Checks what belongs to the attention of a call or of a step: the mask and `decoding_batches`.
     fn attention(
         &self,
-        checked: &mut CheckedStores<'_>,
+        (t1, batch): (ElementType, usize),
+        rows: [usize; 2],
         decoding_batches: &TensorRef<'_>,
-        attn_mask: Option<&TensorRef<'_>>,
+        attn_mask: Option<&Operand<'_>>,
+        aliases: &mut AliasCheck,
     ) -> Result<Attention, Error> {
-        let CheckedStores { stores, aliases } = checked;
-        let &Geometry { batch, t1, .. } = stores.geometry();
         let decoding_batches = checks::decoding_batches(decoding_batches, batch, aliases)?;
-        let rows = [stores.total_seqlen(), stores.total_kvlen()];
         Attention::check(&self.config, (t1, batch), rows, decoding_batches, attn_mask, aliases)
     }
-
-    fn step(&self, attention: Attention) -> AttentionStep {
-        AttentionStep { config: self.config, backend: self.backend, store: self.store, attention }
-    }
 }
 
-/// The attention of one call or of all layers of a step, checked.
-#[derive(Debug, Clone, Copy)]
-struct AttentionStep {
-    config: AttentionConfig,
-    backend: AttentionBackend,
-    store: Backend,
-    attention: Attention,
+/// The memory of what attends: of a `query` whose type, heads and head_dim have been checked, and of the sinks.
+fn attention_pointers(
+    config: &AttentionConfig,
+    attention: &Attention,
+    tokens: usize,
+    query: &TensorRef<'_>,
+    head_sink: Option<&TensorRef<'_>>,
+    aliases: &mut AliasCheck,
+) -> Result<AttentionPointers, Error> {
+    checks::query_rows(query, tokens, aliases)?;
+    let head_sink = checks::head_sink(config, attention.geometry.t1, head_sink, aliases)?;
+    Ok(AttentionPointers { query: query.data, attn_mask: attention.attn_mask, head_sink })
 }
 
-impl AttentionStep {
-    /// The call with a `query` whose type, heads and head_dim have been checked.
-    fn call<'a>(
-        self,
-        checked: CheckedStores<'a>,
-        query: &TensorRef<'a>,
-        head_sink: Option<&TensorRef<'a>>,
-    ) -> Result<AttentionCall<'a>, Error> {
-        let Self { backend, store, attention: Attention { geometry, attn_mask }, .. } = self;
-        let CheckedStores { stores, mut aliases } = checked;
-        checks::query_rows(query, stores.total_seqlen(), &mut aliases)?;
-        let head_sink = checks::head_sink(&self.config, geometry.t1, head_sink, &mut aliases)?;
-        let pointers = AttentionPointers { query: query.data, attn_mask, head_sink };
-        // SAFETY: types, shapes, indices and alignment have been checked, here and before; T1, Hk, Dh and B are those of
-        // the stores. Query, mask and sinks are valid for reads for 'a, as `TensorRef`s.
-        let problem = unsafe { AttentionProblem::assume_checked(geometry, Keys::Cache(stores), pointers) };
-        Ok(AttentionCall { backend, store, problem, aliases })
-    }
+/// Attention over the cache, after these stores.
+fn problem<'a>(attention: Attention, stores: Stores<'a>, pointers: AttentionPointers) -> Work<'a> {
+    // SAFETY: types, shapes, indices and alignment have been checked by those who have made these; T1, Hk, Dh and B are
+    // the stores' own. Query, mask and sinks are valid for reads for 'a, as `TensorRef`s.
+    Work::Attention(unsafe { AttentionProblem::assume_checked(attention.geometry, Keys::Cache(stores), pointers) })
 }
 
 /// The calls of all layers of one step: their indices, mask, cache and scale have been checked, and nothing is written
 /// yet.
 #[derive(Debug)]
 pub struct AttentionLayers<'a> {
-    num_layer: usize,
-    /// The stores of any layer, of which the current tokens are missing.
-    checked: CheckedStores<'a>,
-    step: AttentionStep,
+    config: AttentionConfig,
+    backends: Backends,
+    attention: Attention,
+    step: StepStores<'a>,
 }
 
 impl AttentionLayers<'_> {
@@ -257,7 +302,7 @@ impl AttentionLayers<'_> {
         query: &TensorRef<'c>,
         current_key: &TensorRef<'c>,
         current_value: &TensorRef<'c>,
-    ) -> Result<AttentionCall<'c>, Error> {
+    ) -> Result<Checked<'c>, Error> {
         self.layer_with_sinks(layer_idx, query, current_key, current_value, None)
     }
 
@@ -272,9 +317,13 @@ impl AttentionLayers<'_> {
         current_key: &TensorRef<'c>,
         current_value: &TensorRef<'c>,
         head_sink: Option<&TensorRef<'c>>,
-    ) -> Result<AttentionCall<'c>, Error> {
-        let checked = self.checked.layer(self.num_layer, layer_idx, [current_key, current_value])?;
-        checks::query(&self.step.config, self.step.attention.geometry.t1, query)?;
-        self.step.call(checked, query, head_sink)
+    ) -> Result<Checked<'c>, Error> {
+        let Self { config, backends, attention, ref mut step } = *self;
+        let (stores, mut aliases) = step.layer(layer_idx, [current_key, current_value])?;
+        checks::query(&config, attention.geometry.t1, query)?;
+        let rows = [stores.total_seqlen(), stores.total_kvlen()];
+        let pointers = attention_pointers(&config, &attention, rows[0], query, head_sink, &mut aliases)?;
+        let work = problem(attention, stores, pointers);
+        Ok(Checked::new(backends, (work, attention.outputs(rows), aliases), Operands::default(), KIND))
     }
 }

@@ -1,10 +1,14 @@
 //! Checks what both attention operators have: queries, mask, sinks and `decoding_batches`.
 
 use kvcache_attention::{AttentionGeometry, Mask};
+use kvcache_schema::multi_head_attention::{MASS, OUTPUTS};
 use kvcache_schema::{ElementType, multi_head_attention};
+use smallvec::smallvec;
 
+use crate::checked::{ExpectedOutputs, Output};
 use crate::config::AttentionConfig;
 use crate::error::Error;
+use crate::operands::Operand;
 use crate::tensor::{Shape, TensorRef};
 use crate::validate::{AliasCheck, equal_type, indices, shapes};
 
@@ -48,9 +52,10 @@ impl Attention {
         (t1, batch): (ElementType, usize),
         [tokens, total_kvlen]: [usize; 2],
         decoding_batches: usize,
-        attn_mask: Option<&TensorRef<'_>>,
+        attn_mask: Option<&Operand<'_>>,
         aliases: &mut AliasCheck,
     ) -> Result<Self, Error> {
+        let attn_mask = attn_mask.map(|mask| &mask.tensor);
         let attn_mask = mask(config, t1, attn_mask, tokens, total_kvlen, aliases)?;
         let geometry = AttentionGeometry {
             batch,
@@ -66,6 +71,16 @@ impl Attention {
             local_window_size: config.local_window_size,
         };
         Ok(Self { geometry, attn_mask })
+    }
+
+    /// The outputs of a call of that many rows of queries and of keys.
+    pub(crate) fn outputs(&self, [tokens, total_kvlen]: [usize; 2]) -> ExpectedOutputs {
+        let &AttentionGeometry { num_heads, head_dim, t1, .. } = &self.geometry;
+        let reason = "the shape (seqstarts[B], Hq, Dh) of this call";
+        let attn_output = Output::new(OUTPUTS[0], t1, [tokens, num_heads, head_dim], reason);
+        let reason = "the shape (Hq, kvstarts[B]) of this call";
+        let mass = Output::new(MASS, ElementType::Float32, [num_heads, total_kvlen], reason);
+        smallvec![attn_output, Output { optional: true, ..mass }]
     }
 }
 

@@ -6,6 +6,7 @@ use kvcache_schema::{ElementType, shape};
 use smallvec::SmallVec;
 
 use super::error::Error;
+use crate::operands::Operand;
 use crate::tensor::{Defect, Element, Shape, TensorMut, TensorRef};
 
 /// A tensor in a CUDA device's memory, to be read.
@@ -13,7 +14,7 @@ use crate::tensor::{Defect, Element, Shape, TensorMut, TensorRef};
 pub struct DeviceRef<'a> {
     /// The tensor; its address is a device address, which the host never dereferences.
     pub(crate) tensor: TensorRef<'a>,
-    pub(crate) guard: Option<StreamGuard<'a>>,
+    guard: Option<Box<StreamGuard<'a>>>,
 }
 
 /// A tensor in a CUDA device's memory, to be written.
@@ -21,7 +22,7 @@ pub struct DeviceRef<'a> {
 pub struct DeviceMut<'a> {
     /// The tensor; its address is a device address, which the host never dereferences.
     pub(crate) tensor: TensorMut<'a>,
-    pub(crate) guard: Option<StreamGuard<'a>>,
+    guard: Option<Box<StreamGuard<'a>>>,
 }
 
 impl<'a> DeviceRef<'a> {
@@ -60,11 +61,7 @@ impl<'a> DeviceRef<'a> {
         // the slice waits for it. A tensor of other bytes than the slice gets a defect, with which no call is made.
         let mut own = unsafe { Self::from_raw_parts(element, shape, address) };
         own.tensor.defect = defect;
-        Self { guard: Some(StreamGuard::new(slice.stream(), stream, end)), ..own }
-    }
-
-    pub(super) fn address(&self) -> u64 {
-        self.tensor.data.addr() as u64
+        Self { guard: Some(Box::new(StreamGuard::new(slice.stream(), stream, end))), ..own }
     }
 }
 
@@ -111,7 +108,7 @@ impl<'a> DeviceMut<'a> {
         // made.
         let mut own = unsafe { Self::from_raw_parts(element, shape, address) };
         own.tensor.defect = defect;
-        Self { guard: Some(StreamGuard::new(&of_stream, stream, end)), ..own }
+        Self { guard: Some(Box::new(StreamGuard::new(&of_stream, stream, end))), ..own }
     }
 
     pub(super) fn address(&self) -> u64 {
@@ -145,7 +142,7 @@ impl<'a> StreamGuard<'a> {
         Self { stream, same_context, _end: end }
     }
 
-    fn check(&self, input: &'static str, stream: &CudaStream) -> Result<(), Error> {
+    pub(super) fn check(&self, input: &'static str, stream: &CudaStream) -> Result<(), Error> {
         if !self.same_context {
             return Err(Error::OtherContext { input });
         }
@@ -157,22 +154,23 @@ impl<'a> StreamGuard<'a> {
 }
 
 /// The cudarc slices among a call's tensors, with their names. They are in use until this is dropped.
-#[derive(Debug)]
-pub(super) struct StreamGuards<'a>(SmallVec<[(&'static str, StreamGuard<'a>); 9]>);
+pub(crate) type StreamGuards<'a> = SmallVec<[(&'static str, Box<StreamGuard<'a>>); 9]>;
 
-impl<'a> StreamGuards<'a> {
-    /// The slices of tensors, of which some are in none.
-    pub(super) fn of<const N: usize>(tensors: [(&'static str, Option<StreamGuard<'a>>); N]) -> Self {
-        Self(tensors.into_iter().filter_map(|(name, guard)| Some((name, guard?))).collect())
+impl<'a> From<DeviceRef<'a>> for Operand<'a> {
+    fn from(DeviceRef { tensor, guard }: DeviceRef<'a>) -> Self {
+        Self { on_device: true, guard, ..tensor.into() }
     }
+}
 
-    pub(super) fn and(mut self, others: Self) -> Self {
-        self.0.extend(others.0);
-        self
+impl<'a> From<DeviceMut<'a>> for Operand<'a> {
+    fn from(DeviceMut { tensor, guard }: DeviceMut<'a>) -> Self {
+        Self { on_device: true, guard, ..tensor.into() }
     }
+}
 
-    /// Checks that all slices were made for `stream`.
-    pub(super) fn check(&self, stream: &CudaStream) -> Result<(), Error> {
-        self.0.iter().try_for_each(|(name, guard)| guard.check(name, stream))
+impl Operand<'_> {
+    /// The address on the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.tensor.data.addr() as u64
     }
 }

@@ -1,6 +1,6 @@
 //! Calls on a CUDA device: tensors in its memory, work on a stream, the same rules and the same bits.
 //!
-//! [`KeyValueCache::check_device`](crate::KeyValueCache::check_device) checks a call, [`DeviceCall::launch`] puts it
+//! [`KeyValueCache::check_device`](crate::KeyValueCache::check_device) checks a call, [`Checked::launch`](crate::Checked::launch) puts it
 //! into a stream: two kernels, without an allocation and without waiting for the device.
 //!
 //! ```no_run
@@ -37,7 +37,7 @@
 //!     key: DeviceMut::new([13, 32, 64], &mut key, &stream),
 //!     value: DeviceMut::new([13, 32, 64], &mut value, &stream),
 //! };
-//! call.launch(outputs, &status, &stream)?;
+//! call.launch(outputs, None, &status, &stream)?;
 //!
 //! stream.synchronize()?; // whenever the caller wants to
 //! assert_eq!(status.take(), None);
@@ -60,14 +60,14 @@
 //! Whatever values the index inputs have, nothing outside the tensors is read or written.
 //!
 //! # Attention
-//! `MultiHeadAttention::check_device` and `MultiHeadCacheAttention::check_device` give a [`DeviceAttentionCall`]. It is
-//! launched with the output and with [scratch memory](DeviceAttentionCall::scratch_bytes), which calls of one stream can
+//! Calls of `MultiHeadAttention` and `MultiHeadCacheAttention` are launched with
+//! [scratch memory](crate::Checked::scratch_bytes), which calls of one stream can
 //! share. The order of sums is the kernels' own, fixed by a token's sequence alone: the bits are not those of the CPU.
 //! Heads have 256 elements at most. A key whose slot is wrong takes no part, and is reported; with a wrong length
 //! nothing is written. All of this has run on an interpreter of PTX, never on a GPU.
 //!
 //! # Streams of other libraries
-//! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`DeviceCall::launch_raw`] take plain addresses,
+//! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`Checked::launch_raw`](crate::Checked::launch_raw) take plain addresses,
 //! streams and status words.
 //!
 //! # CUDA graphs
@@ -77,21 +77,24 @@
 //! replay: [`OutputRows::AtMost`] makes room for the largest. The graph must not be replayed after one of the tensors,
 //! or the status word, is freed; with cudarc's own slices, capture on a context without event tracking.
 
-mod attention;
 mod cache_rows;
-mod device_attention_call;
-mod device_call;
 mod device_tensor;
 mod error;
-mod key_value_cache;
+mod launch;
+mod prepare;
+mod work;
 
-pub use attention::{DeviceAttentionInputs, DeviceCacheAttentionInputs};
 pub use cache_rows::{CacheRowsError, DeviceCacheRows, Staging};
-pub use device_attention_call::DeviceAttentionCall;
-pub use device_call::{DeviceCall, DeviceIndexInputs, DeviceInputs, DeviceOutputs, OutputRows};
 pub use device_tensor::{DeviceMut, DeviceRef};
+pub(crate) use device_tensor::{StreamGuard, StreamGuards};
 pub use error::Error;
-pub use key_value_cache::StaticDeviceInputs;
 pub use kvcache_kernels::cuda::{
     Error as LaunchError, Finding, Status, StatusWord, available, cudarc, primary_context,
 };
+pub use prepare::{
+    DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceIndexInputs, DeviceInputs, DeviceOutputs,
+    StaticDeviceInputs,
+};
+pub(crate) use work::{DeviceWork, alike_stores, attention, stores, without_indices};
+
+pub use crate::operands::OutputRows;

@@ -7,5 +7,5 @@
 mod static_call;
 mod static_key_value_cache;
 
-pub use static_call::StaticCall;
+pub(crate) use static_call::StaticIndices;
 pub use static_key_value_cache::{StaticInputDims, StaticInputs, StaticKeyValueCache};

@@ -1,19 +1,19 @@
 //! The operator `KeyValueCache` of static batching: checked attributes, and the ways to make a call.
 
-use std::marker::PhantomData;
-
 use kvcache_kernels::Workers;
-use kvcache_schema::{ElementType, StaticAttributes, StaticAxis, TypeCombination};
+use kvcache_schema::{ElementType, OperatorKind, StaticAttributes, StaticAxis, TypeCombination};
 use ndarray::Array4;
 
-use super::static_call::{self, CheckedStaticCall, StaticCall};
-use crate::backend::Backend;
+use super::static_call::{self, CheckedStaticCall};
+use crate::backend::{Backend, Backends};
+use crate::checked::{Checked, Work, key_and_value};
 use crate::config::StaticConfig;
 use crate::error::Error;
-use crate::operands::{self, Outputs};
+use crate::operands::{Operand, Operands, Outputs, required};
 use crate::shape_inference::{Dim, axis, best_known, repeated};
 use crate::tensor::{Element, TensorMut, TensorRef};
-use crate::validate;
+use crate::validate::stores::{CheckedTensors, State};
+use crate::validate::types;
 
 /// The inputs of a call of static batching that are only read. Everything is checked when a call is made. A call on a
 /// device reads those of type `T` on the device.
@@ -25,6 +25,15 @@ pub struct StaticInputs<'a, T = TensorRef<'a>> {
     pub current_value: T,
     /// int64, a scalar or of shape (1), in memory of the host: the position of every sequence's first current token.
     pub start_pos: TensorRef<'a>,
+}
+
+impl<'a, T: Into<Operand<'a>>> StaticInputs<'a, T> {
+    /// The inputs by position, with `cache` and, where the node has it, `scale`.
+    pub fn operands<M: Into<Operand<'a>>>(self, cache: M, scale: Option<M>) -> Operands<'a> {
+        let current = [self.current_key, self.current_value].map(|current| Some(current.into()));
+        let rest = [Some(self.start_pos.into()), Some(cache.into()), scale.map(Into::into)];
+        current.into_iter().chain(rest).collect()
+    }
 }
 
 /// The operator `KeyValueCache` of static batching with checked attributes.
@@ -51,7 +60,7 @@ pub struct StaticInputs<'a, T = TensorRef<'a>> {
 pub struct StaticKeyValueCache {
     attributes: StaticAttributes,
     pub(crate) config: StaticConfig,
-    backend: Backend,
+    pub(crate) backends: Backends,
 }
 
 impl StaticKeyValueCache {
@@ -60,13 +69,14 @@ impl StaticKeyValueCache {
     /// # Errors
     /// [`Error::AttributeOutOfRange`].
     pub fn new(attributes: StaticAttributes) -> Result<Self, Error> {
-        Ok(Self { config: StaticConfig::new(&attributes)?, attributes, backend: Backend::default() })
+        Ok(Self { config: StaticConfig::new(&attributes)?, attributes, backends: Backends::default() })
     }
 
     /// The operator on another kernel.
     #[must_use]
-    pub fn with_backend(self, backend: Backend) -> Self {
-        Self { backend, ..self }
+    pub fn with_backend(mut self, backend: Backend) -> Self {
+        self.backends.cache = backend;
+        self
     }
 
     /// The attributes that the operator was made with.
@@ -87,7 +97,7 @@ impl StaticKeyValueCache {
     ) -> Result<(), Error> {
         let quant_bit = self.attributes.quant_bit;
         let got = TypeCombination { quant_bit, t1: current_key, t2: cache, t3: scale };
-        validate::types(got, self.attributes.quant_type, current_value, &ElementType::T1)
+        types(got, self.attributes.quant_type, current_value, &ElementType::T1)
     }
 
     /// The shape of `key` and of `value`, as far as it is known before a call.
@@ -95,8 +105,7 @@ impl StaticKeyValueCache {
         infer_shape(&self.config, inputs)
     }
 
-    /// Checks a call; nothing is written yet. [`StaticCall::output_shape`] is then known, and [`StaticCall::run`] does
-    /// the work.
+    /// Checks a call; nothing is written yet. [`Checked::outputs`] are then known, and [`Checked::run`] does the work.
     ///
     /// # Errors
     /// Every [`Error`] that concerns the inputs, `cache` or `scale`.
@@ -105,23 +114,34 @@ impl StaticKeyValueCache {
         inputs: &StaticInputs<'a>,
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
-    ) -> Result<StaticCall<'a>, Error> {
-        let StaticInputs { current_key, current_value, start_pos } = inputs;
-        let checked = self.check_tensors([current_key, current_value], start_pos, &cache, scale.as_ref())?;
-        Ok(StaticCall { backend: self.backend, checked, memory: PhantomData })
+    ) -> Result<Checked<'a>, Error> {
+        self.check_operands(inputs.clone().operands(cache, scale))
     }
 
-    /// Checks everything but the outputs. `start_pos` is the one value that is read.
-    pub(crate) fn check_tensors(
-        &self,
-        current: [&TensorRef<'_>; 2],
-        start_pos: &TensorRef<'_>,
-        cache: &TensorMut<'_>,
-        scale: Option<&TensorMut<'_>>,
-    ) -> Result<CheckedStaticCall, Error> {
-        let [t1, current_value] = current.map(|tensor| tensor.element);
-        self.check_types(t1, current_value, cache.element, scale.map(|scale| scale.element))?;
-        static_call::check(&self.config, current, start_pos, cache, scale)
+    /// Checks a call of the inputs by position, on the host or on a device. `start_pos` is the one value that is read.
+    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+        const KIND: OperatorKind = OperatorKind::StaticKeyValueCache;
+        let [key, value, start_pos, cache, scale] = operands.get(KIND)?;
+        let current @ [key, value] = [required("current_key", key)?, required("current_value", value)?];
+        let (start_pos, state) = (required("start_pos", start_pos)?, State::new([cache, scale])?);
+        let (t2, t3) = state.types();
+        self.check_types(key.tensor.element, value.tensor.element, t2, t3)?;
+        let CheckedStaticCall { tensors, sequences, kvlen } =
+            static_call::check(&self.config, current, start_pos, state)?;
+        let CheckedTensors { mut geometry, pointers, aliases } = tensors;
+        let num_repeat = self.config.cache.num_repeat;
+        let reason = "the shape (B, start_pos + S, H * num_repeat, Dh) of this call";
+        let outputs = key_and_value(&geometry, num_repeat, &[geometry.batch, kvlen], reason)?;
+        #[cfg(feature = "cuda")]
+        if operands.is_on_device() {
+            let work = crate::device::alike_stores(geometry, pointers, sequences, num_repeat);
+            return Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND));
+        }
+        if outputs[0].shape.contains(&0) {
+            geometry.batch = 0; // no tensor has an element that the call touches, and the batch may be any number
+        }
+        let work = Work::Static { geometry, pointers, sequences, num_repeat };
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
     }
 
     /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
@@ -134,7 +154,7 @@ impl StaticKeyValueCache {
         inputs: &StaticInputs<'a>,
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
-        outputs: Outputs<'a>,
+        outputs: Outputs<TensorMut<'a>>,
         workers: &dyn Workers,
     ) -> Result<(), Error> {
         self.check(inputs, cache, scale)?.run(outputs, workers)
@@ -151,8 +171,7 @@ impl StaticKeyValueCache {
         scale: Option<TensorMut<'a>>,
         workers: &dyn Workers,
     ) -> Result<(Array4<T>, Array4<T>), Error> {
-        let call = self.check(inputs, cache, scale)?;
-        operands::run_alloc(call.output_shape(), |outputs| call.run(outputs, workers)).map(Into::into)
+        self.check(inputs, cache, scale)?.run_alloc(workers).map(Into::into)
     }
 }
 

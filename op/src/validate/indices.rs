@@ -4,33 +4,57 @@ use kvcache_kernels::{Addressing, Indices};
 use kvcache_schema::CacheMode;
 use smallvec::SmallVec;
 
-use super::shapes::Dims;
+use super::shapes::Room;
+use super::stores::IndexOperands;
 use crate::config::Config;
 use crate::error::Error;
-use crate::operands::IndexInputs;
 use crate::tensor::TensorRef;
 
-/// Checks the values of tensors whose types, shapes and memory have been checked; `total_seqlen` are the rows of
-/// `current_key`, where there is one.
+/// What is known of index inputs.
+pub(crate) enum Checked<'a> {
+    /// All of them, on the host.
+    Host(Indices<'a>),
+    /// The last entry of `kvstarts`, 0 without it; the others are on a device.
+    #[cfg(feature = "cuda")]
+    Device(usize),
+}
+
+/// Checks the values of tensors whose types, shapes and memory have been checked, as far as they are on the host;
+/// `total_seqlen` are the rows of `current_key`, where there is one.
 pub(super) fn check<'a>(
     config: &Config,
-    inputs: &IndexInputs<'a>,
-    dims: &Dims,
+    inputs: &IndexOperands<'_, 'a>,
+    room: &Room,
     total_seqlen: Option<usize>,
-) -> Result<Indices<'a>, Error> {
-    let seqstarts = values(&inputs.seqstarts);
-    let kvstarts = values(&inputs.kvstarts);
-    let start_pos = values(&inputs.start_pos);
+) -> Result<Checked<'a>, Error> {
+    let kvstarts = inputs.kvstarts.map_or(&[][..], |kvstarts| values(&kvstarts.tensor));
+    let bounds = [inputs.max_seqlen, inputs.max_kvlen].map(|bound| values(&bound.tensor));
+    #[cfg(feature = "cuda")]
+    if inputs.seqstarts.on_device {
+        if !kvstarts.is_empty() {
+            starts("kvstarts", kvstarts)?;
+        }
+        bound("max_seqlen", bounds[0], &[])?;
+        bound("max_kvlen", bounds[1], kvstarts)?;
+        if config.mode == CacheMode::Paged {
+            for (b, pair) in kvstarts.windows(2).enumerate() {
+                pages(b, (pair[1] - pair[0]) as usize, config.page_size, room.max_p)?;
+            }
+        }
+        return Ok(Checked::Device(kvstarts.last().map_or(0, |&total| total as usize)));
+    }
+    let seqstarts = values(&inputs.seqstarts.tensor);
+    let start_pos = values(&inputs.start_pos.tensor);
     starts("seqstarts", seqstarts)?;
     starts("kvstarts", kvstarts)?;
-    let got = seqstarts[dims.batch];
+    let got = seqstarts[room.batch];
     if let Some(expected) = total_seqlen
         && usize::try_from(got) != Ok(expected)
     {
         return Err(Error::StartsTotal { input: "seqstarts", of: "current_key", got, expected });
     }
 
-    for b in 0..dims.batch {
+    for b in 0..room.batch {
         let (seqlen, kvlen) = (seqstarts[b + 1] - seqstarts[b], kvstarts[b + 1] - kvstarts[b]);
         if start_pos[b] < 0 {
             return Err(Error::StartPosNegative { b: Some(b), got: start_pos[b] });
@@ -39,18 +63,18 @@ pub(super) fn check<'a>(
             return Err(Error::KvlenMismatch { b, kvlen, start_pos: start_pos[b], seqlen });
         }
     }
-    bound("max_seqlen", values(&inputs.max_seqlen), seqstarts)?;
-    bound("max_kvlen", values(&inputs.max_kvlen), kvstarts)?;
+    bound("max_seqlen", bounds[0], seqstarts)?;
+    bound("max_kvlen", bounds[1], kvstarts)?;
 
-    let cachestarts = values(&inputs.cachestarts);
+    let cachestarts = values(&inputs.cachestarts.tensor);
     let addressing = match config.mode {
         CacheMode::Offset => Addressing::Offset { cachestarts },
-        CacheMode::Paged => Addressing::Paged { cachestarts, max_p: dims.max_p, page_size: config.page_size },
+        CacheMode::Paged => Addressing::Paged { cachestarts, max_p: room.max_p, page_size: config.page_size },
     };
     let indices = Indices { seqstarts, kvstarts, start_pos, addressing };
-    slots(config, cachestarts, &indices, dims)?;
-    write_conflicts(&indices, dims)?;
-    Ok(indices)
+    slots(config, cachestarts, &indices, room)?;
+    write_conflicts(&indices, room.batch)?;
+    Ok(Checked::Host(indices))
 }
 
 /// The values of an int64 tensor whose type, shape and memory have been checked.
@@ -86,8 +110,8 @@ pub(crate) fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Resul
 }
 
 /// Checks that every token of the call has a slot in the cache.
-fn slots(config: &Config, cachestarts: &[i64], indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
-    let max_t = dims.max_t;
+fn slots(config: &Config, cachestarts: &[i64], indices: &Indices<'_>, room: &Room) -> Result<(), Error> {
+    let max_t = room.max_t;
     let inside = |start: i64, len: usize| {
         usize::try_from(start).is_ok_and(|start| start.checked_add(len).is_some_and(|end| end <= max_t))
     };
@@ -101,8 +125,8 @@ fn slots(config: &Config, cachestarts: &[i64], indices: &Indices<'_>, dims: &Dim
             }
         }
         CacheMode::Paged => {
-            for b in 0..dims.batch {
-                pages(b, kvlen(b), config.page_size, dims.max_p)?;
+            for b in 0..room.batch {
+                pages(b, kvlen(b), config.page_size, room.max_p)?;
                 for segment in indices.addressing.segments(b, 0..kvlen(b)) {
                     if !inside(segment.start, segment.len) {
                         let (page, used) = (segment.page, segment.len);
@@ -116,15 +140,15 @@ fn slots(config: &Config, cachestarts: &[i64], indices: &Indices<'_>, dims: &Dim
 }
 
 /// Checks that the page table has enough columns for the tokens of a sequence.
-pub(crate) fn pages(b: usize, kvlen: usize, page_size: usize, max_p: usize) -> Result<(), Error> {
+fn pages(b: usize, kvlen: usize, page_size: usize, max_p: usize) -> Result<(), Error> {
     let needed = kvlen.div_ceil(page_size);
     if needed <= max_p { Ok(()) } else { Err(Error::TooManyPages { b, kvlen, page_size, needed, max_p }) }
 }
 
 /// Checks that no two current tokens have the same slot.
-fn write_conflicts(indices: &Indices<'_>, dims: &Dims) -> Result<(), Error> {
+fn write_conflicts(indices: &Indices<'_>, batch: usize) -> Result<(), Error> {
     let mut writes: SmallVec<[(usize, usize, usize); 128]> = SmallVec::new();
-    for b in 0..dims.batch {
+    for b in 0..batch {
         let sequence = indices.sequence(b);
         let positions = sequence.start_pos..sequence.start_pos + sequence.current.len();
         writes.extend(indices.addressing.runs(b, positions).map(|run| (run.slot, run.len, b)));

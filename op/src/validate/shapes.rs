@@ -2,76 +2,80 @@
 
 use kvcache_schema::{CacheDims, CacheMode, CacheStrides, QuantBit};
 
+use super::stores::{IndexOperands, State, Strides};
 use crate::config::{CacheConfig, Config};
 use crate::error::Error;
-use crate::operands::IndexInputs;
-use crate::tensor::{Shape, TensorMut, TensorRef};
+use crate::operands::Operand;
+use crate::tensor::Shape;
 
-/// The dimensions of a call, on which all inputs agree.
-pub(crate) struct Dims {
+/// What index inputs may say.
+pub(crate) struct Room {
     pub(crate) batch: usize,
-    pub(crate) num_heads: usize,
-    pub(crate) head_dim: usize,
-    /// Slots of the cache (MaxT), or more.
+    /// Slots of the cache (MaxT).
     pub(crate) max_t: usize,
     /// Page table entries per sequence (MaxP); 0 in offset mode.
     pub(crate) max_p: usize,
-    /// The strides of `cache`; `None` where it is too large.
-    pub(crate) cache: Option<CacheStrides>,
-    /// The strides of `scale`, if there were one; `None` where it is too large.
-    pub(crate) scale: Option<CacheStrides>,
 }
 
-/// Checks ranks, then shapes. Without `current` tensors, H and Dh are what `cache` says.
+/// Checks ranks, then shapes. Without `current` tensors, H and Dh are what `cache` says. Gives B, H and Dh with the
+/// strides of `cache` and `scale`.
 pub(super) fn check(
     config: &Config,
-    current: Option<[&TensorRef<'_>; 2]>,
-    inputs: &IndexInputs<'_>,
-    cache: &TensorMut<'_>,
-    scale: Option<&TensorMut<'_>>,
-) -> Result<Dims, Error> {
-    if config.mode == CacheMode::Paged && inputs.cachestarts.shape.len() == 1 {
-        return Err(Error::LegacyPageTable { shape: inputs.cachestarts.shape.clone() });
+    current: Option<[&Operand<'_>; 2]>,
+    inputs: &IndexOperands<'_, '_>,
+    State { cache, scale }: State<'_, '_>,
+) -> Result<(([usize; 3], Strides), Room), Error> {
+    let [seqstarts, cachestarts, start_pos] =
+        [inputs.seqstarts, inputs.cachestarts, inputs.start_pos].map(|input| &input.tensor.shape);
+    // Without `kvstarts` there is nothing that could be wrong with it.
+    let kvstarts = inputs.kvstarts.map_or(seqstarts, |kvstarts| &kvstarts.tensor.shape);
+    let bounds = [("max_seqlen", inputs.max_seqlen), ("max_kvlen", inputs.max_kvlen)];
+    let bounds = bounds.map(|(name, bound)| (name, &bound.tensor.shape));
+    let current = current.map(|current| current.map(|operand| &operand.tensor.shape));
+    let (cache, scale) = (&cache.tensor.shape, scale.map(|scale| &scale.tensor.shape));
+    if config.mode == CacheMode::Paged && cachestarts.len() == 1 {
+        return Err(Error::LegacyPageTable { shape: cachestarts.clone() });
     }
     let mut current_dims = None;
     if let Some([key, value]) = current {
-        current_dims = Some(rank::<3>("current_key", &key.shape)?);
-        rank::<3>("current_value", &value.shape)?;
+        current_dims = Some(rank::<3>("current_key", key)?);
+        rank::<3>("current_value", value)?;
     }
-    let [starts] = rank("seqstarts", &inputs.seqstarts.shape)?;
-    let _: [usize; 1] = rank("kvstarts", &inputs.kvstarts.shape)?;
+    let [starts] = rank("seqstarts", seqstarts)?;
+    let _: [usize; 1] = rank("kvstarts", kvstarts)?;
     let max_p = match config.mode {
-        CacheMode::Offset => rank("cachestarts", &inputs.cachestarts.shape).map(|[_]| None)?,
-        CacheMode::Paged => rank("cachestarts", &inputs.cachestarts.shape).map(|[_, max_p]| Some(max_p))?,
+        CacheMode::Offset => rank("cachestarts", cachestarts).map(|[_]| None)?,
+        CacheMode::Paged => rank("cachestarts", cachestarts).map(|[_, max_p]| Some(max_p))?,
     };
-    let _: [usize; 1] = rank("start_pos", &inputs.start_pos.shape)?;
-    scalar_or_one_axis("max_seqlen", &inputs.max_seqlen.shape)?;
-    scalar_or_one_axis("max_kvlen", &inputs.max_kvlen.shape)?;
-    let cache_shape = rank("cache", &cache.shape)?;
+    let _: [usize; 1] = rank("start_pos", start_pos)?;
+    for (name, bound) in bounds {
+        scalar_or_one_axis(name, bound)?;
+    }
+    let cache_shape = rank("cache", cache)?;
     if let Some(scale) = scale {
         match config.cache.static_scales {
-            true => scale_rank::<3>(&scale.shape, &cache.shape, config.cache.quant)?,
-            false => scale_rank::<5>(&scale.shape, &cache.shape, config.cache.quant)?,
+            true => scale_rank::<3>(scale, cache, config.cache.quant)?,
+            false => scale_rank::<5>(scale, cache, config.cache.quant)?,
         }
     }
 
     if let Some([key, value]) = current {
-        equal("current_value", &value.shape, &key.shape, "as in current_key")?;
+        equal("current_value", value, key, "as in current_key")?;
     }
     let Some(batch) = starts.checked_sub(1) else {
-        let shape = inputs.seqstarts.shape.clone();
+        let shape = seqstarts.clone();
         let reason = "as many as sequences, and the total";
         return Err(Error::ShapeMismatch { input: "seqstarts", shape, axis: 0, got: 0, expected: 1, reason });
     };
-    equal("kvstarts", &inputs.kvstarts.shape, &[starts], "as in seqstarts")?;
-    let cachestarts: &[usize] = match max_p {
+    equal("kvstarts", kvstarts, &[starts], "as in seqstarts")?;
+    let expected: &[usize] = match max_p {
         None => &[batch],
         Some(max_p) => &[batch, max_p],
     };
     const PER_SEQUENCE: &str = "one for each sequence: one less than seqstarts";
-    equal("cachestarts", &inputs.cachestarts.shape, cachestarts, PER_SEQUENCE)?;
-    equal("start_pos", &inputs.start_pos.shape, &[batch], PER_SEQUENCE)?;
-    for (name, bound) in [("max_seqlen", &inputs.max_seqlen.shape), ("max_kvlen", &inputs.max_kvlen.shape)] {
+    equal("cachestarts", cachestarts, expected, PER_SEQUENCE)?;
+    equal("start_pos", start_pos, &[batch], PER_SEQUENCE)?;
+    for (name, bound) in bounds {
         equal(name, bound, &[1][..bound.len()], "a single number")?;
     }
 
@@ -81,26 +85,19 @@ pub(super) fn check(
         cache_dims = CacheDims { num_heads, inner: head_dim, ..cache_dims };
         reason = "by cache_layout, num_layer and the shape of current_key";
     }
-    equal("cache", &cache.shape, &config.layout.shape(cache_dims), reason)?;
+    equal("cache", cache, &config.layout.shape(cache_dims), reason)?;
     let scale_strides = if config.cache.static_scales {
-        let full = [cache_dims.num_layer, 2, cache_dims.num_heads];
-        static_scales(scale.map(|scale| &scale.shape), full)?
+        static_scales(scale, [cache_dims.num_layer, 2, cache_dims.num_heads])?
     } else {
         let scale_dims = CacheDims { inner: scales_per_head(&config.cache, cache_dims.inner)?, ..cache_dims };
         if let Some(scale) = scale {
-            equal("scale", &scale.shape, &config.layout.shape(scale_dims), "by the shape of cache and quant_group")?;
+            equal("scale", scale, &config.layout.shape(scale_dims), "by the shape of cache and quant_group")?;
         }
         config.layout.strides(scale_dims)
     };
-    Ok(Dims {
-        batch,
-        num_heads: cache_dims.num_heads,
-        head_dim: cache_dims.inner,
-        max_t: cache_dims.max_t,
-        max_p: max_p.unwrap_or_default(),
-        cache: config.layout.strides(cache_dims),
-        scale: scale_strides,
-    })
+    let CacheDims { max_t, num_heads, inner: head_dim, .. } = cache_dims;
+    let dims = ([batch, num_heads, head_dim], [config.layout.strides(cache_dims), scale_strides]);
+    Ok((dims, Room { batch, max_t, max_p: max_p.unwrap_or_default() }))
 }
 
 /// Checks the shape of static scales, of which each axis has the `full` length or 1; returns their strides.

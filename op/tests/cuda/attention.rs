@@ -5,7 +5,7 @@ use kvcache_op::cuda::Error;
 use kvcache_op::{AttentionAttributes, CacheAttentionAttributes, ElementType, MultiHeadCacheAttention};
 use libtest_mimic::Failed;
 
-use crate::call::{CallOptions, Checked, Uploaded, write as on_device};
+use crate::call::{CallOptions, Uploaded, write as on_device};
 use crate::device::{Buffer, Gpu};
 use crate::golden::cases;
 
@@ -26,20 +26,17 @@ pub fn scratch_is_checked(gpu: &Gpu) -> Result<(), Failed> {
     let call = cases.iter().find(is_long).ok_or("there is no golden case of several KV splits")?.call(0);
     let uploaded = Uploaded::new(gpu, &call, CallOptions::default())?;
     for given in [None, Some(100)] {
-        let Checked::Attention(checked) = uploaded.check(&call, None)? else { unreachable!("it attends") };
-        let expected = checked.scratch_bytes()?;
-        let output = Buffer::untouched(gpu, call.t1(), &checked.output_shape(), 0)?;
+        let checked = uploaded.check(&call, None)?;
+        let expected = checked.scratch_bytes(1)?;
+        let output = Buffer::untouched(gpu, call.t1(), checked.output_shape(), 0)?;
         let scratch = Buffer::untouched(gpu, ElementType::Int8, &[100], 0)?;
         let scratch = given.map(|_| on_device(gpu, &scratch));
-        let error = checked.launch(on_device(gpu, &output), scratch, &gpu.status, &gpu.stream).unwrap_err();
+        let error = checked.launch([on_device(gpu, &output)], scratch, &gpu.status, &gpu.stream).unwrap_err();
         assert_eq!(error, Error::Scratch { got: given.unwrap_or(0), expected });
     }
     // The host compares a bound with `kvstarts` where it is given these.
     let rows = call.inputs["kvstarts"].indices().last().map(|&rows| rows as usize);
-    let needed = |call: &Call| -> Result<usize, Failed> {
-        let Checked::Attention(checked) = uploaded.check(call, rows)? else { unreachable!("it attends") };
-        Ok(checked.scratch_bytes()?)
-    };
+    let needed = |call: &Call| -> Result<usize, Failed> { Ok(uploaded.check(call, rows)?.scratch_bytes(1)?) };
     for (bound, value) in [("max_seqlen", 0), ("max_kvlen", 1)] {
         let mut bounded = call.clone();
         bounded.inputs.insert(bound, Tensor::of_indices(&[value], &[1]));

@@ -2,27 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use kvcache_conformance::backends::{attention_attributes, cache_attributes, read, static_attributes};
-use kvcache_conformance::{Call, CallResult, Operator, Outcome, Tensor};
+use kvcache_conformance::backends::{operator, read};
+use kvcache_conformance::{Call, CallResult, Outcome, Tensor};
 use kvcache_op::cuda::cudarc::driver::CudaGraph;
 use kvcache_op::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use kvcache_op::cuda::{
-    self, DeviceAttentionCall, DeviceAttentionInputs, DeviceCacheAttentionInputs, DeviceCall, DeviceInputs, DeviceMut,
-    DeviceOutputs, DeviceRef, OutputRows, StaticDeviceInputs,
-};
-use kvcache_op::{
-    ElementType, Error, IndexInputs, KeyValueCache, MultiHeadAttention, MultiHeadCacheAttention, StaticKeyValueCache,
-    TensorRef,
-};
+use kvcache_op::cuda::{self, DeviceMut, DeviceRef};
+use kvcache_op::{Checked, ElementType, Error, Operands};
 
 use crate::device::{Buffer, Gpu, Result};
-
-/// A call that the host has checked.
-pub enum Checked<'a> {
-    Stores(DeviceCall<'a>),
-    Static(DeviceCall<'a, 4>),
-    Attention(DeviceAttentionCall<'a>),
-}
 
 /// The host's check of a call whose tensors lie where `at` says by their names; `rows` in place of `kvstarts`.
 ///
@@ -33,73 +20,27 @@ pub unsafe fn check<'a>(
     rows: Option<usize>,
     at: &dyn Fn(&str) -> u64,
 ) -> std::result::Result<Checked<'a>, Error> {
+    let kind = call.operator.kind();
     // SAFETY: the caller names the addresses of tensors of these types and shapes: see `# Safety`.
-    let at_address =
-        |name: &str, tensor: &Tensor| unsafe { DeviceRef::from_raw_parts(tensor.element(), tensor.shape(), at(name)) };
-    let given = |name: &str| call.inputs.get(name).map(|tensor| at_address(name, tensor));
-    let input = |name: &str| given(name).expect("the operator has the input");
-    let host = |name: &str| -> TensorRef<'a> { read(&call.inputs[name]) };
-    let state = |name: &str, tensor: &Option<Tensor>| {
-        // SAFETY: as above.
-        tensor.as_ref().map(|tensor| unsafe { DeviceMut::from_raw_parts(tensor.element(), tensor.shape(), at(name)) })
+    let state = |name: &str, tensor: &Tensor| unsafe {
+        DeviceMut::from_raw_parts(tensor.element(), tensor.shape(), at(name)).into()
     };
-    let (cache, scale) = (state("cache", &call.cache), state("scale", &call.scale));
-    let cache = || cache.expect("the operator has a cache");
-    let stored = || DeviceInputs {
-        current_key: input("current_key"),
-        current_value: input("current_value"),
-        indices: IndexInputs {
-            seqstarts: input("seqstarts"),
-            cachestarts: input("cachestarts"),
-            start_pos: input("start_pos"),
-            kvstarts: rows.map_or_else(|| OutputRows::Kvstarts(host("kvstarts")), OutputRows::AtMost),
-            max_seqlen: host("max_seqlen"),
-            max_kvlen: host("max_kvlen"),
-        },
+    // SAFETY: as above.
+    let input = |name: &str, tensor: &Tensor| unsafe {
+        DeviceRef::from_raw_parts(tensor.element(), tensor.shape(), at(name)).into()
     };
-    match call.operator {
-        Operator::KeyValueCache => {
-            let op = KeyValueCache::new(cache_attributes(&call.attributes))?;
-            op.check_device(stored(), cache(), scale).map(Checked::Stores)
-        }
-        Operator::StaticKeyValueCache => {
-            let inputs = StaticDeviceInputs {
-                current_key: input("current_key"),
-                current_value: input("current_value"),
-                start_pos: host("start_pos"),
-            };
-            let op = StaticKeyValueCache::new(static_attributes(&call.attributes))?;
-            op.check_device(inputs, cache(), scale).map(Checked::Static)
-        }
-        Operator::MultiHeadAttention => {
-            let inputs = DeviceAttentionInputs {
-                query: input("query"),
-                key: input("key"),
-                value: input("value"),
-                seqstarts: input("seqstarts"),
-                kvstarts: input("kvstarts"),
-                decoding_batches: host("decoding_batches"),
-                max_seqlen: host("max_seqlen"),
-                max_kvlen: host("max_kvlen"),
-                attn_mask: given("attn_mask"),
-                head_sink: given("head_sink"),
-                exact_rows: true,
-            };
-            let op = MultiHeadAttention::new(attention_attributes(&call.attributes, &call.floats).attention)?;
-            op.check_device(inputs).map(Checked::Attention)
-        }
-        Operator::MultiHeadCacheAttention => {
-            let inputs = DeviceCacheAttentionInputs {
-                query: input("query"),
-                stored: stored(),
-                decoding_batches: host("decoding_batches"),
-                attn_mask: given("attn_mask"),
-                head_sink: given("head_sink"),
-            };
-            let op = MultiHeadCacheAttention::new(attention_attributes(&call.attributes, &call.floats))?;
-            op.check_device(inputs, cache(), scale).map(Checked::Attention)
-        }
+    let operand = |&name: &&'static str| match name {
+        "cache" => call.cache.as_ref().map(|tensor| state(name, tensor)),
+        "scale" => call.scale.as_ref().map(|tensor| state(name, tensor)),
+        "kvstarts" if rows.is_some() && kind.is_on_host(name) => None,
+        name if kind.is_on_host(name) => call.inputs.get(name).map(|tensor| read(tensor).into()),
+        name => call.inputs.get(name).map(|tensor| input(name, tensor)),
+    };
+    let mut operands: Operands<'a> = kind.inputs().iter().map(operand).collect();
+    if let Some(rows) = rows {
+        operands = operands.with_rows_at_most(rows);
     }
+    operator(call.operator, &call.attributes, &call.floats)?.check(operands)
 }
 
 /// What a call writes beside its state.
@@ -108,43 +49,22 @@ pub struct Written {
     scratch: Option<Buffer>,
 }
 
-impl<'a> Checked<'a> {
-    /// The call, and memory for what it writes.
-    pub fn with_outputs(self, gpu: &Gpu, t1: ElementType, options: CallOptions) -> Result<(Self, Written)> {
-        let output = |shape: &[usize]| options.output(gpu, t1, shape);
-        match self {
-            Self::Stores(call) => {
-                let outputs = vec![output(&call.output_shape())?, output(&call.output_shape())?];
-                Ok((Self::Stores(call), Written { outputs, scratch: None }))
-            }
-            Self::Static(call) => {
-                let outputs = vec![output(&call.output_shape())?, output(&call.output_shape())?];
-                Ok((Self::Static(call), Written { outputs, scratch: None }))
-            }
-            Self::Attention(mut call) => {
-                let mut outputs = vec![output(&call.output_shape())?];
-                if options.has_mass {
-                    let mass = options.output(gpu, ElementType::Float32, &call.mass_shape())?;
-                    call = call.with_mass(write(gpu, &mass))?;
-                    outputs.push(mass);
-                }
-                let scratch = Some(Buffer::untouched(gpu, ElementType::Int8, &[call.scratch_bytes()?], 0)?);
-                Ok((Self::Attention(call), Written { outputs, scratch }))
-            }
-        }
+impl Written {
+    /// Memory for what the call writes.
+    pub fn new(gpu: &Gpu, checked: &Checked<'_>, options: CallOptions) -> Result<Self> {
+        let expected = checked.outputs().iter().filter(|output| options.has_mass || !output.optional);
+        let outputs: Vec<_> =
+            expected.map(|output| options.output(gpu, output.element, &output.shape)).collect::<Result<_>>()?;
+        let scratch = match checked.scratch_bytes(outputs.len())? {
+            0 => None,
+            bytes => Some(Buffer::untouched(gpu, ElementType::Int8, &[bytes], 0)?),
+        };
+        Ok(Self { outputs, scratch })
     }
 
-    pub fn launch(self, gpu: &Gpu, Written { outputs, scratch }: &Written) -> Result<()> {
-        let (status, stream) = (&gpu.status, &gpu.stream);
-        match self {
-            Self::Stores(call) => call.launch(written(gpu, outputs), status, stream)?,
-            Self::Static(call) => call.launch(written(gpu, outputs), status, stream)?,
-            Self::Attention(call) => {
-                let scratch = scratch.as_ref().map(|scratch| write(gpu, scratch));
-                call.launch(write(gpu, &outputs[0]), scratch, status, stream)?;
-            }
-        }
-        Ok(())
+    pub fn launch(&self, gpu: &Gpu, checked: Checked<'_>) -> Result<()> {
+        let scratch = self.scratch.as_ref().map(|scratch| write(gpu, scratch));
+        Ok(checked.launch(written(gpu, &self.outputs), scratch, &gpu.status, &gpu.stream)?)
     }
 }
 
@@ -227,21 +147,25 @@ impl<'g> Uploaded<'g> {
         // The host compares bounds with `kvstarts` where it is given these.
         let all_rows = |call: &Call| call.inputs["kvstarts"].indices().last().map_or(0, |&rows| rows as usize);
         let (rows, call) = (bounded.as_ref().map(all_rows), bounded.as_ref().unwrap_or(call));
-        let (checked, written) = self.check(call, rows)?.with_outputs(gpu, call.t1(), self.options)?;
+        let checked = self.check(call, rows)?;
+        let written = Written::new(gpu, &checked, self.options)?;
         let has_static_scales = call.attributes.get("quant_type") == Some(&2);
         self.inputs.values().try_for_each(|input| input.allow(gpu, false))?;
         self.scale.iter().try_for_each(|scale| scale.allow(gpu, !has_static_scales))?;
         self.cache.iter().chain(&written.outputs).chain(&written.scratch).try_for_each(|to| to.allow(gpu, true))?;
         match self.options.captured {
             true => {
-                if let Checked::Static(_) = checked {
-                    let op = StaticKeyValueCache::new(static_attributes(&call.attributes))?;
-                    let t3 = call.scale.as_ref().map(Tensor::element);
-                    op.prepare_device(call.t1(), call.cache().element(), t3, &gpu.stream)?;
-                }
-                captured(gpu, || checked.launch(gpu, &written))?.launch()?;
+                let of_state = |name: &str| match name {
+                    "cache" => call.cache.as_ref(),
+                    "scale" => call.scale.as_ref(),
+                    _ => call.inputs.get(name),
+                };
+                let inputs = call.operator.kind().inputs();
+                let types: Vec<_> = inputs.iter().map(|name| of_state(name).map(Tensor::element)).collect();
+                operator(call.operator, &call.attributes, &call.floats)?.prepare_device(&types, &gpu.stream)?;
+                captured(gpu, || written.launch(gpu, checked))?.launch()?;
             }
-            false => checked.launch(gpu, &written)?,
+            false => written.launch(gpu, checked)?,
         }
         gpu.stream.synchronize()?;
         written.outputs.iter().map(|output| output.download(gpu)).collect()
@@ -269,8 +193,8 @@ pub fn write(gpu: &Gpu, buffer: &Buffer) -> DeviceMut<'static> {
     unsafe { DeviceMut::from_raw_parts(buffer.element(), buffer.shape(), buffer.address(gpu)) }
 }
 
-pub fn written(gpu: &Gpu, outputs: &[Buffer]) -> DeviceOutputs<'static> {
-    DeviceOutputs { key: write(gpu, &outputs[0]), value: write(gpu, &outputs[1]) }
+pub fn written(gpu: &Gpu, outputs: &[Buffer]) -> Vec<DeviceMut<'static>> {
+    outputs.iter().map(|output| write(gpu, output)).collect()
 }
 
 /// A graph of what `launch` puts into the stream.

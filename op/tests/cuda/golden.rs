@@ -13,7 +13,7 @@ use kvcache_kernels::cuda::MODULES;
 use kvcache_op::{Error, cuda};
 use libtest_mimic::Failed;
 
-use crate::call::{CallOptions, Checked, Uploaded, check};
+use crate::call::{CallOptions, Uploaded, check};
 use crate::device::{Gpu, Result};
 
 /// The golden cases of a suite; with `KVCACHE_GOLDEN_CASES`, a folder of cases, those beside it.
@@ -31,7 +31,7 @@ fn on_host(case: &Case, step: usize) -> std::result::Result<(), Error> {
         call.inputs.keys().position(|input| *input == name).unwrap_or(if name == "cache" { 20 } else { 21 })
     };
     // SAFETY: nothing is launched.
-    unsafe { check(&call, None, &|name| (1 << 44) + ((place(name) as u64) << 36)) }.map(|_: Checked<'_>| ())
+    unsafe { check(&call, None, &|name| (1 << 44) + ((place(name) as u64) << 36)) }.map(drop)
 }
 
 /// The kind of error of a step that must be refused but that the host's check accepts, so that the device must find it.

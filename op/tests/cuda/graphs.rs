@@ -9,7 +9,7 @@ use kvcache_op::schema::{CacheDims, TypeCombination};
 use kvcache_op::{Attributes, CacheLayout, ElementType, KeyValueCache};
 use libtest_mimic::Failed;
 
-use crate::call::{CallOptions, Checked, Uploaded, captured, written};
+use crate::call::{CallOptions, Uploaded, captured, written};
 use crate::device::{Buffer, Gpu, UNTOUCHED, untouched};
 use crate::oracle::expected;
 
@@ -75,8 +75,8 @@ fn graph_of(
     outputs: &[Buffer],
     rows: Option<usize>,
 ) -> crate::device::Result<kvcache_op::cuda::cudarc::driver::CudaGraph> {
-    let Checked::Stores(checked) = uploaded.check(call, rows)? else { unreachable!("it stores") };
-    captured(gpu, || Ok(checked.launch(written(gpu, outputs), &gpu.status, &gpu.stream)?))
+    let checked = uploaded.check(call, rows)?;
+    captured(gpu, || Ok(checked.launch(written(gpu, outputs), None, &gpu.status, &gpu.stream)?))
 }
 
 pub fn outputs(gpu: &Gpu, element: ElementType, rows: usize) -> crate::device::Result<Vec<Buffer>> {

@@ -6,13 +6,13 @@ use kvcache_conformance::{Call, Tensor};
 use kvcache_op::cuda::cudarc::driver::sys::CUresult;
 use kvcache_op::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, result};
 use kvcache_op::cuda::{
-    DeviceCall, DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status, StatusWord,
+    DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, Error, LaunchError, OutputRows, Status, StatusWord,
 };
 use kvcache_op::schema::TypeCombination;
-use kvcache_op::{Attributes, ElementType, IndexInputs, KeyValueCache};
+use kvcache_op::{Attributes, Checked, ElementType, IndexInputs, KeyValueCache};
 use libtest_mimic::Failed;
 
-use crate::call::{CallOptions, Checked, Uploaded, written};
+use crate::call::{CallOptions, Uploaded, written};
 use crate::device::{Buffer, Gpu};
 use crate::graphs::{self, step};
 use crate::oracle;
@@ -101,7 +101,7 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     let outputs = graphs::outputs(gpu, call.t1(), after["key"].shape()[0])?;
     let status = Buffer::of(gpu, &Tensor::of_indices(&[0], &[1]), 0)?;
     gpu.stream.synchronize()?;
-    let Checked::Stores(checked) = uploaded.check(&call, None)? else { unreachable!("it stores") };
+    let checked = uploaded.check(&call, None)?;
     let (outputs_at, status_at) = (written(gpu, &outputs), status.address(gpu));
 
     gpu.context.bind_to_thread()?;
@@ -110,7 +110,7 @@ pub fn raw_addresses_on_a_foreign_stream(gpu: &Gpu) -> Result<(), Failed> {
     // SAFETY: no context is a legal current context.
     unsafe { result::ctx::set_current(std::ptr::null_mut()) }?;
     // SAFETY: the buffers live until the stream has been synchronized, and nothing else uses them.
-    let launched = unsafe { checked.launch_raw(outputs_at, status_at, foreign) };
+    let launched = unsafe { checked.launch_raw(outputs_at, None, status_at, foreign) };
     assert_eq!(result::ctx::get_current()?, None, "the thread's context is as it was");
     gpu.context.bind_to_thread()?;
     // SAFETY: the stream lives.
@@ -149,7 +149,7 @@ impl Slices {
         &'a mut self,
         stream: &'a CudaStream,
         of_seqstarts: &'a CudaStream,
-    ) -> Result<(DeviceCall<'a>, DeviceOutputs<'a>), Failed> {
+    ) -> Result<(Checked<'a>, DeviceOutputs<'a>), Failed> {
         let Self { current, indices, cache, outputs } = self;
         let current = [(); 2].map(|()| DeviceRef::new(CURRENT, &*current, stream));
         let call = checked(current, indices, cache, stream, of_seqstarts)?;
@@ -165,7 +165,7 @@ fn checked<'a>(
     cache: &'a mut CudaSlice<f32>,
     stream: &'a CudaStream,
     of_seqstarts: &'a CudaStream,
-) -> Result<DeviceCall<'a>, kvcache_op::Error> {
+) -> Result<Checked<'a>, kvcache_op::Error> {
     let indices = IndexInputs {
         seqstarts: DeviceRef::new([2], seqstarts, of_seqstarts),
         cachestarts: DeviceRef::new([1], cachestarts, stream),
@@ -184,7 +184,7 @@ pub fn calls_on_several_streams(gpu: &Gpu) -> Result<(), Failed> {
     let mut slices = Slices::new(&gpu.stream)?;
     for stream in &streams {
         let (call, outputs) = slices.check(stream, stream)?;
-        call.launch(outputs, &gpu.status, stream)?;
+        call.launch(outputs, None, &gpu.status, stream)?;
     }
     gpu.context.synchronize()?;
     assert_eq!(gpu.status.take(), None);
@@ -198,18 +198,18 @@ pub fn misuse_is_refused(gpu: &Gpu) -> Result<(), Failed> {
     let other = gpu.context.new_stream()?;
     let mut slices = Slices::new(&gpu.stream)?;
     let (call, outputs) = slices.check(&gpu.stream, &other)?;
-    let error = call.launch(outputs, &gpu.status, &gpu.stream).unwrap_err();
+    let error = call.launch(outputs, None, &gpu.status, &gpu.stream).unwrap_err();
     assert_eq!(error, Error::OtherStream { input: "seqstarts" });
 
     let elsewhere = CudaContext::new_non_primary(0, 0)?;
     let status = StatusWord::new(&elsewhere)?;
     let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
-    let error = call.launch(outputs, &status, &gpu.stream).unwrap_err();
+    let error = call.launch(outputs, None, &status, &gpu.stream).unwrap_err();
     assert_eq!(error, LaunchError::OtherContext.into());
 
     let stream = elsewhere.default_stream();
     let (call, outputs) = slices.check(&stream, &stream)?;
-    let error = call.launch(outputs, &status, &stream).unwrap_err();
+    let error = call.launch(outputs, None, &status, &stream).unwrap_err();
     assert_eq!(error, Error::OtherContext { input: "current_key" });
 
     gpu.stream.synchronize()?;
@@ -223,12 +223,12 @@ pub fn failed_waits_are_reported(gpu: &Gpu) -> Result<(), Failed> {
     let mut slices = Slices::new(&gpu.stream)?;
     let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
     gpu.context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)));
-    let error = call.launch(outputs, &gpu.status, &gpu.stream).unwrap_err();
+    let error = call.launch(outputs, None, &gpu.status, &gpu.stream).unwrap_err();
     assert_eq!(error.kind(), "cuda_driver");
     assert!(error.to_string().contains("an earlier use of the context"), "{error}");
     // It has been reported.
     let (call, outputs) = slices.check(&gpu.stream, &gpu.stream)?;
-    call.launch(outputs, &gpu.status, &gpu.stream)?;
+    call.launch(outputs, None, &gpu.status, &gpu.stream)?;
     Ok(gpu.stream.synchronize()?)
 }
 

@@ -7,7 +7,7 @@ use kvcache_op::{
     CacheAttentionInputs, Dim, ElementType, Error, IndexInputs, Inputs, MultiHeadAttention, MultiHeadCacheAttention,
     Serial, TensorMut, TensorRef,
 };
-use ndarray::{Array2, Array3, Array5, s};
+use ndarray::{Array2, Array3, Array5, Ix3, s};
 
 /// Four query heads on two, head_dim 8, three layers.
 fn attributes(layer_idx: i64) -> CacheAttentionAttributes {
@@ -76,11 +76,11 @@ fn the_layers_of_a_step_are_the_calls_of_each() {
         let one = MultiHeadCacheAttention::new(attributes(layer_idx)).unwrap();
         let inputs = CacheAttentionInputs { attn_mask: Some(mask.clone()), ..inputs(&query, &current) };
         let call = one.check(&inputs, (&mut expected_cache).into(), None).unwrap();
-        let expected: Array3<f32> = call.run_alloc(&Serial).unwrap();
+        let [expected]: [Array3<f32>; 1] = call.run_alloc(&Serial).unwrap();
         let current = (&current).into();
         let call = layers.layer(layer_idx as usize, &(&query).into(), &current, &current).unwrap();
         assert_eq!(call.output_shape(), [3, 4, 8]);
-        assert_eq!(call.run_alloc::<f32>(&Serial).unwrap(), expected);
+        assert_eq!(call.run_alloc::<f32, Ix3, 1>(&Serial).unwrap(), [expected]);
     }
     let (query, current) = (numbers((3, 4, 8), 0), numbers((3, 2, 8), 0));
     let (query, current) = (TensorRef::from(&query), TensorRef::from(&current));
@@ -102,13 +102,14 @@ fn a_layer_has_its_own_sinks() {
     let (query, current, sinks) = (numbers((3, 4, 8), 0), numbers((3, 2, 8), 0), ndarray::arr1(&[0.5, -1.0, 2.0, 0.0]));
     let op = MultiHeadCacheAttention::new(attributes(0)).unwrap();
     let inputs = CacheAttentionInputs { head_sink: Some((&sinks).into()), ..inputs(&query, &current) };
-    let expected: Array3<f32> = op.check(&inputs, (&mut cache()).into(), None).unwrap().run_alloc(&Serial).unwrap();
+    let expected: [Array3<f32>; 1] =
+        op.check(&inputs, (&mut cache()).into(), None).unwrap().run_alloc(&Serial).unwrap();
     let (mut cache, query, current) = (cache(), (&query).into(), (&current).into());
     let mut layers =
         op.check_layers(ElementType::Float32, &indices(), &(&1).into(), None, (&mut cache).into(), None).unwrap();
     let with_sinks = layers.layer_with_sinks(0, &query, &current, &current, Some(&(&sinks).into())).unwrap();
-    assert_eq!(with_sinks.run_alloc::<f32>(&Serial).unwrap(), expected);
-    let without = layers.layer(0, &query, &current, &current).unwrap().run_alloc::<f32>(&Serial).unwrap();
+    assert_eq!(with_sinks.run_alloc::<f32, Ix3, 1>(&Serial).unwrap(), expected);
+    let without = layers.layer(0, &query, &current, &current).unwrap().run_alloc::<f32, Ix3, 1>(&Serial).unwrap();
     assert!(without != expected);
     let three = ndarray::arr1(&[0.0f32; 3]);
     let error = layers.layer_with_sinks(0, &query, &current, &current, Some(&(&three).into())).unwrap_err();
@@ -179,8 +180,9 @@ fn packed_rows_are_checked_as_the_cache_is() {
         attn_mask: None,
         head_sink: None,
     };
-    assert_eq!(op.check(&inputs).unwrap().run_alloc::<f32>(&Serial).unwrap().dim(), (3, 4, 8));
-    let error = op.check(&inputs).unwrap().run_alloc::<f16>(&Serial).unwrap_err();
+    let [output]: [Array3<f32>; 1] = op.check(&inputs).unwrap().run_alloc(&Serial).unwrap();
+    assert_eq!(output.dim(), (3, 4, 8));
+    let error = op.check(&inputs).unwrap().run_alloc::<f16, Ix3, 1>(&Serial).unwrap_err();
     assert!(matches!(error, Error::TypeMismatch { input: "attn_output", .. }), "{error}");
     let wide = Array3::<f32>::zeros((6, 2, 9));
     let part = wide.slice(s![.., .., ..8]);
@@ -236,7 +238,7 @@ fn heads_of_any_number_and_size_are_legal_where_there_are_no_queries() {
             head_sink: None,
         };
         let op = MultiHeadAttention::new(attributes).unwrap().with_backend(backend);
-        let output = op.check(&inputs).unwrap().run_alloc::<f32>(&Serial).unwrap();
+        let [output]: [Array3<f32>; 1] = op.check(&inputs).unwrap().run_alloc(&Serial).unwrap();
         assert_eq!(output.dim(), (0, heads, head_dim), "{}", backend.name());
     }
 }
@@ -269,7 +271,7 @@ fn a_key_with_an_infinite_scale_is_not_hidden() {
             head_sink: None,
         };
         let call = op.check(&inputs, (&mut codes).into(), Some((&mut scale).into())).unwrap();
-        let output: Array3<f32> = call.run_alloc(&Serial).unwrap();
+        let [output]: [Array3<f32>; 1] = call.run_alloc(&Serial).unwrap();
         assert!(scale[(0, 0, 0, 0, 0)].is_infinite() && output.iter().all(|x| x.is_nan()), "{backend:?}: {output}");
     }
 }

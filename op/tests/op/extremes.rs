@@ -33,11 +33,15 @@ fn run_without_tokens(
         let inputs = inputs(&current, &[[0, 0], [0, 0]], &[0]);
         let call = op.check(&inputs, (&mut cache).into(), None).unwrap();
         let (mut key, mut value) = (Array3::<f32>::zeros((0, 0, 0)), Array3::<f32>::zeros((0, 0, 0)));
-        let shape = call.output_shape();
+        let shape = &call.outputs()[0].shape.clone();
         assert_eq!(shape[0], 0, "{backend:?}");
         // SAFETY: an output without elements is not accessed.
         let output = |array: &mut Array3<f32>| unsafe {
-            kvcache_op::TensorMut::from_raw_parts(kvcache_op::ElementType::Float32, shape, array.as_mut_ptr().cast())
+            kvcache_op::TensorMut::from_raw_parts(
+                kvcache_op::ElementType::Float32,
+                shape.clone(),
+                array.as_mut_ptr().cast(),
+            )
         };
         call.run(Outputs { key: output(&mut key), value: output(&mut value) }, &Serial).unwrap();
     }

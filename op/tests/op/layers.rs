@@ -1,6 +1,6 @@
 //! Layers with indices checked once for all give what each layer gives when it is called alone.
 
-use kvcache_conformance::backends::{cache_attributes, inputs_of, named, write};
+use kvcache_conformance::backends::{cache_attributes, read, write};
 use kvcache_conformance::{Expected, Tensor};
 use kvcache_op::{Attributes, ElementType, Error, IndexInputs, KeyValueCache, Outputs, Serial, TensorRef};
 use kvcache_testing::random::{case, drawn};
@@ -16,9 +16,17 @@ proptest! {
         let op = KeyValueCache::new(cache_attributes(&one.attributes)).unwrap();
         let (mut cache, mut scale) = (one.cache().clone(), one.scale.clone());
         let (inputs, t1) = (one.inputs.clone(), one.t1());
-        let inputs = inputs_of(named(&inputs));
+        let input = |name: &str| read(&inputs[name]);
+        let indices = IndexInputs {
+            seqstarts: input("seqstarts"),
+            kvstarts: input("kvstarts"),
+            cachestarts: input("cachestarts"),
+            start_pos: input("start_pos"),
+            max_seqlen: input("max_seqlen"),
+            max_kvlen: input("max_kvlen"),
+        };
         let mut layers = op
-            .check_layers(t1, &inputs.indices, write(&mut cache), scale.as_mut().map(write))
+            .check_layers(t1, &indices, write(&mut cache), scale.as_mut().map(write))
             .unwrap();
         for layer_idx in (0..one.attributes["num_layer"]).rev().chain([0]) {
             // The operator on each layer in turn, checked each time.
@@ -30,7 +38,7 @@ proptest! {
             let output = || Tensor::zeros(t1, layers.output_shape().to_vec()).unwrap();
             let (mut key, mut value) = (output(), output());
             let outputs = Outputs { key: write(&mut key), value: write(&mut value) };
-            let call = layers.layer(layer_idx as usize, &inputs.current_key, &inputs.current_value).unwrap();
+            let call = layers.layer(layer_idx as usize, &input("current_key"), &input("current_value")).unwrap();
             call.run(outputs, &Serial).unwrap();
             prop_assert!((&key, &value) == (&after["key"], &after["value"]), "layer {}", layer_idx);
         }

@@ -50,11 +50,7 @@ impl Call {
     /// What is written, in the order in which it is checked.
     fn written(&self) -> Vec<&'static str> {
         let state = ["cache", "scale"].into_iter().filter(|name| self.tensors.contains_key(name));
-        let mut outputs = self.case.outputs.to_vec();
-        if self.case.operator.suite() == Suite::Attention {
-            outputs.reverse(); // the mass is given first
-        }
-        state.chain(outputs).collect()
+        state.chain(self.case.outputs.iter().copied()).collect()
     }
 
     /// Makes the call with operands that are changed.
@@ -80,8 +76,7 @@ impl Call {
         let (backend, attention) = (Backend::default(), AttentionBackend::default());
         let backends = Backends { backend, attention, workers: Serial };
         let state = ["cache", "scale"].map(|name| operands.get(name).map(write));
-        let result =
-            call_on(&self.case, &self.case.steps[0], &backends, given, state, |name, _, _| write(&operands[name]));
+        let result = call_on(&self.case, &backends, given, state, |output| write(&operands[output.name]));
         let untouched = self.tensors.iter().all(|(name, tensor)| memory[name].tensor() == *tensor);
         assert!(result.is_ok() || untouched, "written by a refused call: {result:?}");
         result

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use kvcache_op::{
-    ElementType, Error, GatherAttributes, GatherInputs, MatMulAttributes, MatMulBackend, MatMulInputs, MatrixInputs,
-    QuantizedGather, QuantizedMatMul, Rayon, Serial, TensorRef, Workers,
+    Backends, ElementType, Error, MatMulAttributes, MatMulBackend, MatMulInputs, MatrixInputs, Operator,
+    QuantizedMatMul, Rayon, Serial, TensorRef, Workers,
 };
-use kvcache_schema::{quantized_gather, quantized_matmul};
-use ndarray::{Array, Array1, Array2, Array3, IxDyn};
+use kvcache_schema::{OperatorKind, quantized_gather, quantized_matmul};
+use ndarray::{Array1, Array2, Array3, ArrayD};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
@@ -25,7 +25,6 @@ struct About {
 }
 
 /// The operator of a case on its inputs, with this kernel.
-#[expect(non_snake_case, reason = "the names of attributes")]
 fn run(
     case: &About,
     tensors: &SafeTensors<'_>,
@@ -43,20 +42,14 @@ fn run(
         // SAFETY: the file has a tensor of this type and shape here, in memory that outlives the call.
         Some(unsafe { TensorRef::from_raw_parts(element, view.shape(), view.data().as_ptr()) })
     };
-    let tensor = |name: &str| given(name).unwrap_or_else(|| panic!("no {name}"));
-    let matrix = MatrixInputs { panels: tensor("panels"), scales: tensor("scales"), minima: given("minima") };
-    let of = |name: &str| case.attributes[name];
-    let (N, K, bits, block_size) = (of("N"), of("K"), of("bits"), of("block_size"));
-    let y: Array<f32, IxDyn> = if case.operator == quantized_gather::NAME {
-        let operator = QuantizedGather::new(GatherAttributes { N, K, bits, block_size })?.with_backend(backend);
-        operator.check(&GatherInputs { indices: tensor("indices"), matrix })?.run_alloc(workers)?
-    } else {
-        assert_eq!(case.operator, quantized_matmul::NAME);
-        let (activation_bits, gate) = (of("activation_bits"), case.attributes.get("gate").copied().unwrap_or_default());
-        let operator = QuantizedMatMul::new(MatMulAttributes { N, K, bits, block_size, activation_bits, gate })?;
-        let inputs = MatMulInputs { x: tensor("x"), matrix, bias: given("bias") };
-        operator.with_backend(backend).check(&inputs)?.run_alloc(workers)?
-    };
+    let kind = OperatorKind::ALL.into_iter().find(|kind| kind.name() == case.operator).unwrap();
+    let operator = Operator::new(kind, |attributes| {
+        assert!(case.attributes.iter().all(|(name, &value)| attributes.set(name, value)));
+        Ok::<_, Error>(())
+    })?;
+    let operator = operator.with_backends(Backends { matmul: backend, ..Backends::default() });
+    let operands = kind.inputs().iter().map(|name| given(name).map(Into::into)).collect();
+    let [y]: [ArrayD<f32>; 1] = operator.check(operands)?.run_alloc(workers)?;
     if let Ok(expected) = tensors.tensor("y") {
         assert_eq!(y.shape(), expected.shape());
     }
@@ -154,6 +147,6 @@ fn what_no_case_holds_is_refused() {
     };
     let call = operator.check(&MatMulInputs { x: read, matrix, bias: None }).unwrap();
     assert_eq!(call.output_shape(), [16, 16]);
-    let refused = call.run(written, &Serial).unwrap_err();
+    let refused = call.run([written], &Serial).unwrap_err();
     assert_eq!(refused, Error::OperandsOverlap { input: "y", other: "x" });
 }

@@ -3,9 +3,10 @@
 
 use half::f16;
 use kvcache_op::{
-    Attributes, Dim, ElementType, Error, IndexInputs, InputDims, Inputs, KeyValueCache, Outputs, Serial, TensorMut,
+    Attributes, Dim, ElementType, Error, IndexInputs, InputDims, Inputs, KeyValueCache, Operand, Operator, Outputs,
+    Serial, TensorMut, TensorRef,
 };
-use ndarray::{Array3, Array5, s};
+use ndarray::{Array3, Array5, Ix2, Ix3, s};
 
 /// One sequence of 2 new tokens after 3, in a cache (MaxT 8, L 1, 2, H 2, Dh 4).
 struct Call {
@@ -193,4 +194,69 @@ fn shapes_are_inferred_as_far_as_they_are_known() {
     let same_heads = KeyValueCache::new(Attributes::default()).unwrap();
     let inputs = InputDims { current_key: Some(&current), ..InputDims::default() };
     assert_eq!(same_heads.infer_shape(&inputs), [Dim::Unknown, name("heads"), Dim::Unknown]);
+}
+
+/// The operands of a call by position.
+fn by_position<'a>(current: &'a Array3<f32>, cache: &'a mut Array5<f32>) -> Vec<Option<Operand<'a>>> {
+    let Inputs { current_key, current_value, indices } = inputs(current);
+    let IndexInputs { seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen } = indices;
+    let read = [current_key, current_value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen];
+    read.into_iter().map(|input| Some(input.into())).chain([Some(TensorMut::from(cache).into())]).collect()
+}
+
+/// What the typed inputs cannot get wrong, operands by position can.
+#[test]
+fn operands_by_position() {
+    let op = Operator::KeyValueCache(op());
+    let refused = |change: &dyn Fn(&mut Vec<Option<Operand<'_>>>)| {
+        let mut call = Call::new();
+        let mut operands = by_position(&call.current, &mut call.cache);
+        change(&mut operands);
+        op.check(operands.into_iter().collect()).map(drop).unwrap_err()
+    };
+    assert_eq!(refused(&|operands| operands[2] = None), Error::InputMissing { input: "seqstarts" });
+    assert_eq!(refused(&|operands| operands.truncate(8)), Error::InputMissing { input: "cache" });
+    let error = refused(&|operands| operands.extend([None, None]));
+    assert_eq!(error.to_string(), "the call has 11 inputs, expected at most 10");
+    assert_eq!(error.kind(), "operand_count");
+    let error = refused(&|operands| {
+        // SAFETY: the call is refused before it accesses anything.
+        let cache = unsafe { TensorRef::from_raw_parts(ElementType::Float32, [8, 1, 2, 2, 4], 64 as *const u8) };
+        operands[8] = Some(cache.into());
+    });
+    assert_eq!(error, Error::ReadOnly { input: "cache" });
+    #[cfg(feature = "cuda")]
+    {
+        use kvcache_op::cuda::DeviceRef;
+        // SAFETY: the call is refused before it accesses anything.
+        let on_device = |shape: &[usize]| unsafe { DeviceRef::from_raw_parts(ElementType::Float32, shape, 64).into() };
+        let error = refused(&|operands| operands[1] = Some(on_device(&[2, 2, 4])));
+        assert_eq!(error.to_string(), "current_value is in memory of a device, expected memory of the host");
+        let error = refused(&|operands| operands[0] = Some(on_device(&[2, 2, 4])));
+        assert_eq!(error, Error::Place { input: "current_value", got: "the host", expected: "a device" });
+    }
+}
+
+/// A call takes its outputs, no fewer and no more, of their rank; what is refused has not stored.
+#[test]
+fn outputs_by_position() {
+    let mut call = Call::new();
+    let mut outputs = [(); 3].map(|()| Array3::<f32>::zeros((5, 2, 4)));
+    for count in [0, 1, 3] {
+        let error = refused(&mut call, |op, call| {
+            let checked = op.check(&inputs(&call.current), (&mut call.cache).into(), None)?;
+            checked.run(outputs[..count].iter_mut().map(TensorMut::from), &Serial)
+        });
+        assert_eq!(error.to_string(), format!("the call has {count} outputs, expected key, value"));
+    }
+    let error = refused(&mut call, |op, call| {
+        let checked = op.check(&inputs(&call.current), (&mut call.cache).into(), None)?;
+        checked.run_alloc::<f32, Ix2, 2>(&Serial).map(drop)
+    });
+    assert!(matches!(error, Error::RankMismatch { input: "key", expected: 2, .. }), "{error}");
+    let error = refused(&mut call, |op, call| {
+        let checked = op.check(&inputs(&call.current), (&mut call.cache).into(), None)?;
+        checked.run_alloc::<f32, Ix3, 3>(&Serial).map(drop)
+    });
+    assert!(matches!(error, Error::OperandCount { got: 3, .. }), "{error}");
 }

@@ -2,9 +2,11 @@
 //! size. A check does not panic or overflow; what it accepts has the same bits on every kernel, with workers that take
 //! tasks in any order.
 
+use kvcache_conformance::Tensor;
+use kvcache_conformance::backends::write;
 use kvcache_conformance::random::Unstructured;
 use kvcache_op::{
-    ElementType, GatherAttributes, GatherInputs, MatMulAttributes, MatMulBackend, MatMulInputs, MatrixInputs,
+    Checked, ElementType, GatherAttributes, GatherInputs, MatMulAttributes, MatMulBackend, MatMulInputs, MatrixInputs,
     QuantizedGather, QuantizedMatMul, TensorRef,
 };
 use kvcache_testing::backends::Careless;
@@ -65,21 +67,25 @@ pub fn run(bytes: &[u8]) {
     let (has_minima, has_bias) = (u.one_in(2), u.one_in(2));
     let matrix =
         MatrixInputs { panels: codes.tensor(), scales: scales.tensor(), minima: has_minima.then(|| minima.tensor()) };
+    let run = |call: Checked<'_>| {
+        let mut y = Tensor::zeros(ElementType::Float32, call.output_shape().to_vec()).expect("a small output");
+        call.run([write(&mut y)], &Careless(3)).map(|()| y)
+    };
     let mut expected = None;
     for backend in MatMulBackend::all() {
         let attributes = MatMulAttributes { N, K, bits: bits_given, block_size: block_given, activation_bits, gate };
         let multiplied = QuantizedMatMul::new(attributes).and_then(|operator| {
             let bias = has_bias.then(|| bias.tensor());
             let inputs = MatMulInputs { x: x.tensor(), matrix: matrix.clone(), bias };
-            operator.with_backend(backend).check(&inputs)?.run_alloc(&Careless(3))
+            run(operator.with_backend(backend).check(&inputs)?)
         });
         let gathered = QuantizedGather::new(GatherAttributes { N, K, bits: bits_given, block_size: block_given })
             .and_then(|operator| {
                 let inputs = GatherInputs { indices: indices.tensor(), matrix: matrix.clone() };
-                operator.with_backend(backend).check(&inputs)?.run_alloc(&Careless(3))
+                run(operator.with_backend(backend).check(&inputs)?)
             });
         let found = [multiplied, gathered].map(|y| match y {
-            Ok(y) => Ok(y.iter().map(|y| y.to_bits()).collect::<Vec<_>>()),
+            Ok(y) => Ok(y.bytes().to_vec()),
             Err(error) => Err(error.to_string()),
         });
         assert_eq!(expected.get_or_insert(found.clone()), &found, "{}", backend.name());

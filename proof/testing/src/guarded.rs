@@ -6,11 +6,9 @@ use std::io::Error;
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
-use kvcache_conformance::backends::{
-    Backends, attention_attributes, cache_attributes, check_attention, inputs_of, static_attributes, static_inputs_of,
-};
-use kvcache_conformance::{CallResult, Case, Implementation, Operator, Outcome, Step, Tensor};
-use kvcache_op::{self as op, ElementType, KeyValueCache, Outputs, StaticKeyValueCache, TensorMut, TensorRef, Workers};
+use kvcache_conformance::backends::{Backends, operands, operator};
+use kvcache_conformance::{CallResult, Case, Implementation, Outcome, Step, Tensor};
+use kvcache_op::{self as op, ElementType, Output, TensorMut, TensorRef, Workers};
 
 /// Where a tensor lies between its guard pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,45 +127,22 @@ impl Drop for Guarded {
     }
 }
 
-/// Makes a call of a case on tensors that are anywhere: `output` gives the memory of an output of a type and a shape.
+/// Makes a call of a case on tensors that are anywhere: `output` gives the memory of an output.
 ///
 /// # Errors
 /// If the operator refuses it.
 pub fn call_on<'a, W: Workers>(
     case: &Case,
-    step: &Step,
-    Backends { backend, attention, workers }: &Backends<W>,
+    backends: &Backends<W>,
     given: impl Fn(&str) -> Option<TensorRef<'a>>,
-    [cache, scale]: [Option<TensorMut<'a>>; 2],
-    output: impl Fn(&'static str, ElementType, &[usize]) -> TensorMut<'a>,
+    state: [Option<TensorMut<'a>>; 2],
+    output: impl Fn(&Output) -> TensorMut<'a>,
 ) -> Result<(), op::Error> {
-    let (first, has_cache) = (case.operator.inputs().next(), "the operator has a cache");
-    let t1 = step.inputs[first.expect("an operator has inputs")].element();
-    let outputs = |shape: &[usize]| Outputs { key: output("key", t1, shape), value: output("value", t1, shape) };
-    match case.operator {
-        Operator::KeyValueCache => {
-            let op = KeyValueCache::new(cache_attributes(&case.attributes))?.with_backend(*backend);
-            let call = op.check(&inputs_of(given), cache.expect(has_cache), scale)?;
-            let outputs = outputs(&call.output_shape());
-            call.run(outputs, workers)
-        }
-        Operator::StaticKeyValueCache => {
-            let op = StaticKeyValueCache::new(static_attributes(&case.attributes))?.with_backend(*backend);
-            let call = op.check(&static_inputs_of(given), cache.expect(has_cache), scale)?;
-            let outputs = outputs(&call.output_shape());
-            call.run(outputs, workers)
-        }
-        Operator::MultiHeadAttention | Operator::MultiHeadCacheAttention => {
-            let attributes = attention_attributes(&case.attributes, &case.floats);
-            let call = check_attention(&attributes, given, [cache, scale], (*attention, *backend))?;
-            let attn_output = output("attn_output", t1, &call.output_shape());
-            if !case.has_mass() {
-                return call.run(attn_output, workers);
-            }
-            let mass = output("attention_mass", ElementType::Float32, &call.mass_shape());
-            call.run_with_mass(attn_output, mass, workers)
-        }
-    }
+    let operator = operator(case.operator, &case.attributes, &case.floats)?.with_backends(backends.kernels());
+    let checked = operator.check(operands(case.operator, given, state))?;
+    let expected = checked.outputs().iter().filter(|output| case.outputs.contains(&output.name));
+    let outputs: Vec<_> = expected.map(output).collect();
+    checked.run(outputs, &backends.workers)
 }
 
 /// The operators, all of whose tensors are guarded.
@@ -184,16 +159,16 @@ impl<W: Workers> Implementation for OnGuarded<W> {
         let result = |step: &Step| {
             let inputs: BTreeMap<_, _> = step.inputs.iter().map(|(&name, tensor)| (name, guarded(tensor))).collect();
             let outputs = RefCell::new(Vec::new());
-            let output = |_, element, shape: &[usize]| {
+            let output = |&Output { element, ref shape, .. }: &Output| {
                 let memory = guarded(&Tensor::zeros(element, shape.to_vec()).expect("a small output"));
                 // SAFETY: bytes of this type and shape, kept until the call is over, and used by nothing else until then.
-                let tensor = unsafe { TensorMut::from_raw_parts(element, shape, memory.data().as_ptr()) };
+                let tensor = unsafe { TensorMut::from_raw_parts(element, &shape[..], memory.data().as_ptr()) };
                 outputs.borrow_mut().push(memory);
                 tensor
             };
             let given = |name: &str| inputs.get(name).map(Guarded::read);
             let written = state.each_mut().map(|tensor| tensor.as_mut().map(Guarded::write));
-            let outcome = match call_on(case, step, &self.backends, given, written, output) {
+            let outcome = match call_on(case, &self.backends, given, written, output) {
                 Ok(()) => Outcome::Done(outputs.borrow().iter().map(Guarded::tensor).collect()),
                 Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
             };

@@ -80,7 +80,7 @@ def quantized_matmul(
 
     Returns y. Raises KvCacheError with the library's sentence and its `kind`; nothing is then written.
     """
-    return _native.quantized_matmul(dict(attributes), x, panels, scales, minima, bias, y)
+    return _native.run("QuantizedMatMul", dict(attributes), [x, panels, scales, minima, bias], [y])[0]
 
 
 def quantized_gather(
@@ -98,4 +98,4 @@ def quantized_gather(
 
     Returns y. Raises KvCacheError; nothing is then written.
     """
-    return _native.quantized_gather(dict(attributes), indices, panels, scales, minima, y)
+    return _native.run("QuantizedGather", dict(attributes), [indices, panels, scales, minima], [y])[0]

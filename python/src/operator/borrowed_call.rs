@@ -1,25 +1,19 @@
 //! One call of an operator on borrowed tensors.
 
-use kvcache_op::schema::STATIC_SCALES;
-use kvcache_op::schema::multi_head_cache_attention::MASS;
-use kvcache_op::{
-    AttentionCall, AttentionInputs, CacheAttentionInputs, Call, ElementType, Error, IndexInputs, Inputs, Outputs,
-    TensorMut, TensorRef,
-};
+use kvcache_op::schema::{OperatorKind, STATIC_SCALES};
+use kvcache_op::{Checked, ElementType, Error, Operands, Operator, Output, TensorMut};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use super::geometry::element;
-use super::kind::{Kind, Operator};
+use super::kind::{cache_attributes, kind, operator};
 use super::tensor::{Access, Tensor};
 use crate::refusal::Refusal;
 use crate::threads::Threads;
 
-/// The inputs that a call may lack.
-pub const OPTIONAL: [&str; 3] = ["scale", "attn_mask", "head_sink"];
 /// The inputs that decide where bytes are read and written.
-const INDICES: [&str; 7] =
-    ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen"];
+const INDICES: [&str; 8] =
+    ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen", "indices"];
 
 /// Checks a call of the operator and makes it; returns its outputs: those given, in place, new numpy arrays for the
 /// others. `inputs` and `outputs` are in the operator's order, with None for what is left out; attention writes its
@@ -35,93 +29,102 @@ pub fn run<'py>(
     outputs: Vec<Bound<'py, PyAny>>,
     expected: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    let (operator, operands) = prepare(op_type, attributes, inputs, expected)?;
-    let checked = operands.check(&operator)?;
-    let (shape, t1) = (checked.output_shape(), operands.t1()?);
-    let names = operands.kind.outputs;
-    let mass = outputs.get(names.len()).filter(|mass| names.len() == 1 && !mass.is_none());
-    let mass = mass.map(|mass| Tensor::new(MASS, mass, Access::Write)).transpose()?;
-    let given = outputs.into_iter().map(Some).chain(std::iter::repeat(None));
-    let outputs = names
-        .iter()
-        .zip(given)
-        .map(|(name, given)| match given.filter(|given| !given.is_none()) {
-            Some(given) => Tensor::new(name, &given, Access::Write),
-            None => Tensor::new(name, &allocate(py, name, shape, t1)?, Access::Write),
-        })
-        .collect::<PyResult<Vec<_>>>()?;
-    let call = Here((checked, outputs.iter().chain(&mass).map(Tensor::write).collect()));
+    let (operator, tensors) = borrow(op_type, attributes, inputs, expected)?;
+    let checked = check_borrowed(&operator, &tensors)?;
+    let mut written = Vec::new();
+    for (index, output) in checked.outputs().iter().enumerate() {
+        let array = match outputs.get(index).filter(|given| !given.is_none()) {
+            Some(given) => given.clone(),
+            None if output.optional => continue,
+            None => allocate(py, output)?,
+        };
+        written.push(Tensor::new(output.name, &array, Access::Write)?);
+    }
+    let call = SendToSameThread((checked, written.iter().map(Tensor::write).collect()));
     py.detach(move || call.run()).map_err(Refusal::from)?;
-    PyTuple::new(py, outputs.iter().map(Tensor::object))
+    PyTuple::new(py, written.iter().take(operator.kind().outputs().len()).map(Tensor::object))
 }
 
 /// Checks a call of the operator and returns the shape of its outputs. Writes nothing.
 #[pyfunction]
 #[pyo3(signature = (op_type, attributes, inputs, expected=None))]
-pub fn check(
-    op_type: &str,
-    attributes: &Bound<'_, PyDict>,
-    inputs: Vec<Bound<'_, PyAny>>,
-    expected: Option<&Bound<'_, PyDict>>,
-) -> PyResult<(usize, usize, usize)> {
-    let (operator, operands) = prepare(op_type, attributes, inputs, expected)?;
-    Ok(operands.check(&operator)?.output_shape().into())
-}
-
-/// The operator and the borrowed inputs of a call, which are as `expected`.
-fn prepare<'py>(
+pub fn check<'py>(
+    py: Python<'py>,
     op_type: &str,
     attributes: &Bound<'py, PyDict>,
     inputs: Vec<Bound<'py, PyAny>>,
     expected: Option<&Bound<'py, PyDict>>,
-) -> PyResult<(Operator, Operands<'py>)> {
-    let kind = Kind::from_name(op_type)?;
-    let operator = Operator::new(kind, attributes)?;
+) -> PyResult<Bound<'py, PyTuple>> {
+    let (operator, tensors) = borrow(op_type, attributes, inputs, expected)?;
+    PyTuple::new(py, check_borrowed(&operator, &tensors)?.output_shape())
+}
+
+/// The operator and the borrowed inputs of a call, by position, which are as `expected`.
+fn borrow<'py>(
+    op_type: &str,
+    attributes: &Bound<'py, PyDict>,
+    inputs: Vec<Bound<'py, PyAny>>,
+    expected: Option<&Bound<'py, PyDict>>,
+) -> PyResult<(Operator, Vec<Option<Tensor<'py>>>)> {
+    let kind = kind(op_type, &OperatorKind::ALL)?;
+    let operator = operator(kind, attributes)?;
+    let cache = cache_attributes(&operator);
     // What an export writes that has no mask, sinks or scale: tensors without elements, which count as not given.
     let may_be_empty = |name| match name {
         "attn_mask" | "head_sink" => true,
-        "scale" => operator.cache_attributes().is_some_and(|cache| cache.quant_bit == 0),
+        "scale" => cache.is_some_and(|cache| cache.quant_bit == 0),
         _ => false,
     };
-    let reads_scale = operator.cache_attributes().is_some_and(|cache| cache.quant_type == STATIC_SCALES);
+    let reads_scale = cache.is_some_and(|cache| cache.quant_type == STATIC_SCALES);
+    let tensor = |(name, given): (&&'static str, Option<Bound<'py, PyAny>>)| {
+        let Some(given) = given.filter(|given| !given.is_none()) else {
+            return match OperatorKind::is_optional(name) {
+                true => Ok(None),
+                false => Err(Refusal::from(Error::InputMissing { input: name }).into()),
+            };
+        };
+        let access = match *name {
+            "cache" => Access::WriteInt4,
+            "scale" if !reads_scale => Access::Write,
+            "panels" => Access::ReadBytes,
+            name if INDICES.contains(&name) => Access::Index,
+            _ => Access::Read,
+        };
+        let tensor = match may_be_empty(*name) {
+            true => Tensor::with_elements(name, &given, access),
+            false => Tensor::new(name, &given, access).map(Some),
+        }?;
+        let expected = expected.map(|expected| expected.get_item(name)).transpose()?.flatten();
+        if let (Some(tensor), Some(expected)) = (&tensor, expected) {
+            let (expected, shape): (String, Option<Vec<Option<usize>>>) = expected.extract()?;
+            tensor.check(name, element(name, &expected)?, shape.as_deref())?;
+        }
+        Ok(tensor)
+    };
     let given = inputs.into_iter().map(Some).chain(std::iter::repeat(None));
-    let tensors = kind
-        .inputs
-        .iter()
-        .zip(given)
-        .map(|(name, given)| match given.filter(|given| !given.is_none()) {
-            Some(given) => {
-                let access = match *name {
-                    "cache" => Access::WriteInt4,
-                    "scale" if !reads_scale => Access::Write,
-                    name if INDICES.contains(&name) => Access::Index,
-                    _ => Access::Read,
-                };
-                let tensor = match may_be_empty(*name) {
-                    true => Tensor::with_elements(name, &given, access),
-                    false => Tensor::new(name, &given, access).map(Some),
-                }?;
-                let expected = expected.map(|expected| expected.get_item(name)).transpose()?.flatten();
-                if let (Some(tensor), Some(expected)) = (&tensor, expected) {
-                    let (expected, shape): (String, Option<Vec<Option<usize>>>) = expected.extract()?;
-                    tensor.check(name, element(name, &expected)?, shape.as_deref())?;
-                }
-                Ok(tensor)
-            }
-            None if OPTIONAL.contains(name) => Ok(None),
-            None => Err(Refusal::new("input_missing", format!("{name} is absent, expected a tensor")).into()),
-        })
-        .collect::<PyResult<Vec<_>>>()?;
-    Ok((operator, Operands { kind, tensors }))
+    let tensors = kind.inputs().iter().zip(given).map(tensor).collect::<PyResult<_>>()?;
+    Ok((operator, tensors))
+}
+
+fn check_borrowed<'t>(operator: &Operator, tensors: &'t [Option<Tensor<'_>>]) -> Result<Checked<'t>, Refusal> {
+    let mut operands = Operands::default();
+    let mut packed = false;
+    for (&name, tensor) in operator.kind().inputs().iter().zip(tensors) {
+        packed |= name == "cache" && tensor.as_ref().is_some_and(|cache| cache.element() == ElementType::Int4);
+        let is_state = matches!(name, "cache" | "scale");
+        operands
+            .push(tensor.as_ref().map(|tensor| if is_state { tensor.write().into() } else { tensor.read().into() }));
+    }
+    operator.check(operands).map_err(Refusal::from).map_err(|refusal| match packed {
+        true => {
+            refusal.because("illegal_types", "; cache is an array of uint8, which is int4 with two elements in a byte")
+        }
+        false => refusal,
+    })
 }
 
 /// A new array for an output, uninitialized.
-fn allocate<'py>(
-    py: Python<'py>,
-    output: &'static str,
-    shape: [usize; 3],
-    element: ElementType,
-) -> PyResult<Bound<'py, PyAny>> {
+fn allocate<'py>(py: Python<'py>, Output { name: output, element, shape, .. }: &Output) -> PyResult<Bound<'py, PyAny>> {
     let (numpy, name) = (py.import("numpy")?, element.name());
     let of_ml_dtypes = |_| py.import("ml_dtypes").and_then(|package| package.getattr(name));
     let dtype = numpy.getattr(name).or_else(of_ml_dtypes).map_err(|error| {
@@ -129,121 +132,19 @@ fn allocate<'py>(
         PyErr::from(Refusal::new("package_missing", message))
     })?;
     numpy
-        .call_method1("empty", (<(usize, usize, usize)>::from(shape), dtype))
-        .map_err(|_| Refusal::from(Error::OutOfMemory { output, shape: shape.into() }).into())
-}
-
-/// The inputs of a call, by position.
-struct Operands<'py> {
-    kind: &'static Kind,
-    tensors: Vec<Option<Tensor<'py>>>,
-}
-
-impl<'py> Operands<'py> {
-    fn optional(&self, name: &str) -> Option<&Tensor<'py>> {
-        let i = self.kind.inputs.iter().position(|input| *input == name)?;
-        self.tensors.get(i)?.as_ref()
-    }
-
-    fn required(&self, name: &'static str) -> Result<&Tensor<'py>, Refusal> {
-        self.optional(name).ok_or_else(|| Refusal::new("input_missing", format!("{name} is absent, expected a tensor")))
-    }
-
-    fn read(&self, name: &'static str) -> Result<TensorRef<'_>, Refusal> {
-        self.required(name).map(Tensor::read)
-    }
-
-    /// The type of the outputs.
-    fn t1(&self) -> Result<ElementType, Refusal> {
-        self.required(self.kind.inputs[0]).map(Tensor::element)
-    }
-
-    fn stored(&self) -> Result<Inputs<'_>, Refusal> {
-        Ok(Inputs {
-            current_key: self.read("current_key")?,
-            current_value: self.read("current_value")?,
-            indices: IndexInputs {
-                seqstarts: self.read("seqstarts")?,
-                kvstarts: self.read("kvstarts")?,
-                cachestarts: self.read("cachestarts")?,
-                start_pos: self.read("start_pos")?,
-                max_seqlen: self.read("max_seqlen")?,
-                max_kvlen: self.read("max_kvlen")?,
-            },
-        })
-    }
-
-    fn check(&self, operator: &Operator) -> Result<Checked<'_>, Refusal> {
-        let packed = self.optional("cache").is_some_and(|cache| cache.element() == ElementType::Int4);
-        self.checked(operator).map_err(|refusal| match packed {
-            true => refusal
-                .because("illegal_types", "; cache is an array of uint8, which is int4 with two elements in a byte"),
-            false => refusal,
-        })
-    }
-
-    fn checked(&self, operator: &Operator) -> Result<Checked<'_>, Refusal> {
-        let cache = || self.required("cache").map(Tensor::write);
-        let scale = || self.optional("scale").map(Tensor::write);
-        let [attn_mask, head_sink] = ["attn_mask", "head_sink"].map(|name| self.optional(name).map(Tensor::read));
-        Ok(match operator {
-            Operator::KeyValueCache(op) => Checked::Rows(op.check(&self.stored()?, cache()?, scale())?),
-            Operator::MultiHeadAttention(op) => Checked::Attention(op.check(&AttentionInputs {
-                query: self.read("query")?,
-                key: self.read("key")?,
-                value: self.read("value")?,
-                seqstarts: self.read("seqstarts")?,
-                kvstarts: self.read("kvstarts")?,
-                decoding_batches: self.read("decoding_batches")?,
-                max_seqlen: self.read("max_seqlen")?,
-                max_kvlen: self.read("max_kvlen")?,
-                attn_mask,
-                head_sink,
-            })?),
-            Operator::MultiHeadCacheAttention(op) => {
-                let inputs = CacheAttentionInputs {
-                    query: self.read("query")?,
-                    stored: self.stored()?,
-                    decoding_batches: self.read("decoding_batches")?,
-                    attn_mask,
-                    head_sink,
-                };
-                Checked::Attention(op.check(&inputs, cache()?, scale())?)
-            }
-        })
-    }
-}
-
-/// A checked call.
-enum Checked<'a> {
-    Rows(Call<'a>),
-    Attention(AttentionCall<'a>),
-}
-
-impl Checked<'_> {
-    fn output_shape(&self) -> [usize; 3] {
-        match self {
-            Self::Rows(call) => call.output_shape(),
-            Self::Attention(call) => call.output_shape(),
-        }
-    }
+        .call_method1("empty", (PyTuple::new(py, &shape[..])?, dtype))
+        .map_err(|_| Refusal::from(Error::OutOfMemory { output, shape: shape.clone() }).into())
 }
 
 /// A call and its outputs, for a closure that runs without the GIL, but on the thread that made it.
-struct Here<'a>((Checked<'a>, Vec<TensorMut<'a>>));
+struct SendToSameThread<'t, 'o>((Checked<'t>, Vec<TensorMut<'o>>));
 
 // SAFETY: the pointers in a call are those of tensors that `run` keeps until the closure has returned, on one thread.
-unsafe impl Send for Here<'_> {}
+unsafe impl Send for SendToSameThread<'_, '_> {}
 
-impl<'a> Here<'a> {
+impl SendToSameThread<'_, '_> {
     fn run(self) -> Result<(), Error> {
         let (call, outputs) = self.0;
-        let mut outputs = outputs.into_iter();
-        match (call, outputs.next(), outputs.next()) {
-            (Checked::Rows(call), Some(key), Some(value)) => call.run(Outputs { key, value }, &Threads),
-            (Checked::Attention(call), Some(output), None) => call.run(output, &Threads),
-            (Checked::Attention(call), Some(output), Some(mass)) => call.run_with_mass(output, mass, &Threads),
-            _ => unreachable!("there is a tensor for each of the operator's outputs"),
-        }
+        call.run(outputs, &Threads)
     }
 }

@@ -1,13 +1,12 @@
 //! What the operators are and what this machine has, for Python: the rules stay in `kvcache-schema` and `kvcache-op`.
 
 use kvcache_op::kernels::InstructionSet;
-use kvcache_op::schema::{QuantBit, TypeCombination};
+use kvcache_op::schema::{OperatorKind, QuantBit, TypeCombination};
 use kvcache_op::{Backend, ElementType};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::borrowed_call::OPTIONAL;
-use super::kind::{Kind, Operator};
+use super::kind::{self, OF_GRAPHS, cache_attributes, kind, operator};
 use crate::refusal::Refusal;
 
 /// The domains that the operators are registered in.
@@ -19,38 +18,38 @@ pub fn domains() -> Vec<&'static str> {
 /// The names of the operator's attributes, in the specification's order.
 #[pyfunction]
 pub fn attribute_names(op_type: &str) -> PyResult<Vec<&'static str>> {
-    Ok((Kind::from_name(op_type)?.attributes)().into_iter().map(|(name, _)| name).collect())
+    Ok(kind::attribute_names(kind(op_type, &OF_GRAPHS)?))
 }
 
 /// The names of the operator's inputs, by position.
 #[pyfunction]
 pub fn input_names(op_type: &str) -> PyResult<Vec<&'static str>> {
-    Ok(Kind::from_name(op_type)?.inputs.to_vec())
+    Ok(kind(op_type, &OF_GRAPHS)?.inputs().to_vec())
 }
 
 /// The names of the operator's outputs, by position.
 #[pyfunction]
 pub fn output_names(op_type: &str) -> PyResult<Vec<&'static str>> {
-    Ok(Kind::from_name(op_type)?.outputs.to_vec())
+    Ok(kind(op_type, &OF_GRAPHS)?.outputs().to_vec())
 }
 
 /// Checks what is known of a node without types and shapes: attributes, and that it has the inputs that it needs, by
 /// their names.
 #[pyfunction]
 pub fn check_node(op_type: &str, attributes: &Bound<'_, PyDict>, inputs: Vec<String>) -> PyResult<()> {
-    let kind = Kind::from_name(op_type)?;
-    let operator = Operator::new(kind, attributes)?;
+    let kind = kind(op_type, &OF_GRAPHS)?;
+    let operator = operator(kind, attributes)?;
     let has = |name: &str| inputs.iter().any(|input| input == name);
-    if let Some(unknown) = inputs.iter().find(|input| !kind.inputs.contains(&input.as_str())) {
-        let names = kind.inputs.join(", ");
-        let message = format!("{} has no input {unknown:?}, expected some of {names}", kind.name);
+    if let Some(unknown) = inputs.iter().find(|input| !kind.inputs().contains(&input.as_str())) {
+        let names = kind.inputs().join(", ");
+        let message = format!("{} has no input {unknown:?}, expected some of {names}", kind.name());
         return Err(Refusal::new("input_unknown", message).into());
     }
-    if let Some(missing) = kind.inputs.iter().find(|name| !has(name) && !OPTIONAL.contains(name)) {
-        let message = format!("{missing} is absent, and {} needs it", kind.name);
+    if let Some(missing) = kind.inputs().iter().find(|name| !has(name) && !OperatorKind::is_optional(name)) {
+        let message = format!("{missing} is absent, and {} needs it", kind.name());
         return Err(Refusal::new("input_missing", message).into());
     }
-    let Some(cache) = operator.cache_attributes() else { return Ok(()) };
+    let Some(cache) = cache_attributes(&operator) else { return Ok(()) };
     if has("scale") {
         return Ok(());
     }

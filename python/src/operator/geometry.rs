@@ -1,11 +1,11 @@
 //! The memory of a cache: shapes and bytes, and whether given memory is that of a cache.
 
-use kvcache_op::schema::{self, Axis, CacheLayout, STATIC_SCALES, shape};
-use kvcache_op::{ElementType, Error};
+use kvcache_op::schema::{Axis, CacheLayout, OperatorKind, STATIC_SCALES, shape};
+use kvcache_op::{ElementType, Error, Operator};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use super::kind::{Kind, Operator};
+use super::kind::operator;
 use super::tensor::{Access, Tensor};
 use crate::refusal::Refusal;
 
@@ -25,7 +25,7 @@ pub fn cache_geometry<'py>(
     head_dim: i64,
 ) -> PyResult<(Size<'py>, Option<Size<'py>>)> {
     let py = attributes.py();
-    let Operator::KeyValueCache(op) = Operator::new(Kind::from_name(schema::NAME)?, attributes)? else {
+    let Operator::KeyValueCache(op) = operator(OperatorKind::KeyValueCache, attributes)? else {
         unreachable!("the operator of this kind")
     };
     let (t1, t2) = (element("dtype", dtype)?, element("cache_dtype", cache_dtype)?);

@@ -1,18 +1,12 @@
 //! The operators by their names, with attributes from Python.
 
-use kvcache_op::schema::{self, OperatorAttributes, multi_head_attention, multi_head_cache_attention};
-use kvcache_op::{
-    AttentionAttributes, Attributes, CacheAttentionAttributes, KeyValueCache, MultiHeadAttention,
-    MultiHeadCacheAttention,
-};
+use kvcache_op::schema::{OperatorAttributes, OperatorKind};
+use kvcache_op::{Attributes, Error, Operator};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use crate::refusal::Refusal;
-
-/// The attributes of a node, by name.
-type Given = [(String, Number)];
 
 /// The value of an attribute.
 enum Number {
@@ -20,76 +14,51 @@ enum Number {
     Float(f32),
 }
 
-/// The names of an operator, and how it is made.
-pub struct Kind {
-    /// The name in a graph.
-    pub name: &'static str,
-    /// The names of the inputs, by position.
-    pub inputs: &'static [&'static str],
-    /// The names of the outputs, by position.
-    pub outputs: &'static [&'static str],
-    /// The names of the attributes, and whether each must be given.
-    pub attributes: fn() -> Vec<(&'static str, bool)>,
-    /// The names of the attributes that are floats.
-    floats: fn() -> Vec<&'static str>,
-    /// The operator with these attributes.
-    make: fn(&Self, &Given) -> Result<Operator, Refusal>,
+/// The operators that graphs of the book have, in the order in which they are listed.
+pub const OF_GRAPHS: [OperatorKind; 3] =
+    [OperatorKind::KeyValueCache, OperatorKind::MultiHeadAttention, OperatorKind::MultiHeadCacheAttention];
+
+/// The operator of this name among `kinds`.
+pub fn kind(name: &str, kinds: &[OperatorKind]) -> Result<OperatorKind, Refusal> {
+    kinds.iter().copied().find(|kind| kind.name() == name).ok_or_else(|| {
+        let names = OF_GRAPHS.map(OperatorKind::name).join(", ");
+        Refusal::new("operator_unknown", format!("there is no operator {name:?}, expected one of {names}"))
+    })
 }
 
-static KINDS: [Kind; 3] = [
-    Kind {
-        name: schema::NAME,
-        inputs: &schema::INPUTS,
-        outputs: &schema::OUTPUTS,
-        attributes: Attributes::names,
-        floats: Attributes::floats,
-        make: |kind, given| Ok(Operator::KeyValueCache(KeyValueCache::new(kind.read(given)?)?)),
-    },
-    Kind {
-        name: multi_head_attention::NAME,
-        inputs: &multi_head_attention::INPUTS,
-        outputs: &multi_head_attention::OUTPUTS,
-        attributes: AttentionAttributes::names,
-        floats: AttentionAttributes::floats,
-        make: |kind, given| Ok(Operator::MultiHeadAttention(MultiHeadAttention::new(kind.read(given)?)?)),
-    },
-    Kind {
-        name: multi_head_cache_attention::NAME,
-        inputs: &multi_head_cache_attention::INPUTS,
-        outputs: &multi_head_cache_attention::OUTPUTS,
-        attributes: CacheAttentionAttributes::names,
-        floats: CacheAttentionAttributes::floats,
-        make: |kind, given| Ok(Operator::MultiHeadCacheAttention(MultiHeadCacheAttention::new(kind.read(given)?)?)),
-    },
-];
-
-impl Kind {
-    /// The operator of this name.
-    pub fn from_name(name: &str) -> Result<&'static Self, Refusal> {
-        KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
-            let names = KINDS.each_ref().map(|kind| kind.name).join(", ");
-            Refusal::new("operator_unknown", format!("there is no operator {name:?}, expected one of {names}"))
-        })
-    }
-
-    fn read<A: OperatorAttributes>(&self, given: &Given) -> Result<A, Refusal> {
-        read(self.name, given)
-    }
-}
-
-/// The attributes of a node of the operator `name`, from Python.
+/// The operator with these attributes.
 ///
 /// # Errors
 /// `KvCacheError` of kind `attribute_unknown`, `attribute_missing`, `attribute_type` or `attribute_out_of_range`.
-pub fn attributes_of<A: OperatorAttributes>(name: &str, given: &Bound<'_, PyDict>) -> PyResult<A> {
-    let floats = A::floats();
-    let given = given.iter().map(|(name, value)| attribute(&floats, &name, &value)).collect::<PyResult<Vec<_>>>()?;
-    Ok(read(name, &given)?)
+pub fn operator(kind: OperatorKind, given: &Bound<'_, PyDict>) -> PyResult<Operator> {
+    Ok(Operator::new(kind, |attributes| set(kind.name(), attributes, given).map_err(Failure::Python))?)
 }
 
-/// The attributes of a node, given by name.
-fn read<A: OperatorAttributes>(operator: &str, given: &Given) -> Result<A, Refusal> {
-    let (mut attributes, known) = (A::default(), A::names());
+/// Why an operator cannot be made.
+pub enum Failure {
+    Operator(Error),
+    Python(PyErr),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Operator(error)
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Operator(error) => Refusal::from(error).into(),
+            Failure::Python(error) => error,
+        }
+    }
+}
+
+/// Sets the attributes of a node, given by name.
+fn set(operator: &str, attributes: &mut dyn OperatorAttributes, given: &Bound<'_, PyDict>) -> PyResult<()> {
+    let (known, floats) = (attributes.names(), attributes.floats());
+    let given = given.iter().map(|(name, value)| attribute(&floats, &name, &value)).collect::<PyResult<Vec<_>>>()?;
     // Unknown names first: what is absent may be there misspelled.
     let mut set = |name: &str, value: &Number| match *value {
         Number::Integer(value) => attributes.set(name, value),
@@ -97,44 +66,34 @@ fn read<A: OperatorAttributes>(operator: &str, given: &Given) -> Result<A, Refus
     };
     if let Some((name, _)) = given.iter().find(|(name, value)| !set(name, value)) {
         let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-        let message = format!("{} has no attribute {name:?}, expected one of {names}", operator);
-        return Err(Refusal::new("attribute_unknown", message));
+        let message = format!("{operator} has no attribute {name:?}, expected one of {names}");
+        return Err(Refusal::new("attribute_unknown", message).into());
     }
     let is_given = |name| given.iter().any(|(got, _)| got == name);
     if let Some((name, _)) = known.iter().find(|(name, required)| *required && !is_given(name)) {
-        let message = format!("attribute {name} is absent, and {} has no default for it", operator);
-        return Err(Refusal::new("attribute_missing", message));
+        let message = format!("attribute {name} is absent, and {operator} has no default for it");
+        return Err(Refusal::new("attribute_missing", message).into());
     }
-    Ok(attributes)
+    Ok(())
 }
 
-/// An operator with checked attributes.
-#[derive(Debug)]
-pub enum Operator {
-    KeyValueCache(KeyValueCache),
-    MultiHeadAttention(MultiHeadAttention),
-    MultiHeadCacheAttention(MultiHeadCacheAttention),
+/// The names of an operator's attributes, in the specification's order.
+pub fn attribute_names(kind: OperatorKind) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    // No attributes are legal ones or not: only the names are asked for.
+    let _ = Operator::new(kind, |attributes| {
+        names = attributes.names().into_iter().map(|(name, _)| name).collect();
+        Ok::<_, Error>(())
+    });
+    names
 }
 
-impl Operator {
-    /// The operator with these attributes.
-    ///
-    /// # Errors
-    /// `KvCacheError` of kind `attribute_unknown`, `attribute_missing`, `attribute_type` or `attribute_out_of_range`.
-    pub fn new(kind: &Kind, given: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let floats = (kind.floats)();
-        let given =
-            given.iter().map(|(name, value)| attribute(&floats, &name, &value)).collect::<PyResult<Vec<_>>>()?;
-        Ok((kind.make)(kind, &given)?)
-    }
-
-    /// The attributes of its cache, if it has one.
-    pub fn cache_attributes(&self) -> Option<&Attributes> {
-        match self {
-            Self::KeyValueCache(op) => Some(op.attributes()),
-            Self::MultiHeadAttention(_) => None,
-            Self::MultiHeadCacheAttention(op) => Some(&op.attributes().cache),
-        }
+/// The attributes of an operator's cache, if it has one.
+pub fn cache_attributes(operator: &Operator) -> Option<&Attributes> {
+    match operator {
+        Operator::KeyValueCache(op) => Some(op.attributes()),
+        Operator::MultiHeadCacheAttention(op) => Some(&op.attributes().cache),
+        _ => None,
     }
 }
 

@@ -6,7 +6,6 @@ mod facts;
 mod geometry;
 mod int4;
 mod kind;
-mod quantized;
 mod tensor;
 
 pub use borrowed_call::{check, run};
@@ -16,4 +15,3 @@ pub use facts::{
 };
 pub use geometry::{address_of, cache_geometry, cache_layouts};
 pub use int4::{pack_int4, unpack_int4};
-pub use quantized::{quantized_gather, quantized_matmul};

@@ -2,12 +2,15 @@
 
 use std::mem::MaybeUninit;
 
-use kvcache_attention::AttentionKernel;
-use kvcache_conformance::backends::{check_attention, inputs_of, named, write};
+use kvcache_attention::{AttentionKernel, AttentionProblem};
+use kvcache_conformance::backends::{operands, read, write};
 use kvcache_conformance::random::index_inputs;
-use kvcache_conformance::{Tensor, Tensors};
-use kvcache_kernels::{Kernel, Reference, Serial, Workers};
-use kvcache_op::{AttentionBackend, Backend, KeyValueCache, Outputs};
+use kvcache_conformance::{Operator as Kind, Tensor, Tensors};
+use kvcache_kernels::{Reference, Serial, Workers};
+use kvcache_op::matmul_kernels::MatmulReference;
+use kvcache_op::{
+    Backend, ElementType, Kernels, KeyValueCache, MultiHeadAttention, MultiHeadCacheAttention, Operator, TensorMut,
+};
 use kvcache_schema::{AttentionAttributes, Attributes, CacheAttentionAttributes, CacheDims, CacheMode};
 
 use super::{Attend, Model, Part, Placement, TensorKind};
@@ -122,12 +125,13 @@ impl<'a> Sequences<'a> {
     /// What `KeyValueCache` gives of all tokens of a call that was made: `key` and `value`.
     fn load(&mut self, inputs: &Tensors) -> [Tensor; 2] {
         let op = KeyValueCache::new(self.attributes.cache.clone()).expect("a legal node");
-        let (cache, scale) = (write(&mut self.cache), self.scale.as_mut().map(write));
-        let call = op.check(&inputs_of(named(inputs)), cache, scale).expect("a legal call");
+        let op = Operator::KeyValueCache(op.with_backend(Backend::Reference));
+        let state = [Some(write(&mut self.cache)), self.scale.as_mut().map(write)];
+        let operands = operands(Kind::KeyValueCache, |name| inputs.get(name).map(read), state);
+        let call = op.check(operands).expect("a legal call");
         let output = || Tensor::zeros(self.model.types.t1, call.output_shape().to_vec()).expect("it fits");
         let mut outputs = [output(), output()];
-        let [key, value] = outputs.each_mut().map(write);
-        Reference.load(&mut call.bind(Outputs { key, value }).expect("outputs of its shape"), &Serial);
+        call.run(outputs.each_mut().map(write), &Serial).expect("outputs of its shape");
         outputs
     }
 
@@ -218,16 +222,43 @@ fn attend(
 ) -> Tensor {
     let query = &inputs["query"];
     let mut output = Tensor::zeros(query.element(), query.shape().to_vec()).expect("it fits");
-    let call = check_attention(
-        attributes,
-        named(inputs),
-        state.map(|state| state.map(write)),
-        (AttentionBackend::Reference, Backend::Reference),
-    );
-    let (mut problem, attn_output) = call.and_then(|call| call.bind(write(&mut output))).expect("a legal call");
-    problem.store(&Reference, &Serial);
-    if let Some(kernel) = kernel {
-        kernel.attend(&problem, attn_output, mass, workers);
-    }
+    let (kind, op) = match &state[0] {
+        Some(_) => (
+            Kind::MultiHeadCacheAttention,
+            MultiHeadCacheAttention::new(attributes.clone()).map(Operator::MultiHeadCacheAttention),
+        ),
+        None => (
+            Kind::MultiHeadAttention,
+            MultiHeadAttention::new(attributes.attention.clone()).map(Operator::MultiHeadAttention),
+        ),
+    };
+    let operands = operands(kind, |name| inputs.get(name).map(read), state.map(|state| state.map(write)));
+    let call = op.and_then(|op| op.check(operands)).expect("a legal call");
+    let kernels = Kernels { cache: &Reference, attention: kernel.unwrap_or(&StoresOnly), matmul: &MatmulReference };
+    let shape = call.outputs()[1].shape.clone();
+    // SAFETY: memory of as many elements as the call has probabilities' sums, borrowed as long as the call.
+    let mass = mass.map(|mass| unsafe {
+        assert_eq!(mass.len(), shape.iter().product::<usize>());
+        TensorMut::from_raw_parts(ElementType::Float32, shape, mass.as_mut_ptr().cast())
+    });
+    call.run_on([write(&mut output)].into_iter().chain(mass), &kernels, workers).expect("outputs of its shape");
     output
+}
+
+/// Attends to nothing: the call only stores its tokens.
+struct StoresOnly;
+
+impl AttentionKernel for StoresOnly {
+    fn name(&self) -> &'static str {
+        "stores-only"
+    }
+
+    fn attend(
+        &self,
+        _: &AttentionProblem<'_>,
+        _: &mut [MaybeUninit<u8>],
+        _: Option<&mut [MaybeUninit<f32>]>,
+        _: &dyn Workers,
+    ) {
+    }
 }
