@@ -97,6 +97,9 @@ def test_equal_prompts_at_once(path: Path, alone: list[list[int]], budget: int) 
     assert [request.answer for request in requests] == [alone[1]] * 3
     assert [request.cached for request in requests] == [0, 32, 32]
     assert sum(sizes) == 40 + 8 + 8 + 3 * 11 and max(sizes) <= budget
+    unshared = stepped(path, token_budget=512, prefix_sharing=False)
+    requests = [unshared.submit(PROMPTS[1], max_new_tokens=12) for _ in range(3)]
+    assert unshared.step() and unshared.step() and all(request.answer for request in requests)
 
 
 def test_streams_on_threads(path: Path, alone: list[list[int]]) -> None:

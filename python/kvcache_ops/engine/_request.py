@@ -53,6 +53,7 @@ class RequestState:
         self.context = list(prompt)  # the tokens that attention sees, or will see
         self.stored = 0  # how many of them the sequence has
         self.found = 0  # how many of them are cached, before any are stored
+        self.awaited = 0  # the end of the page that it has waited for
         self.sequence = -1  # while it runs
         self.lookup = PromptLookup()
         self.guess: list[int] = []  # the tokens that the step checks after the context

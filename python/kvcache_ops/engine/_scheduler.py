@@ -150,7 +150,8 @@ class Scheduler:
         if state in self._running:
             del self._running[state]
             self._manager.free(state.sequence)
-        state.stored, state.found, state.guess = 0, 0, []
+        state.stored = state.found = state.awaited = 0
+        state.guess = []
 
     def _end(self, state: RequestState, finish: str, error: KvCacheError | None = None) -> None:
         self._free(state)  # first: who sees the end finds the place free
@@ -260,7 +261,7 @@ class Scheduler:
             step.rollback()  # a prefix was evicted for another request of this step
             for a, cached in zip(step.order, step.cached):
                 state, _ = parts[int(a)]
-                state.found = 0 if state.stored else int(cached)
+                state.found = min(state.found, int(cached))
         return None
 
     def _parts(self, lookup: int) -> list[tuple[RequestState, int]]:
@@ -273,7 +274,7 @@ class Scheduler:
         reserved = 0 if oldest is None else min(oldest.missing, (left + 1) // 2)
         left, parts, scored = self._budget - reserved, list[tuple[RequestState, int]](), self._most_scored
         for state in sorted(self._running, key=lambda s: s.missing):
-            if not state.stored and self._is_under_way(state, parts):
+            if not state.stored and self._awaits(state, parts):
                 continue
             computed = reserved if state is oldest else 0
             more = min(state.missing - computed, left)
@@ -292,11 +293,17 @@ class Scheduler:
                 left -= len(state.guess)
         return parts
 
-    def _is_under_way(self, state: RequestState, parts: list[tuple[RequestState, int]]) -> bool:
-        """Whether the step computes the next page of a prompt for another request, so that the next step finds it."""
+    def _awaits(self, state: RequestState, parts: list[tuple[RequestState, int]]) -> bool:
+        """Whether a new prompt waits for its next page, which the step computes for another request.
+
+        The next step finds it. No page is awaited twice: where requests do not share, the second step computes it.
+        """
         end = state.found + self._page
         others = (other.context for other, n in parts if other.stored < end <= other.stored + n)
-        return end < len(state.context) and any(context[:end] == state.context[:end] for context in others)
+        if state.awaited < end < len(state.context) and any(other[:end] == state.context[:end] for other in others):
+            state.awaited = end
+            return True
+        return False
 
     def _shift(self, state: RequestState) -> None:
         """Drops tokens after the first `keep` of a full context, or ends the request."""

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,6 +25,7 @@ from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 from kvcache_ops.serve._call import Call, read_call
+from kvcache_ops.serve._clients import Events, cancelled_with_client, while_wanted
 from kvcache_ops.serve._dispatcher import LOG, Answers, Dispatcher, Piece
 from kvcache_ops.serve._logprobs import Logprobs
 from kvcache_ops.serve._metrics import Metrics
@@ -41,8 +42,6 @@ _QUIET = 15.0  # seconds without an event in a stream, before a comment is sent:
 _QUICK = 64  # tokens with logprobs whose JSON is written at once
 _MOST_COMPILING = 16  # requests whose grammars are compiled, or wait for that
 _HEALTH_SECONDS = 5.0  # that requests may wait before they are parsed
-
-_UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 _T = TypeVar("_T")
 
@@ -170,7 +169,7 @@ class _Routes:
         try:
             # The answer may take long: nothing keeps the bytes meanwhile.
             reading = _run(self._preparing, read_call, await self._body(request), chat, self._engine.context_length)
-            call = await _while_wanted(request.receive, reading)
+            call = await while_wanted(request.receive, reading)
         finally:
             self._held -= request.scope.pop("kvcache.held", 0)
         self._check_model(call.model)
@@ -182,10 +181,10 @@ class _Routes:
         if parts > self._engine.context_length:  # a template would take long to say so
             message = f"there are {parts} messages and calls in them, expected at most {self._engine.context_length}"
             raise Refusal(400, f"{message}, the tokens of the context", "context_length_exceeded", "messages")
-        answers, reader = await _while_wanted(request.receive, self._begin(call, chat))
+        answers, reader = await while_wanted(request.receive, self._begin(call, chat))
         reply = Reply(chat, self._name, None if call.sampling["logprobs"] is None else self._logprobs, reader)
         if call.stream:
-            return _Events(self._events(answers, reply, count if chat else 0, call.usage), answers)
+            return Events(self._events(answers, reply, count if chat else 0, call.usage), answers)
         return await self._whole(request.receive, answers, reply, count)
 
     async def _body(self, request: Request) -> bytes:
@@ -256,16 +255,12 @@ class _Routes:
 
     async def _whole(self, receive: Receive, answers: Answers, reply: Reply, count: int) -> Response:
         pieces: list[list[Piece]] = [[] for _ in range(count)]
-        watcher = asyncio.create_task(_cancelled_when_gone(receive, answers))
-        try:
+        async with cancelled_with_client(receive, answers):
             async for piece in answers.pieces():
                 if piece is not None:
                     pieces[piece.index].append(piece)
                     if piece.error is not None:
                         raise of_answer(piece.error)
-        finally:
-            watcher.cancel()
-            answers.cancel()
         return await _run(self._preparing, lambda: JSONResponse(reply.whole(pieces, answers.usage())))
 
     async def _events(self, answers: Answers, reply: Reply, roles: int, usage: bool) -> AsyncIterator[bytes]:
@@ -355,49 +350,6 @@ async def _run(pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     return await asyncio.get_running_loop().run_in_executor(pool, call)
-
-
-async def _while_wanted(receive: Receive, work: Awaitable[_T]) -> _T:
-    """The result of some work. Raises what the work raises, and ClientDisconnect once the client has gone."""
-    done = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_until_gone(receive, lambda: None))
-    try:
-        await asyncio.wait((done, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise ClientDisconnect
-        return done.result()
-    finally:
-        gone.cancel()
-        done.cancel()
-
-
-async def _until_gone(receive: Receive, may_be: Callable[[], None]) -> None:
-    """Waits for the end of a client; `may_be` is called where only a write would say."""
-    while (await receive())["type"] != "http.disconnect":
-        may_be()
-
-
-async def _cancelled_when_gone(receive: Receive, answers: Answers) -> None:
-    await _until_gone(receive, answers.nudge)
-    answers.cancel()
-
-
-class _Events(StreamingResponse):
-    """Server-sent events, which end with their client."""
-
-    def __init__(self, content: AsyncIterator[bytes], answers: Answers) -> None:
-        super().__init__(content, media_type="text/event-stream", headers=_UNBUFFERED)
-        self._answers = answers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(_cancelled_when_gone(receive, self._answers))
-        try:
-            await self.stream_response(send)
-        except OSError:  # the client is gone
-            pass
-        finally:
-            watcher.cancel()
-            self._answers.cancel()
 
 
 def _refused(_: Request, error: Exception) -> Response:
