@@ -42,28 +42,32 @@ class Piece:
 class Choice:
     """One answer to a call, and how much of it has been sent. It is the tag of its request.
 
-    `echo`: the text of the prompt, if the answer begins with it.
+    `echo`: the text of the prompt, if the answer begins with it. `news`: gets the request once there is more to send;
+    a reader that is slow gets larger pieces, not more of them.
     """
 
     def __init__(
-        self, index: int, echo: str | None, loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue[Piece | None]
+        self, index: int, echo: str | None, loop: asyncio.AbstractEventLoop, news: asyncio.Queue[RequestState | None]
     ) -> None:
-        self.loop, self._index, self._echo, self._pieces = loop, index, echo, pieces
+        self.loop, self.news, self._index, self._echo = loop, news, index, echo
         self._said = self._scored = 0  # characters of the answer after its echo, and logprobs, that were sent
         self._told = self._ended = False  # the echo; the last piece
+        self.queued = False  # in `news`
         # Counted in the engine's thread:
         self.begin, self.tokens, self.closed = perf_counter(), 0, False
 
-    def send(self, state: RequestState) -> None:
-        """Puts the new part of the answer into the queue. Called in the thread of `loop`."""
+    def next_piece(self, state: RequestState) -> Piece | None:
+        """The part of the answer that has not been sent, if there is one."""
+        self.queued = False
         finish = state.finish  # first: at the end, all else is whole
         text = state.text[self._said :]
         self._said += len(text)
         if self._echo and not self._told and (state.answer or finish is not None):
             text, self._told = self._echo + text, True
-        if not self._ended and (text or finish is not None):
-            self._ended = finish is not None
-            self._pieces.put_nowait(Piece(self._index, text, self._logprobs(state, finish), finish, state.error))
+        if self._ended or not (text or finish is not None):
+            return None
+        self._ended = finish is not None
+        return Piece(self._index, text, self._logprobs(state, finish), finish, state.error)
 
     def _logprobs(self, state: RequestState, finish: str | None) -> list[TokenLogprobs]:
         """Logprobs of the tokens that begin in the text so far; at an end without a stop, of all the rest."""
@@ -186,7 +190,9 @@ class Dispatcher:
             self._metrics.loop.observe(perf_counter() - sent)
             self._sent = None
         for state in states:
-            state.tag.send(state)
+            if not state.tag.queued:
+                state.tag.queued = True
+                state.tag.news.put_nowait(state)
 
 
 class Answers:
@@ -199,7 +205,7 @@ class Answers:
         """Raises KvCacheError "shutting_down" and "overloaded"."""
         self._dispatcher, self._n, self._reserved = dispatcher, n, prompts * n
         self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._news: asyncio.Queue[RequestState | None] = asyncio.Queue()
         self._lock, self._cancelled = RLock(), False
         self._requests: list[Request] = []
         dispatcher.reserve(self, prompts * n)
@@ -211,7 +217,7 @@ class Answers:
         """
         seed = sampling["seed"]
         for i in range(len(prompts) * self._n):
-            choice = Choice(i, echoes[i // self._n], self._loop, self._pieces)
+            choice = Choice(i, echoes[i // self._n], self._loop, self._news)
             seeded = {"seed": None if seed is None else (seed + i % self._n) % LARGEST_SEED}
             with self._lock:
                 if self._cancelled:
@@ -225,15 +231,18 @@ class Answers:
         left = len(self._requests)
         while left:
             try:
-                piece = await asyncio.wait_for(self._pieces.get(), quiet)
+                state = await asyncio.wait_for(self._news.get(), quiet)
             except asyncio.TimeoutError:  # noqa: UP041, of Python 3.10
-                piece = None
-            left -= piece is not None and piece.finish is not None
-            yield piece
+                state = None
+            if state is None:
+                yield None
+            elif (piece := state.tag.next_piece(state)) is not None:
+                left -= piece.finish is not None
+                yield piece
 
     def nudge(self) -> None:
         """Has `pieces` give None."""
-        self._pieces.put_nowait(None)
+        self._news.put_nowait(None)
 
     def cancel(self, error: KvCacheError | None = None) -> None:
         """Ends the answers that have not ended, with an error if there is one; others do not begin."""
