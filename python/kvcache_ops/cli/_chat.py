@@ -74,9 +74,11 @@ class Chat:
         messages, tokens = self._in_context([*self._messages, {"role": "user", "content": line}])
         keep = min(self._template.beginning(messages), self._engine.context_length // 2)
         request = self._engine.submit(tokens, keep=keep, **self._sampling)
+        pieces: list[str] = []  # what is said; of one that is interrupted, the text may have more
         with suppress(KeyboardInterrupt, KvCacheError):  # it has ended, and has its error
-            for i, piece in enumerate(request):
-                first = first if i else time.perf_counter()
+            for piece in request:
+                first = first if pieces else time.perf_counter()
+                pieces.append(piece)
                 print(piece, end="", flush=True)
         print()
         if request.error is not None:
@@ -84,7 +86,7 @@ class Chat:
         if len(messages) <= len(self._messages):
             forgotten = len(self._messages) + 1 - len(messages)
             _say(f"the context has {self._engine.context_length} tokens: the oldest {forgotten} messages are forgotten")
-        self._messages = [*messages, {"role": "assistant", "content": request.text}]
+        self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
         _say(f"[{self._status(request, first - begin, time.perf_counter() - first)}]")
 
     def _in_context(self, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[int]]:
