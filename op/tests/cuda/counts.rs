@@ -2,9 +2,7 @@
 //! is no GPU. The table in bench/results/cuda.md has these figures.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use kvcache_conformance::random::{Unstructured, index_inputs};
 use kvcache_conformance::{Case, Expected, Implementation, Operator, Step, Tensor};
@@ -14,7 +12,7 @@ use libtest_mimic::Failed;
 
 use crate::call::CallOptions;
 use crate::device::Gpu;
-use crate::golden::OnDevice;
+use crate::golden::{OnDevice, costs, launched};
 
 /// Bounds with which sequences of several tokens are decoding steps, of several pieces.
 pub const LARGE_BOUNDS: [i64; 2] = [1 << 40; 2];
@@ -43,11 +41,11 @@ pub fn case(operator: Operator, t2: ElementType, queries: usize, heads_per_key: 
     let entropy = &mut Unstructured::seed(7);
     let quant_bit = if t2 == ElementType::Float16 { 0 } else { t2.bits() as i64 };
     let mut attributes = operator.attributes();
-    let mut set = |name, value: i64| attributes.insert(name, value);
-    set("quant_bit", quant_bit);
-    set("quant_group", GROUP as i64);
-    set("cache_layout", 3);
     let is_packed = operator == Operator::MultiHeadAttention;
+    if !is_packed {
+        attributes.extend([("quant_bit", quant_bit), ("quant_group", GROUP as i64), ("cache_layout", 3)]);
+    }
+    let mut set = |name, value: i64| attributes.insert(name, value);
     let (names, rows) = if is_packed { (["key", "value"], KEYS) } else { (["current_key", "current_value"], queries) };
     let mut inputs = index_inputs(&[(KEYS - queries, queries)]);
     inputs.extend(names.map(|name| (name, tensor(entropy, ElementType::Float16, &[rows, HEADS, HEAD_DIM]))));
@@ -81,20 +79,13 @@ pub fn case(operator: Operator, t2: ElementType, queries: usize, heads_per_key: 
     }
 }
 
-static COSTS: Mutex<BTreeMap<String, Cost>> = Mutex::new(BTreeMap::new());
-
-extern "C" fn launched(kernel: *const c_char, cost: &Cost) {
-    // SAFETY: the driver names the kernel.
-    let kernel = unsafe { CStr::from_ptr(kernel) }.to_string_lossy().into_owned();
-    COSTS.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel, *cost);
-}
-
 /// What each kernel costs in a call.
 fn counted(case: &Case) -> Result<BTreeMap<String, Cost>, Failed> {
     let emulation = Emulation { multiprocessors: 132, counts: true, launched: Some(launched), ..Emulation::default() };
     let (gpu, bounds) = (&Gpu::emulated(&emulation)?, Some(LARGE_BOUNDS));
+    costs().clear();
     OnDevice { gpu, options: CallOptions { bounds, ..CallOptions::default() } }.run(case)?;
-    Ok(std::mem::take(&mut *COSTS.lock().unwrap_or_else(PoisonError::into_inner)))
+    Ok(std::mem::take(&mut costs()))
 }
 
 /// The rows of the table: what is called, then the figures of a kernel.

@@ -1,11 +1,11 @@
 //! The golden suites; and the host's checks of calls on a device, which need no device: addresses are never
 //! dereferenced.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{CStr, c_char};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvcache_conformance::{CallResult, Case, Expected, Implementation, Outcome, Runner, Suite, read_cases, run_cases};
 use kvcache_emulation_ptx::{Cost, Emulation, Order};
@@ -84,13 +84,17 @@ impl Implementation for OnDevice<'_> {
     }
 }
 
-/// The kernels that emulated devices have run.
-static LAUNCHED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// The kernels that emulated devices have run, each with the cost of its last launch.
+pub fn costs() -> MutexGuard<'static, BTreeMap<String, Cost>> {
+    static COSTS: Mutex<BTreeMap<String, Cost>> = Mutex::new(BTreeMap::new());
+    COSTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-extern "C" fn launched(kernel: *const c_char, _: &Cost) {
+/// Is told of each launch.
+pub extern "C" fn launched(kernel: *const c_char, cost: &Cost) {
     // SAFETY: the driver names the kernel.
     let kernel = unsafe { CStr::from_ptr(kernel) }.to_string_lossy().into_owned();
-    LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel);
+    costs().insert(kernel, *cost);
 }
 
 /// A device whose results of cases with a mass are kept.
@@ -141,8 +145,8 @@ pub fn pass(suite: Suite) -> std::result::Result<(), Failed> {
         Suite::Attention => kvcache_attention::cuda::MODULES.iter().flat_map(|module| &module.kernels[..2]).collect(),
         Suite::Static => Vec::new(),
     };
-    let launched = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    let missing: Vec<_> = kernels.into_iter().filter(|&&kernel| !launched.contains(kernel)).collect();
+    let costs = costs();
+    let missing: Vec<_> = kernels.into_iter().filter(|&&kernel| !costs.contains_key(kernel)).collect();
     match missing.is_empty() || !Gpu::new()?.is_emulated()? {
         true => Ok(()),
         false => Err(format!("{missing:?} are not launched").into()),

@@ -5,7 +5,6 @@ use std::ffi::CString;
 use std::sync::Mutex;
 use std::thread;
 
-use Modules::{Attention, Cache};
 use kvcache_conformance::{CallResult, Case, Implementation, Operator, Suite, run_cases};
 use kvcache_emulation_ptx::{Emulation, Order};
 use kvcache_kernels::cuda::{MODULES, Module};
@@ -17,87 +16,73 @@ use crate::counts::{LARGE_BOUNDS, case};
 use crate::device::{Gpu, Result as OnGpu};
 use crate::golden::{OnDevice, cases};
 
-/// The modules that store and load, and the modules that attend.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Modules {
-    Cache,
-    Attention,
-}
-
-/// The modules and their types, a kernel, and what is replaced in all its lines, by what.
-const EDITS: [(Modules, &str, &str, &str, &str); 39] = [
-    (Cache, "f16_i8_f16", "store_wide", "shfl.sync.bfly", "shfl.sync.up"),
-    (Cache, "f16_i8_f16", "store_wide", "add.rn.f16x2", "sub.rn.f16x2"),
-    (Cache, "f16_i8_f16", "store_narrow", "rcp.rn.f32", "neg.f32"),
-    (Cache, "f32_i8_f32", "store_wide", "max.u32", "min.u32"),
-    (Cache, "f32_i8_f32", "store_wide", "fma.rn.f32", "mul.rn.f32"),
-    (Cache, "f16_i4_f16", "store_wide", "prmt.b32", "and.b32"),
-    (Cache, "f16_i4_f16", "store_wide", "max.s32", "min.s32"),
-    (Cache, "f32_i4_f32", "store_wide", "min.f32", "max.f32"),
-    (Cache, "bf16_i4_f32", "store_narrow", "shf.l.wrap.b32", "xor.b32"),
-    (Cache, "f16_i4_f16", "store_rotated", "add.rn.f32", "sub.rn.f32"),
-    (Cache, "f32_i8_f32", "store_rotated", "shfl.sync.bfly", "shfl.sync.up"),
-    (Cache, "f32_f8_f16", "load_rotated", "shr.u32", "shl.b32"),
-    (Cache, "f16_f8_f16", "store_narrow", "setp.gt.f32", "setp.lt.f32"),
-    (Cache, "f16_f16", "store_wide", "%ctaid.x", "0"),
-    (Cache, "f16_f16", "store_wide", "div.u32", "rem.u32"),
-    (Cache, "f16_f16", "store_narrow", "mul.hi.u32", "mul.lo.u32"),
-    (Cache, "f32_f16", "store_wide", "cvt.rn.f16.f32", "cvt.rz.f16.f32"),
-    (Cache, "f32_i8_f16", "load_wide", "cvt.rn.f16.f32", "cvt.rz.f16.f32"),
-    (Cache, "f16_i4_f16", "load_wide", "xor.b32", "or.b32"),
-    (Cache, "f16_f32", "load_narrow", "ld.global.nc.u32", "ld.global.nc.u16"),
-    (Cache, "f16_f16", "load_wide", ".v4.u32", ".v2.u64"),
-    (Cache, "f32_f32", "load_wide", "shfl.sync.up", "shfl.sync.down"),
-    (Cache, "i8_i8", "load_narrow", "min.s64", "max.s64"),
-    (Attention, "f16_i8_f16", "attend_wide", "shfl.sync.bfly", "shfl.sync.idx"),
-    (Attention, "f16_i4_f16", "attend_narrow", "xor.b32", "or.b32"),
-    (Attention, "f16_i8_f16", "attend_wide", "mul.rn.f16x2", "add.rn.f16x2"),
-    (Attention, "f32_i4_f16", "attend_wide", "prmt.b32", "and.b32"),
-    (Attention, "f16_f8_f16", "attend_wide", "sub.s32", "add.s32"),
-    (Attention, "f32_f32", "attend_wide", "setp.num.f32", "setp.nan.f32"),
-    (Attention, "f32_f32", "attend_wide", "setp.lt.s64", "setp.le.s64"),
-    (Attention, "f16_f16", "attend_wide", "mul.rn.f32", "add.rn.f32"),
-    (Attention, "f16_f32", "attend_wide", "div.rn.f32", "mul.rn.f32"),
-    (Attention, "f32_f32", "attend_narrow", "cvt.rn.f32.s64", "cvt.rn.f32.u32"),
-    (Attention, "f32_f16", "attend_narrow", "setp.lt.f32", "setp.gt.f32"),
-    (Attention, "f32_i8_f32", "attend_wide", "%ctaid.x", "0"),
-    (Attention, "f32_f32", "combine", "mul.rn.f32", "add.rn.f32"),
-    (Attention, "f16_f16", "mass_wide", "add.rn.f32", "sub.rn.f32"),
-    (Attention, "f32_f32", "mass_wide", "shfl.sync.bfly", "shfl.sync.up"),
-    (Attention, "f32_i4_f16", "mass_narrow", "mul.rn.f32", "add.rn.f32"),
+/// The types of a module, a kernel, and what is replaced in all its lines, by what.
+const EDITS: [(&str, &str, &str, &str); 39] = [
+    ("f16_i8_f16", "store_wide", "shfl.sync.bfly", "shfl.sync.up"),
+    ("f16_i8_f16", "store_wide", "add.rn.f16x2", "sub.rn.f16x2"),
+    ("f16_i8_f16", "store_narrow", "rcp.rn.f32", "neg.f32"),
+    ("f32_i8_f32", "store_wide", "max.u32", "min.u32"),
+    ("f32_i8_f32", "store_wide", "fma.rn.f32", "mul.rn.f32"),
+    ("f16_i4_f16", "store_wide", "prmt.b32", "and.b32"),
+    ("f16_i4_f16", "store_wide", "max.s32", "min.s32"),
+    ("f32_i4_f32", "store_wide", "min.f32", "max.f32"),
+    ("bf16_i4_f32", "store_narrow", "shf.l.wrap.b32", "xor.b32"),
+    ("f16_i4_f16", "store_rotated", "add.rn.f32", "sub.rn.f32"),
+    ("f32_i8_f32", "store_rotated", "shfl.sync.bfly", "shfl.sync.up"),
+    ("f32_f8_f16", "load_rotated", "shr.u32", "shl.b32"),
+    ("f16_f8_f16", "store_narrow", "setp.gt.f32", "setp.lt.f32"),
+    ("f16_f16", "store_wide", "%ctaid.x", "0"),
+    ("f16_f16", "store_wide", "div.u32", "rem.u32"),
+    ("f16_f16", "store_narrow", "mul.hi.u32", "mul.lo.u32"),
+    ("f32_f16", "store_wide", "cvt.rn.f16.f32", "cvt.rz.f16.f32"),
+    ("f32_i8_f16", "load_wide", "cvt.rn.f16.f32", "cvt.rz.f16.f32"),
+    ("f16_i4_f16", "load_wide", "xor.b32", "or.b32"),
+    ("f16_f32", "load_narrow", "ld.global.nc.u32", "ld.global.nc.u16"),
+    ("f16_f16", "load_wide", ".v4.u32", ".v2.u64"),
+    ("f32_f32", "load_wide", "shfl.sync.up", "shfl.sync.down"),
+    ("i8_i8", "load_narrow", "min.s64", "max.s64"),
+    ("f16_i8_f16", "attend_wide", "shfl.sync.bfly", "shfl.sync.idx"),
+    ("f16_i4_f16", "attend_narrow", "xor.b32", "or.b32"),
+    ("f16_i8_f16", "attend_wide", "mul.rn.f16x2", "add.rn.f16x2"),
+    ("f32_i4_f16", "attend_wide", "prmt.b32", "and.b32"),
+    ("f16_f8_f16", "attend_wide", "sub.s32", "add.s32"),
+    ("f32_f32", "attend_wide", "setp.num.f32", "setp.nan.f32"),
+    ("f32_f32", "attend_wide", "setp.lt.s64", "setp.le.s64"),
+    ("f16_f16", "attend_wide", "mul.rn.f32", "add.rn.f32"),
+    ("f16_f32", "attend_wide", "div.rn.f32", "mul.rn.f32"),
+    ("f32_f32", "attend_narrow", "cvt.rn.f32.s64", "cvt.rn.f32.u32"),
+    ("f32_f16", "attend_narrow", "setp.lt.f32", "setp.gt.f32"),
+    ("f32_i8_f32", "attend_wide", "%ctaid.x", "0"),
+    ("f32_f32", "combine", "mul.rn.f32", "add.rn.f32"),
+    ("f16_f16", "mass_wide", "add.rn.f32", "sub.rn.f32"),
+    ("f32_f32", "mass_wide", "shfl.sync.bfly", "shfl.sync.up"),
+    ("f32_i4_f16", "mass_narrow", "mul.rn.f32", "add.rn.f32"),
 ];
 
-/// The modules in which every barrier is taken out, one by one.
-const BARRIERS: [(Modules, &str); 4] =
-    [(Cache, "f16_f16"), (Cache, "f16_i8_f16"), (Attention, "f16_f16"), (Attention, "f32_f32")];
+/// The types and the first kernel of modules, of whose first four kernels every barrier is taken out, one by one.
+const BARRIERS: [(&str, &str); 4] =
+    [("f16_f16", "store_wide"), ("f16_i8_f16", "store_wide"), ("f16_f16", "attend_wide"), ("f32_f32", "attend_wide")];
 
-fn module(of: Modules, types: &str) -> &'static Module {
-    let modules = match of {
-        Cache => &MODULES[..],
-        Attention => &kvcache_attention::cuda::MODULES,
-    };
-    modules.iter().find(|module| module.types == types).expect("a module has these types")
+/// The module that has a kernel.
+fn module(kernel: &str) -> &'static Module {
+    let mut modules = MODULES.iter().chain(&kvcache_attention::cuda::MODULES);
+    modules.find(|module| module.kernels.contains(&kernel)).expect("a module has the kernel")
 }
 
 /// A kernel with one bug.
 struct Mutant {
     name: String,
-    of: Modules,
-    types: &'static str,
+    module: &'static Module,
     kernel: CString,
-    /// Of the whole module.
+    /// The text of the whole module.
     ptx: CString,
 }
 
 impl Mutant {
     /// A kernel whose lines are edited if `edit` gives others.
-    fn new(
-        (of, types): (Modules, &'static str),
-        kernel: &str,
-        name: String,
-        mut edit: impl FnMut(&str) -> Option<String>,
-    ) -> Option<Self> {
-        let ptx = module(of, types).ptx().expect("the PTX is not damaged");
+    fn new(kernel: &str, name: String, mut edit: impl FnMut(&str) -> Option<String>) -> Option<Self> {
+        let module = module(kernel);
+        let ptx = module.ptx().expect("the PTX is not damaged");
         let (mut inside, mut edited, mut lines) = (false, false, Vec::new());
         for line in ptx.lines() {
             if line.contains(".entry ") {
@@ -109,7 +94,7 @@ impl Mutant {
             inside &= !line.starts_with('}');
         }
         let [kernel, ptx] = [kernel.to_owned(), lines.join("\n")].map(|text| CString::new(text).expect("a text"));
-        edited.then_some(Self { name, of, types, kernel, ptx })
+        edited.then_some(Self { name, module, kernel, ptx })
     }
 
     /// An emulated device that has this kernel.
@@ -121,20 +106,20 @@ impl Mutant {
 
 fn mutants() -> Vec<Mutant> {
     let mut mutants = Vec::new();
-    for (of, types, kernel, from, to) in EDITS {
+    for (types, kernel, from, to) in EDITS {
         let name = format!("{kernel}_{types}: {to} for {from}");
         let kernel = format!("kvcache_{kernel}_{types}");
         let edit = |line: &str| line.contains(from).then(|| line.replace(from, to));
-        let mutant = Mutant::new((of, types), &kernel, name, edit);
+        let mutant = Mutant::new(&kernel, name, edit);
         mutants.push(mutant.unwrap_or_else(|| panic!("{kernel} has no {from}")));
     }
-    for (of, types) in BARRIERS {
+    for (types, kernel) in BARRIERS {
         // The kernel that makes index inputs has none.
-        for kernel in &module(of, types).kernels[..4] {
+        for kernel in &module(&format!("kvcache_{kernel}_{types}")).kernels[..4] {
             mutants.extend((0..).map_while(|nth| {
                 let (mut barriers, mut joins) = (0, 0);
                 let name = format!("{kernel} without barrier {nth}");
-                Mutant::new((of, types), kernel, name, |line| {
+                Mutant::new(kernel, name, |line| {
                     let is_join = line.contains("bar.red");
                     joins += usize::from(is_join);
                     // The third is for wrong lengths only, which no golden case has.
@@ -185,8 +170,9 @@ impl Proof {
             gpu,
             options: CallOptions { unaligned, bounds: Some(bounds), ..CallOptions::default() },
         };
-        let is_attention = mutant.of == Attention;
-        if is_attention && mutant.types == "f16_f16" {
+        let types = mutant.module.types;
+        let is_attention = kvcache_attention::cuda::MODULES.iter().any(|module| std::ptr::eq(module, mutant.module));
+        if is_attention && types == "f16_f16" {
             let right = device(false, LARGE_BOUNDS);
             if self.steps.iter().any(|(case, results)| right.run(case).as_ref() != Ok(results)) {
                 return Ok(true);
@@ -196,8 +182,7 @@ impl Proof {
             gpu.emulate(&mutant.device(order))?;
             for unaligned in [false, true] {
                 let device = device(unaligned, bounds);
-                let mut cases =
-                    self.golden[usize::from(is_attention)].iter().filter(|(types, _)| *types == mutant.types);
+                let mut cases = self.golden[usize::from(is_attention)].iter().filter(|(of_case, _)| of_case == types);
                 if cases.any(|(_, case)| run_cases(&device, std::slice::from_ref(case)).failed() > 0) {
                     return Ok(true);
                 }
@@ -225,9 +210,9 @@ pub fn every_mutant_is_found(gpu: &Gpu) -> Result<(), Failed> {
         return Ok(());
     }
     let proof = Proof::new()?;
-    let same = |(of, types): (Modules, &'static str)| {
-        let kernel = module(of, types).kernels[0];
-        Mutant::new((of, types), kernel, format!("{types} unchanged"), |line| Some(line.to_owned()))
+    let same = |(types, kernel)| {
+        let kernel = format!("kvcache_{kernel}_{types}");
+        Mutant::new(&kernel, format!("{kernel} unchanged"), |line| Some(line.to_owned()))
     };
     let (mutants, unchanged) = (mutants(), BARRIERS.into_iter().filter_map(same));
     assert!(mutants.len() > EDITS.len() + 10);

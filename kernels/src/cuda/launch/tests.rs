@@ -90,37 +90,6 @@ fn wide_stores_need_groups_that_a_warp_can_reduce() {
 }
 
 #[test]
-fn rotated_heads_are_units_of_their_own() {
-    let rotated = |head_dim| {
-        with(problem(Float16, Int4, Some(8), 3, head_dim), |stores| {
-            stores.geometry.quant = stores.geometry.quant.map(|quant| Quant { rotated: true, ..quant });
-        })
-    };
-    let store = rotated(64).stores.store(FEW).unwrap().unwrap();
-    assert_eq!((store.kernel, store.parameters.units_per_token.value), ("kvcache_store_rotated_f16_i4_f16", 3));
-    let load = rotated(1024).load(FEW).unwrap().unwrap();
-    assert_eq!((load.kernel, load.parameters.num_repeat), ("kvcache_load_rotated_f16_i4_f16", 2));
-}
-
-#[test]
-fn addresses_are_the_layers() {
-    let problem = problem(Float16, Int4, Some(8), 2, 16);
-    let Parameters { cache, scale, rows, .. } = problem.stores.store(FEW).unwrap().unwrap().parameters;
-    // Two layers of 64 slots, two tensors and two heads.
-    assert_eq!((cache, scale), (0x5000 + 2 * 64 * 2 * 2 * 16 / 2, 0x6002 + 2 * 64 * 2 * 2 * 2 * 2));
-    assert_eq!((rows, problem.load(FEW).unwrap().unwrap().parameters.rows), (5, 9));
-}
-
-#[test]
-fn nothing_to_do_is_no_launch() {
-    let some = problem(Float32, Float32, None, 2, 4);
-    assert!(with(some, |stores| stores.current_rows = 0).stores.store(FEW).unwrap().is_none());
-    assert!(with(some, |stores| stores.all_rows = 0).load(FEW).unwrap().is_none());
-    assert!(problem(Float32, Float32, None, 0, 4).load(FEW).unwrap().is_none());
-    assert!(problem(Float32, Float32, None, 2, 0).load(FEW).unwrap().is_none());
-}
-
-#[test]
 fn rounds_are_long_where_no_warp_waits_for_another() {
     // 132 multiprocessors have 4224 warps; a token is 128 units.
     for (tokens, round) in [

@@ -8,6 +8,10 @@ const WORDS: usize = 64;
 /// Runs a kernel of two warps with these statements, which have the address of 64 words in `%rd1` and their thread in
 /// `%r1`, and `%rd2` is the address of the thread's own word. In the order of the text the first statement is line 17.
 fn run_in(order: Order, grid: u32, body: &str) -> Result<(Vec<u32>, Counts), Fault> {
+    run_on(Access::Any, order, grid, body)
+}
+
+fn run_on(access: Access, order: Order, grid: u32, body: &str) -> Result<(Vec<u32>, Counts), Fault> {
     let ptx = format!(
         ".version 8.4
 .target sm_75
@@ -35,7 +39,7 @@ fn run_in(order: Order, grid: u32, body: &str) -> Result<(Vec<u32>, Counts), Fau
     let memory = DeviceMemory::of(&words);
     let parameters = memory.address().to_le_bytes();
     let shape = Shape { grid, block: 64, parameters: &parameters, order, counts: true };
-    let regions = Memory::new([memory.region(Access::Any)]);
+    let regions = Memory::new([memory.region(access)]);
     // SAFETY: the region lives, and nobody else uses it.
     let counts = unsafe { kvcache_emulation_ptx::run(&kernels["kernel"], &regions, shape) }?;
     let words = memory.bytes().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
@@ -61,6 +65,19 @@ fn accesses_outside_of_memory() {
     finds(17, "no multiple", "ld.global.u32 %r2, [%rd2+2];");
     finds(17, "beyond shared memory", "st.shared.u32 [%rd5+4], %r1;");
     finds(17, "no multiple", "st.shared.v2.u32 [%rd5], {%r1, %r1};");
+}
+
+#[test]
+fn accesses_that_memory_is_not_for() {
+    let [load, store] = ["ld.global.nc.u32 %r2, [%rd2];", "st.global.u32 [%rd2], %r1;"];
+    let swap = "atom.global.cas.b64 %rd7, [%rd1], 0, %rd1;";
+    for (access, allowed) in [(Access::Read, &[load][..]), (Access::Write, &[load, store]), (Access::Atomic, &[swap])] {
+        for body in [load, store, swap] {
+            let done = run_on(access, Order::Forward, 1, body);
+            let is_refused = done.is_err_and(|fault| fault.message.contains("of memory that is for"));
+            assert!(is_refused != allowed.contains(&body), "{body} of memory for {access:?}");
+        }
+    }
 }
 
 #[test]
