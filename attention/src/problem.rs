@@ -134,8 +134,8 @@ impl<'a> AttentionProblem<'a> {
     ///
     /// # Safety
     /// - T1 is float32 or float16, `num_kv_heads` is at least 1 and divides `num_heads`.
-    /// - The indices obey the rule "Starts" of `MultiHeadAttention`. T1, Hk, Dh and B are those of the stores, if there
-    ///   are any.
+    /// - The indices obey the rule "Starts" of `MultiHeadAttention`. T1, Hk, Dh and B of the stores, if there are
+    ///   any, are the same.
     /// - For the lifetime, each pointer is aligned for T1 and valid for reads of its tensor's shape (for any address
     ///   where the tensor is empty), which is initialized.
     /// - For the lifetime, nobody else writes what the call reads.
@@ -204,7 +204,7 @@ impl<'a> AttentionProblem<'a> {
         unsafe { mass.assume_init_mut() }
     }
 
-    /// The order of the Hadamard matrix that keys of the cache were multiplied by, and queries are; 1 where they are not.
+    /// The order of the Hadamard matrix that the cache's keys were multiplied by, as queries are; 1 where they were not.
     pub(crate) fn rotation_order(&self) -> usize {
         match &self.keys {
             Keys::Packed { .. } => 1,

@@ -30,8 +30,8 @@ impl AttentionProblem<'_> {
     /// The tensors, bounds-checked.
     pub(crate) fn tensors(&self) -> Tensors<'_> {
         let AttentionPointers { query, attn_mask, .. } = self.pointers();
-        // SAFETY: assume_checked: each pointer is valid for its tensor's shape, which is that of the output for
-        // `query`. Bytes are aligned anywhere. The address of an empty tensor is not used.
+        // SAFETY: assume_checked: each pointer is valid for its tensor's shape; `query` has the shape of the
+        // output. Bytes are aligned anywhere. The address of an empty tensor is not used.
         unsafe {
             Tensors {
                 geometry: *self.geometry(),

@@ -7,6 +7,7 @@ use kvcache_schema::ElementType::Float32;
 use kvcache_simd::{InstructionSet, amd_family};
 
 use super::dispatch::{Functions, functions};
+use super::generic::merge::QueryElements;
 use super::generic::rows::BLOCK;
 use super::generic::softcap::Products;
 use super::generic::softmax::QueryRow;
@@ -32,13 +33,13 @@ pub(super) struct AttentionArgs<'a> {
     pub(super) width: usize,
     /// The bytes from the first row in scratch memory to each row.
     pub(super) scratch_offsets: [usize; BLOCK],
-    /// Whether what is read soon is prefetched into the first-level cache, else into the second. With it Zen 5 takes 0.8
-    /// to 0.9 of the time where a head's rows are contiguous; others are too far apart for the few lines that one set of
-    /// that cache holds. Zen 4, whose first level holds less, takes up to 1.3 times as long with it. Intel's processors
+    /// Whether prefetches go into the first-level cache, else into the second. With it Zen 5 takes 0.8 to 0.9 of the
+    /// time where a head's rows are contiguous; others are too far apart for the few lines that one set of that cache
+    /// holds. Zen 4, whose first level holds less, takes up to 1.3 times as long with it. Intel's processors
     /// wait for few lines at once there.
     pub(super) prefetch_to_l1: bool,
     /// The order of the Hadamard matrix that queries are multiplied by.
-    pub(super) order: usize,
+    order: usize,
     /// ALiBi's slope of each query head; empty without.
     slopes: Vec<f32>,
     /// The sink of each query head; empty without.
@@ -162,9 +163,15 @@ impl<'a> AttentionArgs<'a> {
         1.0
     }
 
-    /// A row's elements of `query`.
-    pub(super) fn query(&self, row: &QueryRow) -> *const u8 {
-        self.pointers.query.wrapping_add(row.at)
+    /// Reads a row's elements of `query` as float32, multiplied by the Hadamard matrix of the keys, if there is one.
+    ///
+    /// # Safety
+    /// The instruction set is supported, and [`width`](Self::width) numbers can be written.
+    pub(super) unsafe fn read_query(&self, row: &QueryRow, to: *mut f32) {
+        let from = self.pointers.query.wrapping_add(row.at);
+        let elements = QueryElements { from, len: self.geometry.head_dim, to, order: self.order };
+        // SAFETY: see `# Safety`; the row is the problem's.
+        unsafe { (self.functions.read_query)(&elements) }
     }
 
     /// A row's elements of `attn_output`.

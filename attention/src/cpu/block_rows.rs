@@ -9,7 +9,7 @@ use super::dispatch::PvRowsFunction;
 use super::generic::merge::Accumulator;
 use super::generic::pv_rows::WeightedRows;
 use super::generic::read_rows::ReadInto;
-use super::generic::rows::{BLOCK, Next, Rows};
+use super::generic::rows::{BLOCK, Prefetch, Rows};
 use super::generic::scales::Transpose;
 use super::generic::softmax::QueryRow;
 use super::generic::softmax::{MASKED, SUMS};
@@ -58,7 +58,7 @@ impl SoftmaxState {
     /// Nothing seen yet.
     ///
     /// # Safety
-    /// The memory is that of that many rows, and nobody else's.
+    /// The memory is the state of that many rows, and nobody else uses it.
     pub(super) unsafe fn clear(self, rows: usize) {
         // SAFETY: see `# Safety`.
         unsafe {
@@ -153,7 +153,7 @@ pub(super) struct BlockRows<'a> {
     /// The key head, one of those that are computed block by block.
     pub(super) head: usize,
     pub(super) heads: &'a Range<usize>,
-    /// The rows of the block's tokens, and those of the next block's, or the same.
+    /// The rows of the block's tokens, and of the next block's tokens; after the last block, of this block's again.
     pub(super) offsets: &'a Offsets,
     pub(super) next_offsets: &'a Offsets,
 }
@@ -175,13 +175,14 @@ impl<'a> BlockRows<'a> {
         let Offsets { cache: offsets, scale: scale_offsets, .. } = self.offsets;
         let group_bits = args.reads[kv].in_registers(0).map_or(0, |functions| functions.group_bits);
         let len = args.geometry.head_dim;
-        Rows { from, offsets, scale, scale_offsets, len, group_bits, next: self.ahead(args, kv, next) }.some(tokens)
+        Rows { from, offsets, scale, scale_offsets, len, group_bits, prefetch: self.prefetch(args, kv, next) }
+            .some(tokens)
     }
 
     /// The rows with scales of float32: where they are, or read into memory.
     ///
     /// # Safety
-    /// The conditions are those of [`floats`](Self::floats).
+    /// The conditions of [`floats`](Self::floats) hold.
     pub(super) unsafe fn codes<'b>(
         self,
         args: &'b AttentionArgs<'_>,
@@ -195,8 +196,9 @@ impl<'a> BlockRows<'a> {
     {
         let rows = self.stored(args, kv, tokens, next);
         let Some(Scales { read, len, offsets }) = &args.scales else { return rows };
-        let stored = Rows { from: rows.scale, offsets: rows.scale_offsets, len: *len, next: Next::NONE, ..rows };
-        // SAFETY: see `# Safety`: the scales are those of slots, and the memory has room for those of a block.
+        let stored =
+            Rows { from: rows.scale, offsets: rows.scale_offsets, len: *len, prefetch: Prefetch::NONE, ..rows };
+        // SAFETY: see `# Safety`: the scales belong to slots, and the memory has room for the scales of a block.
         unsafe { read(&ReadInto { rows: stored, to: memory.scales, to_step: *len }) }
         let scale_offsets = &offsets[..rows.offsets.len()];
         Rows { scale: memory.scales.cast_const().cast(), scale_offsets, ..rows }
@@ -207,7 +209,7 @@ impl<'a> BlockRows<'a> {
     /// Where the heads of a token are adjacent, the first one reads the scales of all, which are in few lines.
     ///
     /// # Safety
-    /// The conditions are those of [`floats`](Self::floats). The heads come in order, with the same tokens and memory.
+    /// The conditions of [`floats`](Self::floats) hold. The heads come in order, with the same tokens and memory.
     pub(super) unsafe fn group_scales(
         self,
         args: &AttentionArgs<'_>,
@@ -225,7 +227,7 @@ impl<'a> BlockRows<'a> {
             let (from, offsets) = (args.source.head(kv, self.head).1, &self.offsets.scale[..tokens]);
             // A sum times an infinite scale could be -inf, which hides a key; a product of 0 and that scale is NaN.
             let nan_for_infinity = kv == KEY;
-            // SAFETY: see `# Safety`: the scales are those of slots, heads are adjacent where there are several, and
+            // SAFETY: see `# Safety`: the scales belong to slots, heads are adjacent where there are several, and
             // the memory has room for the scales of a block of them.
             unsafe {
                 let transpose = integers.functions.transpose_scales;
@@ -233,7 +235,7 @@ impl<'a> BlockRows<'a> {
                     None => transpose(&Transpose { from, offsets, len, nan_for_infinity, to }),
                     Some(scales) => {
                         let rows = Rows { from, offsets, len, ..Rows::NONE };
-                        // Those of tokens without a gap are one row.
+                        // The scales of tokens without a gap are one row.
                         let bytes = args.source.head_len()[1] * self.heads.len();
                         let rows = match self.offsets.first_run() >= tokens && args.source.steps()[1] == bytes {
                             true => Rows { offsets: &offsets[..1], len: len * tokens, ..rows },
@@ -257,40 +259,40 @@ impl<'a> BlockRows<'a> {
             return;
         }
         let (first, count) = (self.head - self.heads.start, self.heads.len());
-        let next = Next {
+        let prefetch = Prefetch {
             scales: [KEY, VALUE].map(|kv| args.source.head(kv, self.heads.start).1),
             scale_offsets: &self.next_offsets.scale,
             scale_len: args.source.head_len()[1] * count,
             to_l1: args.prefetch_to_l1,
-            ..Next::NONE
+            ..Prefetch::NONE
         };
-        next.prefetch_scales(BLOCK * first / count..BLOCK * (first + 1) / count);
+        prefetch.scales(BLOCK * first / count..BLOCK * (first + 1) / count);
     }
 
     /// The rows that are prefetched while these are read: into the first-level cache the rows that are read after them,
     /// values of these keys or keys of the next block; into the second, which holds more, keys or values of the next
     /// block. Keys come with the scales of keys and values of the next block.
-    fn ahead<'b>(self, args: &'b AttentionArgs<'_>, kv: usize, next: BlockRows<'b>) -> Next<'b>
+    fn prefetch<'b>(self, args: &'b AttentionArgs<'_>, kv: usize, next: BlockRows<'b>) -> Prefetch<'b>
     where
         'a: 'b,
     {
         if std::ptr::eq(self.offsets, next.offsets) && self.head == next.head {
-            return Next::NONE;
+            return Prefetch::NONE;
         }
         let [len, scale_len] = args.source.head_len();
-        let (kv_ahead, ahead) = match (args.prefetch_to_l1, kv) {
+        let (next_kv, after) = match (args.prefetch_to_l1, kv) {
             (true, KEY) => (VALUE, self),
             (true, _) => (KEY, next),
             (false, kv) => (kv, next),
         };
-        // Those of the next head of these tokens may be in the lines that this head's are in. Those of integer codes
-        // have prefetches of their own.
+        // The scales of the next head of these tokens may share lines with this head's scales. The scales of integer
+        // codes have prefetches of their own.
         let line = |head| args.source.head(KEY, head).1.addr() / kvcache_simd::LINE;
         let is_there = std::ptr::eq(self.offsets, next.offsets) && line(self.head) == line(next.head);
         let with_scales = kv == KEY && scale_len > 0 && !is_there && args.reads[KEY].integers().is_none();
-        Next {
-            rows: args.source.head(kv_ahead, ahead.head).0,
-            offsets: &ahead.offsets.cache,
+        Prefetch {
+            rows: args.source.head(next_kv, after.head).0,
+            offsets: &after.offsets.cache,
             len,
             to_l1: args.prefetch_to_l1,
             scales: [KEY, VALUE].map(|kv| args.source.head(kv, next.head).1),
@@ -329,7 +331,7 @@ impl<'a> BlockRows<'a> {
             let cache = rows.from.wrapping_add(self.offsets.cache[first]);
             let scale = rows.scale.wrapping_add(rows.scale_offsets[first - tokens.start]);
             let rows = LoadedRows { count: end - first, cache, cache_step, scale, scale_step };
-            // SAFETY: see `# Safety`: the rows are those of slots, and the memory has room for a block of them.
+            // SAFETY: see `# Safety`: the rows belong to slots, and the memory has room for a block of them.
             unsafe { loaded.loader.load(&rows, to.add(loaded.offsets[first - tokens.start]), loaded.offsets[1]) }
         }
         let offsets = &loaded.offsets[..tokens.len()];
@@ -337,10 +339,10 @@ impl<'a> BlockRows<'a> {
     }
 }
 
-/// Adds PV products, for each query those of the keys that it sees: those whose weight is not [`MASKED`].
+/// Adds for each query the PV products of the keys that it sees: the keys whose weight is not [`MASKED`].
 ///
 /// # Safety
-/// The conditions are those of [`attend_decode`].
+/// The conditions of [`attend_decode`](super::decode::attend_decode) hold.
 pub(super) unsafe fn pv_visible_rows(
     pv: PvRowsFunction,
     values: &WeightedRows<'_>,
@@ -361,8 +363,7 @@ pub(super) unsafe fn pv_visible_rows(
                 pv(&WeightedRows {
                     weights: values.weights.add(r * BLOCK + first),
                     queries: 1,
-                    rows: values.rows.some(first..end),
-                    prefetch: false,
+                    rows: Rows { prefetch: Prefetch::NONE, ..values.rows.some(first..end) },
                     rescale,
                     sums: values.sums.add(r * values.width),
                     ..*values

@@ -19,19 +19,19 @@ use super::generic::pv_rows::WeightedRows;
 use super::generic::qk_panels::PanelScores;
 use super::generic::qk_rows::RowScores;
 use super::generic::read_rows::ReadInto;
-use super::generic::rows::BLOCK;
+use super::generic::rows::{BLOCK, Prefetch};
 use super::generic::softmax::{SUMS, ScoreBlock};
 use super::integers::{PackedKeys, add_integer_values};
 
 /// Rows of values that are read into memory at once: they stay in the first-level cache until they are added.
 const READ_ROWS: usize = 32;
 
-/// Adds one block of keys to what the query rows have summed. The rows are those of its `keys`, which begin with a
-/// block and are not more than one; those of `next` are read next.
+/// Adds one block of keys to what the query rows have summed: the rows `here` of `keys`, which start with a block of
+/// the sequence and are at most a block. The rows `next` are read after them.
 ///
 /// # Safety
-/// The instruction set is supported. The keys are those of the sequence that the query rows belong to; queries, state
-/// and memory are those of as many rows, and nobody else's.
+/// The instruction set is supported. The keys belong to the sequence of the query rows. Queries, state and memory have
+/// room for these rows, and nobody else uses them.
 pub(super) unsafe fn attend_decode(
     args: &AttentionArgs<'_>,
     queries: &Queries<'_>,
@@ -94,14 +94,13 @@ pub(super) unsafe fn attend_decode(
             if in_place.is_none() {
                 (functions.read_rows)(&ReadInto { rows: values, to: panel, to_step: width });
                 (values.from, values.offsets) = (panel.cast_const().cast(), &args.scratch_offsets[..some.len()]);
-                values.scale_offsets = values.offsets;
+                (values.scale_offsets, values.prefetch) = (values.offsets, Prefetch::NONE);
             }
             let values = WeightedRows {
                 weights: weights.add(first),
                 queries: rows.len(),
                 rows: values,
                 width,
-                prefetch: in_place.is_some(),
                 rescale,
                 sums: state.values,
                 group: width,
@@ -120,7 +119,7 @@ pub(super) unsafe fn attend_decode(
 /// QK scores of queries and that many keys, in whole registers: of integer codes, or of floats panel by panel.
 ///
 /// # Safety
-/// The conditions are those of [`attend_decode`].
+/// The conditions of [`attend_decode`] hold.
 pub(super) unsafe fn qk_packed(
     args: &AttentionArgs<'_>,
     &Queries { rows, query, .. }: &Queries<'_>,

@@ -8,12 +8,11 @@ use kvcache_simd::Neon;
 use kvcache_simd::{Avx2, Avx512, Simd};
 use kvcache_simd::{Float, InstructionSet, Portable};
 
-use super::generic::int_codes::{IntCodes, Word};
 use super::generic::merge::{Accumulator, Finish, Merge, OutputRow, QueryElements, ReadQuery};
 use super::generic::panel::{Pack, PackCodes, PackKeys};
 use super::generic::pv_panels::{PackRows, PackValues, PvPanels, WeightedPanels};
 use super::generic::pv_rows::{PvRows, WeightedRows};
-use super::generic::qk_codes::{CodeScores, QkCodes, Widen, WidenCodes};
+use super::generic::qk_codes::{CodeScores, QkCodes, Widen, WidenCodes, Word};
 use super::generic::qk_panels::{PARTS, PanelScores, QkPanels};
 use super::generic::qk_rows::{QkRows, RowScores};
 use super::generic::read_rows::{ReadInto, ReadRows, ReadScales};
@@ -21,6 +20,7 @@ use super::generic::scales::{ScaleWeights, Scaled, Transpose, TransposeScales};
 use super::generic::softcap::{Products, SoftCap};
 use super::generic::softmax::{Masked, ScoreBlock, Softmax};
 use super::generic::softmax_rows::{ScoreRows, SoftmaxRows};
+use super::generic::stored::IntCodes;
 use super::generic::tiles::Tiles;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::codes::{Codes, LANES};
@@ -49,8 +49,8 @@ pub(crate) struct Functions {
     pub(crate) pack_keys: PackFunction,
     pub(crate) read_rows: ReadFunction,
     pub(crate) qk_panels: unsafe fn(&PanelScores),
-    /// QK scores of few queries over rows of keys; none where a panel is faster, in which each element is converted once,
-    /// and where rows are not whole registers.
+    /// QK scores of few queries over rows of keys; none where a panel, in which each element is converted once, is
+    /// faster, and where rows are not whole registers.
     pub(crate) qk_rows: Option<QkRowsFunction>,
     pub(crate) soft_cap: unsafe fn(&Products),
     pub(crate) softmax: for<'a> unsafe fn(&ScoreBlock<'a>) -> Masked,
@@ -134,8 +134,8 @@ pub(crate) struct CodeFunctions {
 }
 
 /// The functions of an instruction set for rows of `len` codes in groups of `group`. None where registers would have
-/// parts of groups or be parts of rows, or have 8 lanes: there functions of rows convert each code once for four queries,
-/// too.
+/// parts of groups or be parts of rows, and where registers have 8 lanes: loading rows converts each code once for four
+/// queries, too.
 pub(crate) fn code_functions(
     instructions: InstructionSet,
     bits: QuantBit,

@@ -5,7 +5,7 @@ use super::block_rows::{BlockMemory, BlockRows, KEY, Queries, VALUE, pv_visible_
 use super::generic::panel::{PANEL, Pack};
 use super::generic::pv_rows::WeightedRows;
 use super::generic::qk_codes::{CodeScores, Widen};
-use super::generic::rows::{BLOCK, Next, Rows};
+use super::generic::rows::{BLOCK, Prefetch, Rows};
 use super::generic::scales::Scaled;
 use super::generic::softmax::SUMS;
 use super::read::Integers;
@@ -19,14 +19,14 @@ pub(super) struct PackedKeys<'a> {
     /// Where words of some keys become float32, if there are many queries.
     panel: Option<*mut f32>,
     scales: *const f32,
-    next: Next<'a>,
+    prefetch: Prefetch<'a>,
 }
 
 impl<'a> PackedKeys<'a> {
     /// Packs that many keys of a block, whole registers, for as many queries.
     ///
     /// # Safety
-    /// The conditions are those of [`attend_decode`](super::decode::attend_decode).
+    /// The conditions of [`attend_decode`](super::decode::attend_decode) hold.
     pub(super) unsafe fn new(
         args: &'a AttentionArgs<'_>,
         integers: &Integers,
@@ -42,16 +42,16 @@ impl<'a> PackedKeys<'a> {
         unsafe {
             let scales = here.group_scales(args, (KEY, integers), keys, memory);
             let rows = here.stored(args, KEY, 0..BLOCK, next);
-            let (next, rows) = (rows.next, Rows { next: Next::NONE, ..rows });
+            let (prefetch, rows) = (rows.prefetch, Rows { prefetch: Prefetch::NONE, ..rows });
             (integers.functions.pack_keys)(&Pack { rows, keys, panel: words });
-            Self { words, panel, scales, next }
+            Self { words, panel, scales, prefetch }
         }
     }
 
     /// QK scores of queries, rows of float32, and that many keys from `first` on, whole registers.
     ///
     /// # Safety
-    /// The conditions are those of [`attend_decode`](super::decode::attend_decode).
+    /// The conditions of [`attend_decode`](super::decode::attend_decode) hold.
     pub(super) unsafe fn scores(
         &self,
         args: &AttentionArgs<'_>,
@@ -72,7 +72,7 @@ impl<'a> PackedKeys<'a> {
             keys,
             scales: self.scales.wrapping_add(at),
             scores: scores.wrapping_add(at),
-            next: self.next.from(at),
+            prefetch: self.prefetch.from(at),
         };
         // SAFETY: see `# Safety`: the keys are those that are packed.
         unsafe {
@@ -90,7 +90,7 @@ impl<'a> PackedKeys<'a> {
 /// Adds PV products of few queries and that many values: weights are multiplied with scales, and then with codes.
 ///
 /// # Safety
-/// The conditions are those of [`attend_decode`](super::decode::attend_decode).
+/// The conditions of [`attend_decode`](super::decode::attend_decode) hold.
 pub(super) unsafe fn add_integer_values(
     args: &AttentionArgs<'_>,
     integers: &Integers,
@@ -115,7 +115,6 @@ pub(super) unsafe fn add_integer_values(
             width: args.width,
             group,
             group_step: queries * BLOCK,
-            prefetch: true,
             rescale,
             sums: state.values,
         };

@@ -82,7 +82,7 @@ impl AttentionKernel for AttentionCpu {
         let batch = (0..args.geometry.batch).map(|b| (b, args.indices.sequence(b).queries.len()));
         let schedule = Schedule::new(size, batch, |b, i| args.visible(b, i));
         let ended: Vec<_> = (0..schedule.reductions).map(|_| AtomicUsize::new(0)).collect();
-        scratch::of_call(schedule.reduction_rows * task::state_len(&args), |states| {
+        scratch::for_call(schedule.reduction_rows * task::state_len(&args), |states| {
             let shared = Shared { tiles: &schedule.tiles, ended: &ended, states };
             // SAFETY: the instruction set is supported, checked when the kernel was made; each task is taken once.
             run_each(&schedule.tasks, schedule.parallel, workers, |task| unsafe { task::run(&args, task, &shared) });

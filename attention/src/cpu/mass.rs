@@ -9,7 +9,6 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 use super::attention_args::AttentionArgs;
 use super::block_rows::{BlockMemory, BlockRows, Queries, SoftmaxState};
 use super::decode::qk_packed;
-use super::generic::merge::QueryElements;
 use super::generic::rows::BLOCK;
 use super::generic::softmax::QueryRow;
 use super::generic::softmax::{MASKED, SUMS, ScoreBlock};
@@ -57,11 +56,11 @@ pub(super) unsafe fn run(args: &AttentionArgs<'_>, &MassTask { b, head, split }:
     let split = split * KV_SPLIT..keys.len().min((split + 1) * KV_SPLIT);
     let of_head = |g: usize| mass.data.wrapping_add((head * group + g) * mass.total_kvlen + keys.start);
     let mut offsets = Offsets::default();
-    scratch::of_thread(SoftmaxState::len(most, 0) + most * width + BlockMemory::len(args, most), |numbers| {
+    scratch::for_thread(SoftmaxState::len(most, 0) + most * width + BlockMemory::len(args, most), |numbers| {
         let state = SoftmaxState::new(numbers, most, 0);
         let query = numbers.wrapping_add(SoftmaxState::len(most, 0));
-        // SAFETY: the memory has room for all of these; the rows are those of the problem; the keys of the split have
-        // elements of the mass in each query head, which are this task's.
+        // SAFETY: the memory has room for all of these; the rows belong to the problem; the keys of the split have
+        // elements of the mass in each query head, which this task alone writes.
         unsafe {
             let memory = BlockMemory::new(query.wrapping_add(most * width), args, most);
             for first in (0..queries.len()).step_by(at_once) {
@@ -69,13 +68,7 @@ pub(super) unsafe fn run(args: &AttentionArgs<'_>, &MassTask { b, head, split }:
                 let rows = some.flat_map(|i| (0..group).map(move |g| (i, head * group + g)));
                 let rows: Vec<QueryRow> = rows.map(|(i, h)| args.query_row(b, i, h)).collect();
                 for (r, row) in rows.iter().enumerate() {
-                    let (from, to) = (args.query(row), query.add(r * width));
-                    (args.functions.read_query)(&QueryElements {
-                        from,
-                        len: args.geometry.head_dim,
-                        to,
-                        order: args.order,
-                    });
+                    args.read_query(row, query.add(r * width));
                     *state.max.add(r) = args.total(row)[0];
                 }
                 let seen = rows.last().map_or(0, |row| row.visible).min(split.end);

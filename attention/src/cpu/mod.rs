@@ -2,23 +2,23 @@
 //!
 //! # The order of sums
 //! All is float32. Of a query with `head_dim` elements, and the keys t = 0, 1, ... of its sequence that it sees:
-//! 1. A product is the sum over `head_dim` in [`PARTS`](generic::qk_panels::PARTS) partial sums, that of element d in
-//!    number `d % PARTS`: fused multiply-adds, from the first element to the last. They are added by halves: number i
-//!    and number `i + PARTS / 2`, and so on until one is left. The score is `product * scale`, or with a mask or ALiBi
-//!    a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and the mask's
-//!    number. With a soft cap, what the bias is added to is `tanh(product * scale * (1 / softcap)) * softcap`, rounded
+//! 1. A product is the sum over `head_dim` in [`PARTS`](generic::qk_panels::PARTS) partial sums: element d is added to
+//!    number `d % PARTS` by fused multiply-adds, from the first element to the last. Partial sums are added by halves:
+//!    number i and number `i + PARTS / 2`, and so on until one is left. The score is `product * scale`, or with a mask
+//!    or ALiBi a fused multiply-add of the two and the bias, which is a fused multiply-add of slope, distance and the
+//!    mask's number. With a soft cap, the bias is added to `tanh(product * scale * (1 / softcap)) * softcap`, rounded
 //!    after each operation. Integer codes of a quantized cache are summed by groups: fused multiply-adds of query and
-//!    code from the first element of a group to its last; that sum times the group's scale is added to those of the
-//!    groups before by a fused multiply-add. A scale that is infinite makes the score NaN; so may queries so large
+//!    code from the first element of a group to its last; that sum times the group's scale is added to the sum of the
+//!    earlier groups by a fused multiply-add. A scale that is infinite makes the score NaN; so may queries so large
 //!    (above 10^35) that the sum of a group is beyond float32 before it is scaled.
 //! 2. Keys are taken by blocks of [`BLOCK`](generic::rows::BLOCK), the first of which begins at key 0 of the sequence.
-//!    A block raises the running maximum to that of its scores; what has been summed before is multiplied with
+//!    A block raises the running maximum to the largest of its scores; earlier sums are multiplied with
 //!    `exp(old maximum - new maximum)`. The weight of a key is `exp(score - maximum)`.
-//! 3. Weights are added in [`SUMS`](generic::softmax::SUMS) partial sums, that of key t to number `t % SUMS`; weighted
+//! 3. Weights are added in [`SUMS`](generic::softmax::SUMS) partial sums, key t to number `t % SUMS`; weighted
 //!    values by fused multiply-adds, from the first key to the last. Where groups of integer codes are whole times 16,
 //!    the weight is multiplied with the scale of a key's group, and that with its codes.
 //! 4. Blocks are summed by KV splits of [`KV_SPLIT`](schedule::KV_SPLIT) keys, the first of which begins at key 0. Each
-//!    split has a maximum and sums of its own. They are merged into those of the splits before them, in order: both are
+//!    split has a maximum and sums of its own. They are merged into the sums of the earlier splits, in order: both are
 //!    multiplied with `exp(own maximum - larger maximum)` and added.
 //! 5. In the end the head's sink, if there is one, is merged in as one more split, of one key with a value of 0, unless
 //!    the query has seen no key. Then the partial sums of weights are added by halves, and each sum of weighted values
@@ -43,8 +43,8 @@
 //! # Rows
 //! Rows of float32, of float16 and of integer codes are used where they are. A value of float8, or of integer codes in
 //! other groups, is the product of code and scale in float32, which nothing rounds further: with AVX-512, at most four
-//! queries that share a key head make it in registers ([`dispatch`]). Scales are first converted into memory, those of
-//! a block at once. All else, to the same bits, is converted or dequantized by the cache's own functions
+//! queries that share a key head make it in registers ([`dispatch`]). Scales are first converted into memory, a
+//! block's at once. All else, to the same bits, is converted or dequantized by the cache's own functions
 //! ([`RowLoader`](kvcache_kernels::RowLoader)), a few rows at a time, into memory that stays in the first-level cache.
 //!
 //! # The files

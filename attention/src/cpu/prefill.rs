@@ -9,7 +9,7 @@
 //! pack the values; sums = sums * exp(old maximum - new maximum) + weights x panels of values
 //! ```
 //!
-//! The sums are those of [`attend_decode`](super::decode::attend_decode), to the bit.
+//! Each sum has the same bits as in [`attend_decode`](super::decode::attend_decode).
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use super::generic::panel::{PANEL, Pack};
 use super::generic::pv_panels::{PackRows, WeightedPanels};
 use super::generic::qk_panels::PanelScores;
 use super::generic::read_rows::ReadInto;
-use super::generic::rows::{BLOCK, Next};
+use super::generic::rows::{BLOCK, Prefetch};
 use super::generic::softmax::{QueryRow, SUMS, ScoreBlock};
 use super::generic::softmax_rows::ScoreRows;
 use super::integers::PackedKeys;
@@ -27,7 +27,7 @@ use super::integers::PackedKeys;
 /// Adds one block of keys to what the query rows have summed.
 ///
 /// # Safety
-/// The conditions are those of [`attend_decode`](super::decode::attend_decode).
+/// The conditions of [`attend_decode`](super::decode::attend_decode) hold.
 pub(super) unsafe fn attend_prefill(
     args: &AttentionArgs<'_>,
     queries: &Queries<'_>,
@@ -85,7 +85,7 @@ pub(super) unsafe fn attend_prefill(
             let pack = functions.pack_values_in_place.unwrap_or_else(|| {
                 (functions.read_rows)(&ReadInto { rows, to: memory.rows, to_step: width });
                 (rows.from, rows.offsets) = (memory.rows.cast_const().cast(), &args.scratch_offsets[..keys.len()]);
-                (rows.scale_offsets, rows.next) = (rows.offsets, Next::NONE);
+                (rows.scale_offsets, rows.prefetch) = (rows.offsets, Prefetch::NONE);
                 functions.pack_values
             });
             pack(&PackRows { rows, width, group, panels });

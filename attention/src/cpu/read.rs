@@ -16,6 +16,7 @@ const LOADED_BYTES: usize = 16 << 10;
 const WHOLE: usize = 16;
 
 /// How rows become numbers.
+#[expect(clippy::large_enum_variant, reason = "a call has two")]
 pub(super) enum Read {
     /// Floats, which functions read where they are.
     InPlace,
@@ -25,7 +26,7 @@ pub(super) enum Read {
     Loaded(Loaded),
 }
 
-/// Integer codes: their functions, the codes that share a scale, and the scales of a row.
+/// Integer codes: their functions, the codes that share a scale, and how many scales a row has.
 #[derive(Clone, Copy)]
 pub(super) struct Integers {
     pub(super) functions: IntegerFunctions,

@@ -13,7 +13,7 @@
 //! the tasks with most work first
 //! ```
 //!
-//! How a call is cut decides nothing but who computes what: the sums of a query row are those of whole splits, in
+//! How a call is cut decides who computes what, and no bits: a query row's sums are the sums of whole splits, merged in
 //! order.
 
 use std::cmp::Reverse;

@@ -28,13 +28,13 @@ impl Numbers {
 }
 
 thread_local! {
-    static OF_THREAD: RefCell<Numbers> = const { RefCell::new(Numbers(Vec::new())) };
+    static THREAD: RefCell<Numbers> = const { RefCell::new(Numbers(Vec::new())) };
 }
 
 /// Runs `work` with `len` numbers that no other thread uses, of any values.
-pub(super) fn of_thread<R>(len: usize, work: impl FnOnce(*mut f32) -> R) -> R {
+pub(super) fn for_thread<R>(len: usize, work: impl FnOnce(*mut f32) -> R) -> R {
     // What a task of a task would need: memory of its own.
-    OF_THREAD.with(|numbers| match numbers.try_borrow_mut() {
+    THREAD.with(|numbers| match numbers.try_borrow_mut() {
         Ok(mut numbers) => work(numbers.at_least(len)),
         Err(_) => work(Numbers::default().at_least(len)),
     })
@@ -43,14 +43,14 @@ pub(super) fn of_thread<R>(len: usize, work: impl FnOnce(*mut f32) -> R) -> R {
 /// Numbers that are kept for a call, at most.
 const MOST_KEPT: usize = 1 << 22;
 
-static OF_CALLS: Mutex<Vec<Numbers>> = Mutex::new(Vec::new());
+static CALLS: Mutex<Vec<Numbers>> = Mutex::new(Vec::new());
 
 /// Runs `work` with `len` numbers that no other call uses, of any values.
-pub(super) fn of_call<R>(len: usize, work: impl FnOnce(*mut f32) -> R) -> R {
+pub(super) fn for_call<R>(len: usize, work: impl FnOnce(*mut f32) -> R) -> R {
     if len == 0 {
         return work(std::ptr::NonNull::dangling().as_ptr());
     }
-    let kept = || OF_CALLS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let kept = || CALLS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut numbers = kept().pop().unwrap_or_default();
     let result = work(numbers.at_least(len));
     if len <= MOST_KEPT {

@@ -97,7 +97,7 @@ impl<'a> Source<'a> {
         (offset(self.cache[kv], &self.cache_bytes), offset(self.scale[kv], &self.scale_bytes))
     }
 
-    /// Bytes from the row of one slot to that of the next, and between their scales.
+    /// Bytes from the row of one slot to the row of the next, and between their scales.
     pub(super) fn steps(&self) -> [usize; 2] {
         [self.cache_bytes.token, self.scale_bytes.token]
     }
@@ -107,7 +107,7 @@ impl<'a> Source<'a> {
         [self.cache_bytes.head_len, self.scale_bytes.head_len]
     }
 
-    /// Whether the rows of all heads of a token are nearer to each other than to those of the next token.
+    /// Whether the rows of a token's heads are nearer to each other than to the next token's rows.
     pub(super) fn heads_are_adjacent(&self) -> bool {
         self.cache_bytes.head < self.cache_bytes.token
     }

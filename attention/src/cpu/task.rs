@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::attention_args::AttentionArgs;
 use super::block_rows::{BlockMemory, BlockRows, PREFILL_ROWS, Queries, SoftmaxState};
 use super::decode::attend_decode;
-use super::generic::merge::{OutputRow, QueryElements};
+use super::generic::merge::OutputRow;
 use super::generic::rows::BLOCK;
 use super::generic::softmax::QueryRow;
 use super::prefill::attend_prefill;
@@ -45,7 +45,7 @@ pub(super) fn state_len(args: &AttentionArgs<'_>) -> usize {
 /// Runs a task.
 ///
 /// # Safety
-/// The instruction set is supported. Each task of a schedule is run once; `shared` is that of the schedule.
+/// The instruction set is supported. Each task of a schedule is run once; `shared` belongs to the schedule.
 pub(super) unsafe fn run(args: &AttentionArgs<'_>, task: &Task, shared: &Shared<'_>) {
     let tile = &shared.tiles[task.tile];
     let rows = tile.rows(args.group());
@@ -59,21 +59,15 @@ pub(super) unsafe fn run(args: &AttentionArgs<'_>, task: &Task, shared: &Shared<
         .flat_map(|head| tile.queries.clone().map(move |i| (head, i)))
         .flat_map(|(head, i)| (0..args.group()).map(move |g| args.query_row(tile.b, i, head * args.group() + g)))
         .collect();
-    scratch::of_thread(len, |memory| {
+    scratch::for_thread(len, |memory| {
         let total = SoftmaxState::new(memory, all_rows, args.width);
         let split_state = SoftmaxState::new(memory.wrapping_add(state_len), all_rows, args.width);
         let query = memory.wrapping_add(2 * state_len);
-        // SAFETY: the memory has room for all of these; the rows are those of the problem.
+        // SAFETY: the memory has room for all of these; the rows belong to the problem.
         unsafe {
             let block_memory = BlockMemory::new(query.wrapping_add(query_len), args, rows);
             for (r, row) in queries.iter().enumerate() {
-                let to = query.add(r * args.width);
-                (args.functions.read_query)(&QueryElements {
-                    from: args.query(row),
-                    len: args.geometry.head_dim,
-                    to,
-                    order: args.order,
-                });
+                args.read_query(row, query.add(r * args.width));
             }
             total.clear(all_rows);
             let first = tile.splits().start;
@@ -124,7 +118,7 @@ fn reduction_state(
 /// Adds the keys of a split to the state of all query rows of a tile.
 ///
 /// # Safety
-/// The conditions of [`run`]; query, state and memory are those of the query rows.
+/// The conditions of [`run`] hold; query, state and memory belong to the query rows.
 unsafe fn attend_split(
     args: &AttentionArgs<'_>,
     tile: &WorkTile,
@@ -138,7 +132,7 @@ unsafe fn attend_split(
     let block = |first: usize| first..tile.keys.end.min(first + BLOCK);
     let end = tile.keys.end.min((split + 1) * KV_SPLIT);
     let first = tile.keys.start.max(split * KV_SPLIT);
-    // Those of the block, and of the next, if there is one.
+    // Of this block, and of the next block, if there is one.
     let (mut offsets, mut next_offsets) = (&mut Offsets::default(), &mut Offsets::default());
     args.source.offsets(tile.b, block(first), next_offsets);
     for first in (first..end).step_by(BLOCK) {
@@ -164,11 +158,11 @@ unsafe fn attend_split(
     }
 }
 
-/// Adds the sink of a row, if it has one, to the sums over all keys: one more key, whose value is 0. A row that has seen
-/// no key gets none.
+/// Adds the sink of a row, if it has one, to the sums over all keys: one more key, whose value is 0. A row that has
+/// seen no key gets none.
 ///
 /// # Safety
-/// The conditions of [`run`]; the states are those of a row, of which `sink` has nothing that is still needed.
+/// The conditions of [`run`] hold; the states have room for a row, and `sink` holds nothing that is still needed.
 unsafe fn add_sink(args: &AttentionArgs<'_>, row: &QueryRow, total: SoftmaxState, sink: SoftmaxState) {
     // SAFETY: see `# Safety`.
     unsafe {
@@ -183,7 +177,7 @@ unsafe fn add_sink(args: &AttentionArgs<'_>, row: &QueryRow, total: SoftmaxState
 /// Merges the state of query rows over one split into that over the splits before.
 ///
 /// # Safety
-/// The conditions of [`run`]; the states are those of that many rows.
+/// The conditions of [`run`] hold; the states have that many rows.
 unsafe fn merge(args: &AttentionArgs<'_>, total: SoftmaxState, split: SoftmaxState, rows: usize) {
     for r in 0..rows {
         // SAFETY: see `# Safety`.

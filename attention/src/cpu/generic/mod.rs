@@ -1,7 +1,10 @@
 //! What the kernel computes, over the vector registers of any instruction set.
+//!
+//! To read in this order: `tiles` (what an instruction set adds), `rows` and `stored` (rows in memory, and in
+//! registers); for few queries `qk_rows` or, of integer codes, `qk_codes` over a `panel`, then `softmax`, then
+//! `pv_rows`; for many `qk_panels`, `softmax_rows` and `pv_panels`; at last `merge`.
 
 pub(super) mod exp;
-pub(super) mod int_codes;
 pub(super) mod merge;
 pub(super) mod panel;
 pub(super) mod pv_panels;

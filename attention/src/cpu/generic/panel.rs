@@ -1,5 +1,5 @@
-//! A panel of keys, as the inner products of many queries want them: for each element of `head_dim` that of each of
-//! [`PANEL`] keys.
+//! A panel: a transposed block of [`PANEL`] keys. Row d has element d of every key, for the inner products of many
+//! queries.
 
 use std::marker::PhantomData;
 
@@ -109,7 +109,7 @@ unsafe fn pack_words<S: Tiles, const KEYS: usize>(
     bytes: usize,
 ) {
     let whole = bytes / COLUMN * WORDS;
-    let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), keys / S::LANES * whole / WORDS);
+    let (mut cursor, lines) = rows.prefetch.in_steps(rows.offsets.len(), keys / S::LANES * whole / WORDS);
     for first in (0..keys).step_by(S::LANES) {
         // SAFETY: there are KEYS rows, and as many are next; the panel has as many numbers for each element.
         unsafe {
@@ -138,7 +138,7 @@ unsafe fn pack_words<S: Tiles, const KEYS: usize>(
 unsafe fn pack_halves<S: Tiles, E: Float>(&Pack { ref rows, keys, panel, .. }: &Pack<'_>) {
     let whole = rows.len - rows.len % HALVES;
     let steps = keys.div_ceil(S::HALF_ROWS) * whole / HALVES;
-    let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), steps);
+    let (mut cursor, lines) = rows.prefetch.in_steps(rows.offsets.len(), steps);
     for first in (0..keys).step_by(S::HALF_ROWS) {
         // SAFETY: there are PANEL rows, whole times HALF_ROWS, and as many are next; the panel has as many numbers
         // for each element.

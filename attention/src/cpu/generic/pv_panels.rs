@@ -13,12 +13,12 @@ use super::tiles::Tiles;
 /// Registers of a row of values that are summed together.
 const COLUMNS: usize = 2;
 
-/// Elements of a row in a panel: those of [`COLUMNS`] registers, or of one where they would not be whole groups' parts.
+/// Elements of a row in a panel: [`COLUMNS`] registers, or one register where several would be parts of two groups.
 fn columns<S: Tiles>(group: usize) -> usize {
     if group.is_multiple_of(COLUMNS * S::LANES) { COLUMNS * S::LANES } else { S::LANES }
 }
 
-/// Rows of values, and the panels to write: for some registers of a row those of all rows, one after the other.
+/// Rows of values, and the panels to write: a panel has the same few registers of every row, row after row.
 pub(crate) struct PackRows<'a> {
     /// Rows of `width` elements, whole registers.
     pub(crate) rows: Rows<'a>,
@@ -40,7 +40,7 @@ impl<S: Tiles, V: Stored<S>> Function<S> for PackValues<V> {
     unsafe fn run(&PackRows { ref rows, width, group, panels }: &PackRows<'_>) {
         let step = columns::<S>(group);
         let count = rows.offsets.len();
-        let (mut cursor, lines) = rows.next.prefetches(count, count);
+        let (mut cursor, lines) = rows.prefetch.in_steps(count, count);
         for (t, &offset) in rows.offsets.iter().enumerate() {
             cursor.advance(lines);
             for first in (0..width).step_by(step) {

@@ -19,12 +19,10 @@ pub(crate) struct WeightedRows<'a> {
     /// Rows of `width` elements, whole registers.
     pub(crate) rows: Rows<'a>,
     pub(crate) width: usize,
-    /// Elements that have weights of their own, whole registers; and from the weights of one such group to those of the
-    /// next.
+    /// Elements that have weights of their own, whole registers; and numbers from one such group's weights to the next
+    /// group's.
     pub(crate) group: usize,
     pub(crate) group_step: usize,
-    /// Whether the rows that are next are prefetched.
-    pub(crate) prefetch: bool,
     /// For each query what its sums are multiplied with before, and a row of sums, one each `width` elements.
     pub(crate) rescale: *const f32,
     pub(crate) sums: *mut f32,
@@ -109,8 +107,7 @@ unsafe fn columns<S: Tiles, V: Stored<S>, const Q: usize>(values: &WeightedRows<
     }
 }
 
-/// G times C registers of the sums of Q queries, C of them of one group; the first queries of all prefetch what comes
-/// next.
+/// G times C registers of the sums of Q queries, C of them of one group; the first queries of all prefetch.
 #[inline(always)]
 unsafe fn some<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: usize>(
     values: &WeightedRows<'_>,
@@ -120,14 +117,14 @@ unsafe fn some<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: 
     // SAFETY: Q queries and G times C registers are there: this function's condition.
     unsafe {
         match query {
-            0 if values.prefetch => tile::<S, V, Q, C, G, true>(values, query, at),
+            0 if !values.rows.prefetch.offsets.is_empty() => tile::<S, V, Q, C, G, true>(values, query, at),
             _ => tile::<S, V, Q, C, G, false>(values, query, at),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: usize, const NEXT: bool>(
+unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: usize, const PREFETCH: bool>(
     values: &WeightedRows<'_>,
     query: usize,
     at: usize,
@@ -146,19 +143,19 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: 
         for (g, weights) in weights.iter_mut().enumerate().filter(|_| V::GROUPS) {
             *weights = weights.add((at + g * C * S::LANES) / values.group * values.group_step);
         }
-        // Of the rows that are next, as many as these are of the registers. Looking for them takes as long as a row of
-        // codes; floats wait for memory anyway.
+        // These registers' share of the rows to prefetch. Finding a line takes as long as a row of codes; floats wait for
+        // memory anyway.
         let rows = &values.rows;
         let (count, lines) = (rows.offsets.len(), (G * C * V::BYTES).div_ceil(LINE));
-        let ahead = count * at / values.width..count * (at + G * C * S::LANES) / values.width;
+        let share = count * at / values.width..count * (at + G * C * S::LANES) / values.width;
         let (every, lines) = if S::BROADCASTS || !V::GROUPS {
             (1, lines)
         } else {
-            (EVERY, rows.next.lines(ahead.len()).div_ceil(count.div_ceil(EVERY).max(1)))
+            (EVERY, rows.prefetch.lines(share.len()).div_ceil(count.div_ceil(EVERY).max(1)))
         };
-        let mut cursor = rows.next.cursor(ahead);
+        let mut cursor = rows.prefetch.cursor(share);
         for (t, (&offset, &scale)) in rows.offsets.iter().zip(rows.scale_offsets).enumerate() {
-            if NEXT && t % every == 0 {
+            if PREFETCH && t % every == 0 {
                 cursor.advance(lines);
             }
             let row = V::row(rows, offset, scale);

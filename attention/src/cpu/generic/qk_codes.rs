@@ -2,12 +2,51 @@
 
 use std::marker::PhantomData;
 
-use kvcache_simd::Function;
+use kvcache_simd::{Function, Simd};
 
-use super::int_codes::{Lane, Word};
 use super::panel::PANEL;
-use super::rows::{BLOCK, Cursor, Next};
+use super::rows::{BLOCK, Cursor, Prefetch};
 use super::tiles::Tiles;
+
+/// What a lane of a panel holds.
+///
+/// # Safety
+/// The conditions of [`Simd`] hold.
+pub(crate) trait Lane<S: Simd> {
+    /// Codes in a lane.
+    const CODES: usize;
+
+    /// Keys in a panel.
+    const KEYS: usize;
+
+    /// The `i`-th code of each lane.
+    unsafe fn code(lanes: S::F32, i: usize) -> S::F32;
+}
+
+/// A word of codes of that many bits.
+pub(crate) struct Word<const BITS: usize>;
+
+impl<S: Simd, const BITS: usize> Lane<S> for Word<BITS> {
+    const CODES: usize = 32 / BITS;
+    const KEYS: usize = BLOCK;
+
+    #[inline(always)]
+    unsafe fn code(lanes: S::F32, i: usize) -> S::F32 {
+        // SAFETY: the function's own conditions.
+        unsafe { if BITS == 8 { S::i8_of_four(lanes, i) } else { S::i4_of_eight(lanes, i) } }
+    }
+}
+
+/// A code as float32.
+impl<S: Simd> Lane<S> for f32 {
+    const CODES: usize = 1;
+    const KEYS: usize = PANEL;
+
+    #[inline(always)]
+    unsafe fn code(lanes: S::F32, _: usize) -> S::F32 {
+        lanes
+    }
+}
 
 /// Queries, a panel of codes, their scales, and where the products are written.
 pub(crate) struct CodeScores<'a> {
@@ -25,13 +64,13 @@ pub(crate) struct CodeScores<'a> {
     pub(crate) scales: *const f32,
     /// For each query a row of as many products, one row each [`BLOCK`] elements.
     pub(crate) scores: *mut f32,
-    /// The rows to prefetch.
-    pub(crate) next: Next<'a>,
+    /// What to prefetch meanwhile.
+    pub(crate) prefetch: Prefetch<'a>,
 }
 
 /// Multiplies each query with each key, whose codes are in lanes L. The products of a group are added by fused
-/// multiply-adds from the first element to the last; their sum times the scale is added to those of the groups before
-/// by a fused multiply-add.
+/// multiply-adds from the first element to the last; their sum times the scale is added to the earlier groups' sum by a
+/// fused multiply-add.
 pub(crate) struct QkCodes<L>(PhantomData<L>);
 
 impl<S: Tiles, L: Lane<S>> Function<S> for QkCodes<L> {
@@ -70,10 +109,10 @@ impl<S: Tiles, L: Lane<S>> Function<S> for QkCodes<L> {
 unsafe fn queries<S: Tiles, L: Lane<S>, const Q: usize>(products: &CodeScores<'_>, query: usize) {
     let (mut key, end) = (0, products.keys);
     // The first queries prefetch.
-    let next = if query == 0 { products.next } else { Next::NONE };
+    let prefetch = if query == 0 { products.prefetch } else { Prefetch::NONE };
     let at_once = if 4 * Q <= S::ACCUMULATORS && L::KEYS >= 4 * S::LANES { 4 * S::LANES } else { 2 * S::LANES };
     let steps = end.div_ceil(at_once) * products.head_dim / L::CODES;
-    let (mut cursor, lines) = next.prefetches(end, steps);
+    let (mut cursor, lines) = prefetch.in_steps(end, steps);
     // SAFETY: the keys from `key` on are there.
     unsafe {
         while at_once == 4 * S::LANES && end - key >= at_once {

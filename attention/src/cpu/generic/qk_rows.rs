@@ -61,7 +61,7 @@ unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(pr
     let step = TILES * KEYS;
     // Where there are two registers of partial sums, one after the other, there are accumulators for two keys.
     let at_once = if S::LANES == PARTS { KEYS } else { 2 };
-    let (mut cursor, lines) = rows.next.prefetches(keys, keys / at_once * (rows.len / PARTS));
+    let (mut cursor, lines) = rows.prefetch.in_steps(keys, keys / at_once * (rows.len / PARTS));
     let lines = if query == 0 { lines } else { 0 };
     for first in (0..keys).step_by(step) {
         // SAFETY: there are that many rows; Q queries from `query` on have BLOCK products each.
@@ -84,8 +84,8 @@ unsafe fn queries<S: Tiles, V: Stored<S>, const Q: usize, const TILES: usize>(pr
     }
 }
 
-/// The partial sums of Q queries from `query` on and K keys from `key` on, in R registers, one after the other, which are
-/// added to one: that of the first query and key to number `at` of all, those of the next query `step` later.
+/// The partial sums of Q queries from `query` on and K keys from `key` on: R registers, one after the other, which are
+/// added to one. The first query and key have register `at` of all, the next query's registers begin `step` later.
 #[inline(always)]
 unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: usize>(
     &RowScores { query: queries, query_step, ref rows, .. }: &RowScores<'_>,
@@ -99,7 +99,7 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: 
         let queries = queries.add(query * query_step);
         let (offsets, scale_offsets) = (&rows.offsets[key..][..K], &rows.scale_offsets[key..][..K]);
         if lines > 0 {
-            rows.next.prefetch_scales(key..key + K);
+            rows.prefetch.scales(key..key + K);
         }
         let mut here = [V::row(rows, offsets[0], scale_offsets[0]); K];
         for (k, here) in here.iter_mut().enumerate().skip(1) {

@@ -27,7 +27,7 @@ impl<S: Tiles, E: Float> Function<S> for ReadRows<E> {
     #[inline(always)]
     unsafe fn run(&ReadInto { ref rows, to, to_step }: &ReadInto<'_>) {
         let len = rows.len;
-        let (mut cursor, lines) = rows.next.prefetches(rows.offsets.len(), rows.offsets.len());
+        let (mut cursor, lines) = rows.prefetch.in_steps(rows.offsets.len(), rows.offsets.len());
         for (i, &offset) in rows.offsets.iter().enumerate() {
             // SAFETY: the row can be read, and whole registers be written; as many rows are next.
             unsafe {

@@ -21,8 +21,8 @@ pub(crate) struct Rows<'a> {
     /// Codes that share a scale, as a power of two.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX-512 dequantizes in registers"))]
     pub(crate) group_bits: u32,
-    /// The rows to prefetch.
-    pub(crate) next: Next<'a>,
+    /// What to prefetch while these are read.
+    pub(crate) prefetch: Prefetch<'a>,
 }
 
 impl Rows<'_> {
@@ -34,19 +34,19 @@ impl Rows<'_> {
         scale_offsets: &[],
         len: 0,
         group_bits: 0,
-        next: Next::NONE,
+        prefetch: Prefetch::NONE,
     };
 
     /// Some of the rows.
     pub(crate) fn some(self, rows: Range<usize>) -> Self {
         let (offsets, scale_offsets) = (&self.offsets[rows.clone()], &self.scale_offsets[rows.clone()]);
-        Self { offsets, scale_offsets, next: self.next.from(rows.start), ..self }
+        Self { offsets, scale_offsets, prefetch: self.prefetch.from(rows.start), ..self }
     }
 }
 
-/// Rows that are read soon, as many or more, as they are in memory, at any addresses; or none.
+/// Rows to prefetch, as many or more than are read meanwhile, as they are in memory, at any addresses; or none.
 #[derive(Clone, Copy)]
-pub(crate) struct Next<'a> {
+pub(crate) struct Prefetch<'a> {
     /// Where they are, and how many bytes after it each begins.
     pub(crate) rows: *const u8,
     pub(crate) offsets: &'a [usize],
@@ -54,13 +54,13 @@ pub(crate) struct Next<'a> {
     pub(crate) len: usize,
     /// Whether lines are prefetched into the first-level cache, else into the second.
     pub(crate) to_l1: bool,
-    /// Where scales that are read soon are, at two places, and how many bytes after these each row's begin.
+    /// Two places of scales to prefetch, and how many bytes after these each row's begin.
     pub(crate) scales: [*const u8; 2],
     pub(crate) scale_offsets: &'a [usize],
     pub(crate) scale_len: usize,
 }
 
-impl<'a> Next<'a> {
+impl<'a> Prefetch<'a> {
     /// Nothing.
     pub(crate) const NONE: Self = Self {
         rows: std::ptr::null(),
@@ -88,8 +88,8 @@ impl<'a> Next<'a> {
         Cursor { from: self.rows, offsets, len: self.len, to_l1: self.to_l1, line, end }
     }
 
-    /// Prefetches of as many rows, in that many steps: and how many lines in each step.
-    pub(crate) fn prefetches(&self, rows: usize, steps: usize) -> (Cursor<'a>, usize) {
+    /// The lines of that many rows, and how many to prefetch in each of so many steps.
+    pub(crate) fn in_steps(&self, rows: usize, steps: usize) -> (Cursor<'a>, usize) {
         let cursor = self.cursor(0..rows);
         let lines = self.lines(cursor.offsets.len());
         (cursor, lines.div_ceil(steps.max(1)))
@@ -102,7 +102,7 @@ impl<'a> Next<'a> {
 
     /// Prefetches the scales of some rows.
     #[inline(always)]
-    pub(crate) fn prefetch_scales(&self, rows: Range<usize>) {
+    pub(crate) fn scales(&self, rows: Range<usize>) {
         let offsets = self.scale_offsets.get(rows).unwrap_or_default();
         let step = offsets.first_chunk().map_or(LINE, |[a, b]| b.wrapping_sub(*a));
         // The scales of near rows, as many as begin within a line, may reach into the next line.

@@ -9,7 +9,7 @@ use super::exp::exp;
 use super::rows::BLOCK;
 use super::tiles::Tiles;
 
-/// Partial sums of weights: that of key t is added to partial sum `t % SUMS`.
+/// Partial sums of weights: the weight of key t is added to partial sum `t % SUMS`.
 pub(crate) const SUMS: usize = 16;
 
 /// The weight of a key that the query does not see: -0. A seen key's is +0 where it underflows.

@@ -1,7 +1,7 @@
 //! The weights of a block of keys for many queries at once, where nothing is added to the products.
 //!
-//! Each row's sums are those of [`Softmax`](super::softmax::Softmax), to the bit. The maxima of a register of rows are
-//! found together, and so are the factors of what has been summed before.
+//! Each row's sums have the same bits as in [`Softmax`](super::softmax::Softmax). The maxima of a register of rows are
+//! found together, and so are the factors that rescale earlier sums.
 
 use std::cell::Cell;
 
@@ -14,8 +14,8 @@ use super::tiles::{Registers, Tiles};
 
 /// The products of some queries with the keys of a block, and what is known of the keys before.
 pub(crate) struct ScoreRows<'a> {
-    /// For each query a row of products, one row each [`BLOCK`] elements. Those of the keys that it sees become
-    /// weights.
+    /// For each query a row of products, one row each [`BLOCK`] elements. The products of the keys that it sees
+    /// become weights.
     pub(crate) scores: *mut f32,
     /// The number of keys that each query sees, the first ones.
     pub(crate) seen: &'a [usize],
@@ -24,7 +24,7 @@ pub(crate) struct ScoreRows<'a> {
     /// For each query the largest score so far, and [`SUMS`] partial sums of weights.
     pub(crate) max: *mut f32,
     pub(crate) sums: *mut f32,
-    /// For each query: what has been summed before is to be multiplied with it.
+    /// For each query the factor that rescales its earlier sums.
     pub(crate) rescale: *mut f32,
 }
 
@@ -54,7 +54,7 @@ unsafe fn some_rows<S: Tiles>(rows: &ScoreRows<'_>, first: usize, seen: &[usize]
     let mut lanes = [masked; MOST_LANES];
     let (mut references, mut rescales) = ([0.0; MOST_LANES], [0.0; MOST_LANES]);
     // SAFETY: each row has its products up to a whole register; a maximum, SUMS sums and a factor. The arrays have a
-    // register's lanes, of which only those of rows are written back.
+    // register's lanes, of which only the lanes of rows are written back.
     unsafe {
         let scores = Maxima { rows, first, seen, unseen: Cell::new(0) };
         let maxima = S::square(&scores);

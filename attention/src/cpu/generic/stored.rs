@@ -7,7 +7,7 @@ use super::rows::Rows;
 /// How rows are stored, for registers of S.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`]; rows are whole registers.
+/// The conditions of [`Simd`] hold; rows are whole registers.
 pub(crate) trait Stored<S: Simd> {
     /// Bytes of a register.
     const BYTES: usize;
@@ -42,6 +42,33 @@ impl<S: Simd, E: Float> Stored<S> for E {
             let mut registers = [S::splat(0.0); C];
             for (c, register) in registers.iter_mut().enumerate() {
                 *register = E::read::<S>(row.add(at + c * S::LANES));
+            }
+            registers
+        }
+    }
+}
+
+/// Integer codes of that many bits, eight or four: a value is code times scale, but scales enter sums, not these numbers.
+pub(crate) struct IntCodes<const BITS: usize>;
+
+impl<S: Simd, const BITS: usize> Stored<S> for IntCodes<BITS> {
+    const BYTES: usize = S::LANES * BITS / 8;
+    const GROUPS: bool = true;
+    type Row = *const u8;
+
+    #[inline(always)]
+    unsafe fn row(rows: &Rows<'_>, offset: usize, _: usize) -> *const u8 {
+        rows.from.wrapping_add(offset)
+    }
+
+    #[inline(always)]
+    unsafe fn read<const C: usize>(_: &Rows<'_>, row: *const u8, at: usize) -> [S::F32; C] {
+        // SAFETY: the registers are the row's.
+        unsafe {
+            let mut registers = [S::splat(0.0); C];
+            for (c, register) in registers.iter_mut().enumerate() {
+                let codes = row.add((at + c * S::LANES) * BITS / 8);
+                *register = if BITS == 8 { S::read_i8(codes) } else { S::read_i4(codes) };
             }
             registers
         }

@@ -8,7 +8,7 @@ pub(crate) const HALVES: usize = 8;
 /// An instruction set that computes attention.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`] hold.
 pub(crate) trait Tiles: Simd {
     /// Registers that sums can be kept in while others are multiplied: 8 or 16.
     const ACCUMULATORS: usize;
@@ -52,7 +52,7 @@ pub(crate) trait Tiles: Simd {
 /// Registers by their number. (No closure: what a closure does need not be inlined.)
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`] hold.
 pub(crate) trait Registers<S: Simd> {
     /// Register `i`, less than [`LANES`](Simd::LANES).
     unsafe fn read(&self, i: usize) -> S::F32;

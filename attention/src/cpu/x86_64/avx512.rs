@@ -159,7 +159,7 @@ impl Tiles for Avx512<false> {
                 let own = _mm512_mask_mov_ps(x[i], masks[0], x[i + 8]);
                 *sums = _mm512_add_ps(own, _mm512_shuffle_f32x4::<0b01_00_11_10>(x[i], x[i + 8]));
             }
-            // And i + 4: in quarters, those of registers i, i + 8, i + 4 and i + 12.
+            // And i + 4: the sums of registers i, i + 8, i + 4 and i + 12, in a quarter each.
             let mut quarters = [x[0]; 4];
             for (i, sums) in quarters.iter_mut().enumerate() {
                 let (a, b) = (halves[i], halves[i + 4]);
