@@ -112,6 +112,10 @@ unsafe fn panel<S: Tiles, const C: usize>(values: &WeightedPanels<'_>, first: us
             tile::<S, 12, C>(values, first, query);
             query += 12;
         }
+        while queries - query >= 6 && S::ACCUMULATORS < 16 {
+            tile::<S, 6, C>(values, first, query);
+            query += 6;
+        }
         while queries - query >= 4 {
             tile::<S, 4, C>(values, first, query);
             query += 4;

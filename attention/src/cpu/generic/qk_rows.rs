@@ -106,12 +106,12 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const K: usize, const R: 
             *here = V::row(rows, offsets[k], scale_offsets[k]);
         }
         for r in 0..R {
+            // As evenly as can be: lines that are prefetched in bursts come late.
+            let lines = if r == 0 { lines.div_ceil(R) } else { lines / R };
             let mut sums = [[S::splat(0.0); K]; Q];
             let mut d = r * S::LANES;
             while d < rows.len {
-                if r == 0 {
-                    cursor.advance(lines);
-                }
+                cursor.advance(lines);
                 let mut keys = [S::splat(0.0); K];
                 for (k, key) in keys.iter_mut().enumerate() {
                     [*key] = V::read(rows, here[k], d);

@@ -24,19 +24,21 @@ unsafe fn transpose_fours([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
     }
 }
 
-/// The sums of the lanes of four registers, by halves.
+/// Writes the sums of the lanes of eight registers, by halves, four to each place.
 #[inline(always)]
-unsafe fn sum_fours([a, b, c, d]: [__m256; 4]) -> __m128 {
-    // SAFETY: the instructions are enabled.
+unsafe fn sum_eights([a, b, c, d, e, f, g, h]: [__m256; 8], to: [*mut f32; 2]) {
+    // SAFETY: the instructions are enabled, and four numbers can be written to each place.
     unsafe {
-        // Of registers a and c, and of b and d: the sums of both halves.
+        // Of two registers: the sums of both halves, in a half each.
         let halves = |x, y| _mm256_add_ps(_mm256_blend_ps::<0xf0>(x, y), _mm256_permute2f128_ps::<0x21>(x, y));
-        let (even, odd) = (halves(a, c), halves(b, d));
-        // Of registers a and b in one half, c and d in the other.
+        let (a, b, c, d) = (halves(a, e), halves(b, f), halves(c, g), halves(d, h));
         let pairs =
-            _mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(even, odd), _mm256_shuffle_ps::<0b11_10_11_10>(even, odd));
-        let (low, high) = (_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
-        _mm_add_ps(_mm_shuffle_ps::<0b10_00_10_00>(low, high), _mm_shuffle_ps::<0b11_01_11_01>(low, high))
+            |x, y| _mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(x, y), _mm256_shuffle_ps::<0b11_10_11_10>(x, y));
+        let (even, odd) = (pairs(a, b), pairs(c, d));
+        let sums =
+            _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(even, odd), _mm256_shuffle_ps::<0b11_01_11_01>(even, odd));
+        _mm_storeu_ps(to[0], _mm256_castps256_ps128(sums));
+        _mm_storeu_ps(to[1], _mm256_extractf128_ps::<1>(sums));
     }
 }
 
@@ -137,10 +139,8 @@ impl Tiles for Avx2 {
     unsafe fn sum_lanes(x: [__m256; 16], to: [*mut f32; 4]) {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = x;
         unsafe {
-            _mm_storeu_ps(to[0], sum_fours([a, b, c, d]));
-            _mm_storeu_ps(to[1], sum_fours([e, f, g, h]));
-            _mm_storeu_ps(to[2], sum_fours([i, j, k, l]));
-            _mm_storeu_ps(to[3], sum_fours([m, n, o, p]));
+            sum_eights([a, b, c, d, e, f, g, h], [to[0], to[1]]);
+            sum_eights([i, j, k, l, m, n, o, p], [to[2], to[3]]);
         }
     }
 }
