@@ -45,4 +45,5 @@ pub use spec::{CacheSettings, CacheSpec, Geometry, KeyForm, Mode, ShiftLimit};
 pub use states::{StateCache, StateSplit, StateStep};
 pub use step::append::Append;
 pub use step::mask::{MaskElement, MaskSpec, MaskWindow};
+pub use step::open_step::{OpenStep, Stepped};
 pub use step::{Planned, Step};

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::manager::positions;
 use crate::sequences::SeqId;
 use crate::sequences::positions::MAX_POSITION;
+use crate::step::open_step::{OpenStep, Stepped};
 
 #[derive(Debug, Clone, Default)]
 struct State {
@@ -211,12 +212,12 @@ impl StateCache {
             splits: self.splits(appends, &cells),
             moves: appends.iter().zip(cells).map(|(&(seq, n), cell)| (seq, cell, n)).collect(),
         });
-        Ok(StateStep(self))
+        Ok(OpenStep(self))
     }
 
     /// The step that was [detached](StateStep::detach).
     pub fn open_step(&mut self) -> Option<StateStep<'_>> {
-        if self.open.is_some() { Some(StateStep(self)) } else { None }
+        if self.open.is_some() { Some(OpenStep(self)) } else { None }
     }
 
     /// The cells that a step writes: free ones for those without a cell of their own, then for others while there are.
@@ -305,10 +306,9 @@ impl StateCache {
     }
 }
 
-/// An open step. Dropped, it is rolled back.
-#[derive(Debug)]
-#[must_use = "a dropped step is rolled back"]
-pub struct StateStep<'c>(&'c mut StateCache);
+/// A step of recurrent states. Rolled back, the sequences whose cells it wrote are [lost](Error::Lost), and the others
+/// have the states that they had.
+pub type StateStep<'c> = OpenStep<'c, StateCache>;
 
 impl StateStep<'_> {
     /// Its parts, in the order in which they are run.
@@ -326,20 +326,11 @@ impl StateStep<'_> {
             state.next += n as i64; // checked when it was opened
         }
     }
-
-    /// Ends the step: its sequences have the states that they had, except that those whose cells it wrote are
-    /// [lost](Error::Lost).
-    pub fn rollback(self) {}
-
-    /// Leaves the step open, for [`StateCache::open_step`].
-    pub fn detach(self) {
-        std::mem::forget(self);
-    }
 }
 
-impl Drop for StateStep<'_> {
-    fn drop(&mut self) {
-        let StateCache { open, states, .. } = &mut *self.0;
+impl Stepped for StateCache {
+    fn rollback_open_step(&mut self) {
+        let Self { open, states, .. } = self;
         let written: Vec<_> = open.take().into_iter().flat_map(|open| open.moves).map(|(_, cell, _)| cell).collect();
         for state in states.values_mut() {
             state.lost |= state.tail.is_some_and(|cell| written.contains(&cell));

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use kvcache_manager::{self as core, CacheSpec, InfLlm, InfLlmStep, Manager, StateCache, StateStep, Step};
+use kvcache_manager::{self as core, CacheSpec, InfLlm, Manager, StateCache, Stepped};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
@@ -13,32 +13,27 @@ use crate::refusal::{Refusal, refusal};
 use crate::tiers::HeldTiers;
 
 /// A manager whose steps are opened one at a time.
-pub trait Managed {
+pub trait Managed: Stepped + Sized {
     const NAME: &str;
     /// The memory that its cache needs.
     type Spec: Clone + std::fmt::Debug;
-    type Step<'m>
-    where
-        Self: 'm;
-
     fn spec(&self) -> &Self::Spec;
     /// The open step, which is rolled back when it is dropped.
-    fn open_step(&mut self) -> Option<Self::Step<'_>>;
+    fn open_step(&mut self) -> Option<core::OpenStep<'_, Self>>;
 }
 
 macro_rules! managed {
-    ($($name:literal: $managed:ty, $step:ident, $spec:ty = |$self:ident| $of:expr;)*) => { $(
+    ($($name:literal: $managed:ty, $spec:ty = |$self:ident| $of:expr;)*) => { $(
         impl Managed for $managed {
             const NAME: &str = $name;
             type Spec = $spec;
-            type Step<'m> = $step<'m>;
 
             fn spec(&self) -> &$spec {
                 let $self = self;
                 $of
             }
 
-            fn open_step(&mut self) -> Option<$step<'_>> {
+            fn open_step(&mut self) -> Option<core::OpenStep<'_, Self>> {
                 self.open_step()
             }
         }
@@ -46,9 +41,9 @@ macro_rules! managed {
 }
 
 managed! {
-    "manager": Manager, Step, CacheSpec = |manager| manager.spec();
-    "InfLlm": InfLlm, InfLlmStep, CacheSpec = |manager| manager.spec();
-    "StateCache": StateCache, StateStep, () = |_states| &();
+    "manager": Manager, CacheSpec = |manager| manager.spec();
+    "InfLlm": InfLlm, CacheSpec = |manager| manager.spec();
+    "StateCache": StateCache, () = |_states| &();
 }
 
 /// A manager behind a mutex, shared with its open step. While a thread has it, it may run no Python code, which
@@ -136,7 +131,7 @@ impl<M: Managed, P> Shared<M, P> {
     }
 
     /// The open step, if it is this one. To be called while the manager is locked.
-    fn step<'m>(&self, manager: &'m mut M, number: u64) -> Option<M::Step<'m>> {
+    fn step<'m>(&self, manager: &'m mut M, number: u64) -> Option<core::OpenStep<'m, M>> {
         if number == self.latest.load(Ordering::Relaxed) { manager.open_step() } else { None }
     }
 
@@ -184,7 +179,11 @@ impl<M: Managed, P> OpenStep<M, P> {
     ///
     /// # Errors
     /// The errors of `used`; `ManagerError` of kind `step_closed` for a step that has ended.
-    pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(M::Step<'_>) -> Result<R, Refusal>) -> PyResult<R> {
+    pub fn with<R>(
+        &self,
+        py: Python<'_>,
+        used: impl FnOnce(core::OpenStep<'_, M>) -> Result<R, Refusal>,
+    ) -> PyResult<R> {
         self.shared.with(py, |manager| used(self.step(manager)?))
     }
 
@@ -192,7 +191,7 @@ impl<M: Managed, P> OpenStep<M, P> {
     ///
     /// # Errors
     /// A refusal of kind `step_closed` for a step that has ended.
-    pub fn step<'m>(&self, manager: &'m mut M) -> Result<M::Step<'m>, Refusal> {
+    pub fn step<'m>(&self, manager: &'m mut M) -> Result<core::OpenStep<'m, M>, Refusal> {
         self.shared.step(manager, self.number).ok_or_else(Refusal::step_closed)
     }
 
@@ -200,7 +199,7 @@ impl<M: Managed, P> OpenStep<M, P> {
     ///
     /// # Errors
     /// The errors of [`with`](Self::with).
-    pub fn end(&self, py: Python<'_>, end: impl FnOnce(M::Step<'_>)) -> PyResult<()> {
+    pub fn end(&self, py: Python<'_>, end: impl FnOnce(core::OpenStep<'_, M>)) -> PyResult<()> {
         self.with(py, |step| {
             end(step);
             Ok(())
@@ -211,7 +210,7 @@ impl<M: Managed, P> OpenStep<M, P> {
     ///
     /// # Errors
     /// A refusal of kind `broken` after a panic.
-    pub fn end_open(&self, py: Python<'_>, end: impl FnOnce(M::Step<'_>)) -> PyResult<bool> {
+    pub fn end_open(&self, py: Python<'_>, end: impl FnOnce(core::OpenStep<'_, M>)) -> PyResult<bool> {
         self.shared.with(py, |manager| Ok(self.shared.step(manager, self.number).map(end).is_some()))
     }
 }

@@ -41,9 +41,9 @@ pub(crate) struct Entry {
     pub(crate) blocks: Vec<Vec<u32>>,
 }
 
-/// An open step.
+/// The entries and tensors of an open step.
 #[derive(Debug)]
-pub(crate) struct OpenStep {
+pub(crate) struct StepData {
     pub(crate) entries: Vec<Entry>,
     pub(crate) batch: Batch,
     /// By selection: the first slots of the pages of each entry.
@@ -175,7 +175,7 @@ fn own_page(state: &mut State, seq: SeqId, index: usize, len: usize) {
     }
 }
 
-impl OpenStep {
+impl StepData {
     /// The step of these entries, without its tensors.
     pub(crate) fn new(setup: &Setup, entries: Vec<Entry>, loads: usize) -> Self {
         let observed = vec![None; setup.spec.geometry.num_layer];

@@ -8,7 +8,7 @@ use slotmap::SlotMap;
 use super::config::InfLlmConfig;
 use super::error::InfLlmError;
 use super::partition::Partition;
-use super::plan::OpenStep;
+use super::plan::StepData;
 use super::sequence::{Sequence, Setup};
 use crate::error::Error;
 use crate::manager::Manager;
@@ -44,7 +44,7 @@ pub struct InfLlm {
     pub(crate) last: Vec<(SeqId, usize)>,
     /// By layer: whether it has selected since then.
     pub(crate) selected: Vec<bool>,
-    pub(crate) open: Option<OpenStep>,
+    pub(crate) open: Option<StepData>,
 }
 
 impl InfLlm {

@@ -7,7 +7,7 @@ use ndarray::{ArrayView2, Axis, Slice};
 
 use super::config::BlockScore;
 use super::error::InfLlmError;
-use super::plan::{Change, Entry, OpenStep};
+use super::plan::{Change, Entry, StepData};
 use super::residency::Load;
 use super::sequence::{Formed, Sequence, Setup};
 use super::sequences::InfLlm;
@@ -18,9 +18,9 @@ use crate::memory::store::BlockStore;
 use crate::memory::update::copy;
 use crate::sequences::SeqId;
 use crate::state::{Open, State};
-use crate::step::Guard;
 use crate::step::append::Append;
 use crate::step::batch::{Batch, batch_tensors};
+use crate::step::open_step::{OpenStep, Stepped};
 
 /// A block that was formed, and what queries are compared with: shape (num_layer, `Setup::index_len`).
 type NewBlock = (Formed, Vec<f32>);
@@ -51,7 +51,7 @@ impl InfLlm {
         let rows = rows.collect::<Result<Vec<_>, Error>>()?;
         self.manager.open = Some(Open::Planned);
         // Dropped before the commit, as where a memory panics, it rolls the plan back.
-        let planning = Guard(&mut self.manager);
+        let planning = OpenStep(&mut self.manager);
         let planned = plan(&self.setup, &self.sequences, &*self.blocks.store, &mut planning.0.state, appends, &rows);
         let copied = planned.and_then(|planned| copy(memory, &planning.0.state.plan.copies).map(|()| planned));
         if let Err(Error::InfLlm(InfLlmError::BlockLost { .. })) = copied {
@@ -67,9 +67,9 @@ impl InfLlm {
             self.sequences.entry(entry.seq).and_modify(change);
         }
         entries.sort_by_key(|entry| entry.n > 1);
-        self.open = Some(OpenStep::new(&self.setup, entries, fetched.len()));
+        self.open = Some(StepData::new(&self.setup, entries, fetched.len()));
         // Where something fails it is dropped.
-        let step = InfLlmStep(self);
+        let step = OpenStep(self);
         step.0.write(memory, &fetched)?;
         let InfLlm { setup, manager, sequences, open, .. } = &mut *step.0;
         open.iter_mut().try_for_each(|open| open.fill(setup, &manager.state, |seq| &sequences[&seq]))?;
@@ -106,7 +106,7 @@ impl InfLlm {
 
     /// The step that was [detached](InfLlmStep::detach).
     pub fn open_step(&mut self) -> Option<InfLlmStep<'_>> {
-        if self.open.is_some() { Some(InfLlmStep(self)) } else { None }
+        if self.open.is_some() { Some(OpenStep(self)) } else { None }
     }
 }
 
@@ -139,16 +139,13 @@ fn plan(
     Ok((entries, changes, fetched))
 }
 
-/// An open step: its index tensors, for a batch of B sequences, layer by layer where layers see different blocks.
-/// Dropped, it is rolled back.
-#[derive(Debug)]
-#[must_use = "a dropped step is rolled back"]
-pub struct InfLlmStep<'m>(pub(super) &'m mut InfLlm);
+/// A step of InfLLM: its index tensors, for a batch of B sequences, layer by layer where layers see different blocks.
+pub type InfLlmStep<'m> = OpenStep<'m, InfLlm>;
 
 batch_tensors!(InfLlmStep<'_>);
 
 impl InfLlmStep<'_> {
-    fn open(&self) -> &OpenStep {
+    fn open(&self) -> &StepData {
         self.0.open.as_ref().unwrap_or_else(|| unreachable!("a step is there while it is open"))
     }
 
@@ -228,19 +225,11 @@ impl InfLlmStep<'_> {
         ending.open = None;
         Ok(())
     }
-
-    /// Ends the step: its sequences have the tokens and blocks that they had.
-    pub fn rollback(self) {}
-
-    /// Leaves the step open, for [`InfLlm::open_step`].
-    pub fn detach(self) {
-        std::mem::forget(self);
-    }
 }
 
 /// A step that is being committed; it is open again when this is dropped before.
 struct Ending<'m> {
-    open: Option<OpenStep>,
+    open: Option<StepData>,
     infllm: &'m mut InfLlm,
 }
 
@@ -250,13 +239,13 @@ impl Drop for Ending<'_> {
     }
 }
 
-impl Drop for InfLlmStep<'_> {
-    fn drop(&mut self) {
-        if let Some(open) = self.0.open.take() {
+impl Stepped for InfLlm {
+    fn rollback_open_step(&mut self) {
+        if let Some(open) = self.open.take() {
             for entry in &open.entries {
-                let rows = self.0.sequences[&entry.seq].rows;
-                let len = self.0.manager.state.sequences[rows].len();
-                self.0.remove(rows, len - entry.n..len);
+                let rows = self.sequences[&entry.seq].rows;
+                let len = self.manager.state.sequences[rows].len();
+                self.remove(rows, len - entry.n..len);
             }
         }
     }
@@ -264,7 +253,7 @@ impl Drop for InfLlmStep<'_> {
 
 impl InfLlm {
     /// Gives sequences the tokens of a step, and forms blocks; all of them, or none.
-    fn commit(&mut self, open: &OpenStep, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
+    fn commit(&mut self, open: &StepData, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
         let masses = open.masses(self.setup.config.needs_mass())?;
         let mut formed = Vec::new();
         for (entry, masses) in open.entries.iter().zip(&masses) {

@@ -12,7 +12,7 @@ use crate::sequences::sequence::{MemoryLocation, Sequence, Swapped, SwappedRows}
 use crate::slots::pages::NULL_PAGE;
 use crate::spec::Mode;
 use crate::state::State;
-use crate::step::Guard;
+use crate::step::open_step::{OpenStep, Stepped};
 
 /// Slots for a sequence that is swapped in.
 struct Placement {
@@ -90,7 +90,7 @@ impl Manager {
             planned = plan(self)?;
         }
         let Placement { place, slots, missing } = planned;
-        let loading = Guard(self);
+        let loading = OpenStep(self);
         let read = loading.0.read_missing(seq, &swapped.rows, &missing)?;
         loading.0.drain(memory)?;
         let mut rows = 0;

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::sequences::SeqId;
-use crate::step::Guard;
+use crate::step::open_step::OpenStep;
 
 impl Manager {
     /// Loads all sequences that were [saved](Self::save), in their order. The manager has no sequence yet. Dimensions,
@@ -72,7 +72,7 @@ impl Manager {
         let (saved, rows) = sequences::read(file, self.spec(), index)?;
         let Placed { seqs, targets } = self.plan_load(|state| place(state, &saved))?;
         drop(saved);
-        let loading = Guard(self);
+        let loading = OpenStep(self);
         loading.0.drain(memory)?;
         let row_len = loading.0.spec().bytes_per_token();
         let mut writer = Writer { targets: &targets, row_len, slots: Vec::new(), rows: Vec::new() };

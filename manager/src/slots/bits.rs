@@ -29,6 +29,14 @@ impl Bits {
         Ok(Self { words: zeros(len.div_ceil(WORD))?, len, count: 0, end: 0 })
     }
 
+    /// The cells that are true.
+    pub(crate) fn of(busy: &[bool]) -> Self {
+        let word = |cells: &[bool]| cells.iter().rev().fold(0, |word, &busy| word << 1 | u64::from(busy));
+        let count = busy.iter().filter(|&&busy| busy).count();
+        let end = busy.iter().rposition(|&busy| busy).map_or(0, |last| last + 1);
+        Self { words: busy.chunks(WORD).map(word).collect(), len: busy.len(), count, end }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -236,10 +244,7 @@ mod tests {
         #[test]
         fn equal_sets_are_equal_whatever_made_them((len, script) in scripts()) {
             let (bits, naive) = run(len, &script);
-            let mut again = Bits::new(len).unwrap();
-            for range in runs(&naive, true).into_iter().rev() {
-                again.set(range);
-            }
+            let mut again = Bits::of(&naive);
             prop_assert_eq!(&bits, &again);
             again.set(0..len);
             prop_assert_eq!(bits == again, bits.count() == len);

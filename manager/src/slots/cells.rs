@@ -16,26 +16,13 @@ use crate::slots::bits::Bits;
 /// assert_eq!(kvcache_manager::find_slot(&busy, 6, 3, 4), (None, 6));
 /// ```
 pub fn find_slot(busy: &[bool], head: usize, used: usize, n: usize) -> (Option<usize>, usize) {
-    let first_fit = |from: usize| {
-        let mut at = from;
-        loop {
-            let cells = busy.get(at..at.checked_add(n)?)?;
-            let Some(last) = cells.iter().rposition(|&busy| busy) else { return Some(at) };
-            at += last + 1;
-        }
-    };
-    search(head, used, n, first_fit)
+    find_slot_in(&Bits::of(busy), head, used, n)
 }
 
 /// [`find_slot`] in a set of busy cells.
 pub(crate) fn find_slot_in(busy: &Bits, head: usize, used: usize, n: usize) -> (Option<usize>, usize) {
-    search(head, used, n, |from| busy.first_fit(from, n))
-}
-
-/// `first_fit` gives the first of `n` free cells, not before a given one.
-fn search(head: usize, used: usize, n: usize, first_fit: impl Fn(usize) -> Option<usize>) -> (Option<usize>, usize) {
     let start = if head > used.saturating_add(n.saturating_mul(2)) { 0 } else { head };
-    let slot = first_fit(start).or_else(|| first_fit(0));
+    let slot = busy.first_fit(start, n).or_else(|| busy.first_fit(0, n));
     (slot, slot.unwrap_or(head))
 }
 
@@ -94,21 +81,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn bits(busy: &[bool]) -> Bits {
-        let mut bits = Bits::new(busy.len()).unwrap();
-        for (cell, _) in busy.iter().enumerate().filter(|(_, busy)| **busy) {
-            bits.set(cell..cell + 1);
-        }
-        bits
-    }
-
-    /// Both forms, which must agree.
-    fn find(busy: &[bool], head: usize, used: usize, n: usize) -> (Option<usize>, usize) {
-        let found = find_slot(busy, head, used, n);
-        assert_eq!(find_slot_in(&bits(busy), head, used, n), found);
-        found
-    }
 
     /// The specification's loop, word for word.
     fn naive_find_slot(busy: &[bool], mut head: usize, used: usize, n: usize) -> (Option<usize>, usize) {
@@ -175,7 +147,7 @@ mod tests {
         assert_eq!(n_kv(6, 1024, usize::MAX), 1024);
         assert_eq!(n_kv(6, 1024, 0), 6);
         for (head, used, n) in [(usize::MAX, 0, 1), (usize::MAX, usize::MAX, usize::MAX), (0, 0, usize::MAX)] {
-            let (slot, _) = find(&[false, true], head, used, n);
+            let (slot, _) = find_slot(&[false, true], head, used, n);
             assert_eq!(slot, (n == 1).then_some(0));
         }
     }
@@ -188,7 +160,7 @@ mod tests {
             // Also larger and smaller ones than there are busy cells.
             let used = if used < 300 { busy.iter().filter(|&&busy| busy).count() } else { used - 300 };
             let head = head.index(busy.len());
-            let found = find(&busy, head, used, n);
+            let found = find_slot(&busy, head, used, n);
             prop_assert_eq!(found, naive_find_slot(&busy, head, used, n));
             let hole = n == 0 || busy.windows(n).any(|cells| cells.iter().all(|&busy| !busy));
             prop_assert_eq!(found.0.is_some(), hole);
@@ -205,10 +177,10 @@ mod tests {
 
         #[test]
         fn defragmentation_is_the_specifications_plan(busy in cells(), max_moves in 0_usize..40) {
-            let all = defragmentation(&bits(&busy), None);
+            let all = defragmentation(&Bits::of(&busy), None);
             prop_assert_eq!(&all, &naive_defragmentation(&busy));
 
-            let some = defragmentation(&bits(&busy), Some(max_moves));
+            let some = defragmentation(&Bits::of(&busy), Some(max_moves));
             prop_assert_eq!(&some[..], &all[..max_moves.min(all.len())]);
         }
     }

@@ -21,6 +21,7 @@ pub(crate) mod batch;
 pub(crate) mod journal;
 mod key_positions;
 pub(crate) mod mask;
+pub(crate) mod open_step;
 pub(crate) mod plan;
 pub(crate) mod tensors;
 
@@ -38,28 +39,16 @@ use crate::state::{Open, State};
 use crate::step::append::Append;
 use crate::step::batch::{Batch, batch_tensors};
 use crate::step::mask::{MaskElement, MaskSpec};
+use crate::step::open_step::{OpenStep, Stepped};
 use crate::step::tensors::Tensors;
-
-/// A manager with an open step or load. Dropped, it rolls that back.
-#[derive(Debug)]
-pub(crate) struct Guard<'m>(pub(crate) &'m mut Manager);
-
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
-        self.0.rollback_open_step();
-    }
-}
 
 /// A step whose rows have their slots. [`apply`](Self::apply) makes its copies; dropped instead, it is rolled back.
 #[derive(Debug)]
 #[must_use = "a dropped step is rolled back"]
-pub struct Planned<'m>(Guard<'m>);
+pub struct Planned<'m>(OpenStep<'m, Manager>);
 
-/// A step that is ready to be run: its tensors are the operator's inputs. [`commit`](Self::commit) ends it; dropped
-/// instead, it is rolled back.
-#[derive(Debug)]
-#[must_use = "a dropped step is rolled back"]
-pub struct Step<'m>(Guard<'m>);
+/// A step that is ready to be run: its tensors are the operator's inputs.
+pub type Step<'m> = OpenStep<'m, Manager>;
 
 impl Manager {
     /// Plans a step that appends rows to sequences: all of them, or none. No appends are a legal step.
@@ -70,12 +59,20 @@ impl Manager {
     /// [`Error::OutOfMemory`]: `max_pages` columns for each append are more than there is memory for.
     pub fn begin_step(&mut self, appends: &[Append<'_>]) -> Result<Planned<'_>, Error> {
         self.plan_step(appends)?;
-        Ok(Planned(Guard(self)))
+        Ok(Planned(OpenStep(self)))
     }
 
     /// The step that was [detached](Step::detach), or leaked, after it was applied.
     pub fn open_step(&mut self) -> Option<Step<'_>> {
-        if self.is_applied() { Some(Step(Guard(self))) } else { None }
+        if self.is_applied() { Some(OpenStep(self)) } else { None }
+    }
+}
+
+impl Stepped for Manager {
+    fn rollback_open_step(&mut self) {
+        if let Some(open) = self.open {
+            self.rollback(|_| open == Open::Applied);
+        }
     }
 }
 
@@ -89,7 +86,7 @@ impl<'m> Planned<'m> {
     /// If the memory does. The step is then rolled back; all cached pages that it took are free.
     pub fn apply(self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<Step<'m>, Error> {
         self.0.0.apply(memory)?;
-        Ok(Step(self.0))
+        Ok(self.0)
     }
 }
 
@@ -97,7 +94,7 @@ batch_tensors!(Step<'_>);
 
 impl Step<'_> {
     fn tensors(&self) -> &Tensors {
-        &self.0.0.tensors
+        &self.0.tensors
     }
 
     fn batch(&self) -> &Batch {
@@ -127,13 +124,13 @@ impl Step<'_> {
     /// Replaces what is in `positions` by the positions of all rows, in the order of `key` and `value`: shape
     /// (`kvstarts[B]`).
     pub fn key_positions_into(&self, positions: &mut Vec<i64>) {
-        self.0.0.key_positions_into(positions);
+        self.0.key_positions_into(positions);
     }
 
     /// The planes, rows and columns of a mask. In the mode `cells` the rows are the tokens, rounded up to a multiple of
     /// 32, and the columns the cells of the second entry; else they are the tokens and the rows of `key` and `value`.
     pub fn mask_shape(&self, mask: &MaskSpec<'_>) -> [usize; 3] {
-        self.0.0.mask_shape(mask)
+        self.0.mask_shape(mask)
     }
 
     /// Writes a mask of the shape [`mask_shape`](Self::mask_shape), float32 or float16, for attention over `key` and
@@ -142,21 +139,12 @@ impl Step<'_> {
     /// # Errors
     /// [`Error::MaskLength`].
     pub fn mask_into<T: MaskElement>(&self, spec: &MaskSpec<'_>, mask: &mut [T]) -> Result<(), Error> {
-        self.0.0.mask_into(spec, mask)
+        self.0.mask_into(spec, mask)
     }
 
     /// Ends the step: its rows are stored.
     pub fn commit(self) {
-        self.0.0.commit();
-    }
-
-    /// Ends the step as if it had never begun, as dropping it does.
-    pub fn rollback(self) {}
-
-    /// Lets the step stay open without borrowing the manager, which refuses all changes meanwhile:
-    /// [`Manager::open_step`] gives it back. For bindings to languages without lifetimes.
-    pub fn detach(self) {
-        std::mem::forget(self.0);
+        self.0.commit();
     }
 }
 
@@ -171,13 +159,6 @@ impl Manager {
         }
         self.open = Some(Open::Planned);
         Ok(())
-    }
-
-    /// Rolls back the open step, if there is one: for a step that was leaked instead of dropped.
-    pub fn rollback_open_step(&mut self) {
-        if let Some(open) = self.open {
-            self.rollback(|_| open == Open::Applied);
-        }
     }
 
     /// Whether a step is open that was applied.

@@ -1,6 +1,6 @@
 //! Self-extend, against the edits that it stands for.
 
-use kvcache_manager::{Append, CacheSettings, Error, Manager, Mode, Rope, SeqId, self_extend_positions};
+use kvcache_manager::{Append, CacheSettings, Error, Manager, Mode, Rope, SeqId, Stepped, self_extend_positions};
 use kvcache_testing::manager::managed::Managed;
 use proptest::prelude::*;
 use proptest::sample::select;
