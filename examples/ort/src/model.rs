@@ -98,7 +98,7 @@ impl Model {
             max_t: max_tokens,
         };
         let style = if config.interleaved { RopeStyle::Gptj } else { RopeStyle::Neox };
-        let rope = Rope::with_frequencies(style, config.inv_freq.clone());
+        let rope = || Rope::with_frequencies(style, config.inv_freq.clone());
         let scale_type = cache.scale_dtype.as_deref().map(element).transpose()?;
         let quantized = QuantBit::from_codes(cache.quant_bit, 0).and(scale_type);
         let settings = CacheSettings {
@@ -108,7 +108,7 @@ impl Model {
             quant: quantized.map(|scale_type| (cache.quant_group, scale_type)),
             mode: Mode::Paged { page_size: cache.page_size },
             fingerprint: fingerprint.clone(),
-            rope: (!config.inv_freq.is_empty()).then_some(rope),
+            rope: (!config.inv_freq.is_empty()).then(rope),
             window: config.window,
             ..CacheSettings::default()
         };
