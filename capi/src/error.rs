@@ -41,7 +41,7 @@ pub struct kvcache_error {
 
 impl kvcache_error {
     pub(crate) fn boxed(error: &Error) -> *mut Self {
-        // No text of the library's has a NUL; those of others might.
+        // No text of this library has a NUL; a text of others might.
         let text = |text: String| CString::new(text.replace('\0', " ")).unwrap_or_default();
         Box::into_raw(Box::new(Self { kind: text(error.kind().to_owned()), message: text(error.to_string()) }))
     }

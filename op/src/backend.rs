@@ -147,7 +147,7 @@ pub struct Kernels<'k> {
     pub matmul: &'k dyn MatmulKernel,
 }
 
-/// The threads of the rayon pool that the call is made in: the global one, or that of `ThreadPool::install`.
+/// The threads of the rayon pool that the call is made in: the global one, or the pool of `ThreadPool::install`.
 #[cfg(feature = "rayon")]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rayon;

@@ -5,13 +5,13 @@ use std::mem::MaybeUninit;
 use kvcache_attention::AttentionProblem;
 use kvcache_kernels::{AlikeSequences, Geometry, Pointers, Problem, Stores, Workers};
 use kvcache_matmul::{Matrix, Product};
-use kvcache_schema::{ElementType, OUTPUTS, OperatorKind};
+use kvcache_schema::{ElementType, OUTPUTS};
 use ndarray::{Array, Dimension};
 use smallvec::{SmallVec, smallvec};
 
 use crate::backend::{Backends, Kernels};
 use crate::error::Error;
-use crate::operands::{Operand, Operands, allocate};
+use crate::operands::{Guards, Operand, allocate};
 use crate::static_batching::StaticIndices;
 use crate::tensor::{Element, Shape, TensorMut};
 use crate::validate::{AliasCheck, alias_check, equal_type, shapes};
@@ -40,7 +40,7 @@ impl Output {
 /// The outputs of a call, by position.
 pub(crate) type ExpectedOutputs = SmallVec<[Output; 2]>;
 
-/// `key` and `value`, with these axes before that of heads, if their size fits.
+/// `key` and `value`, with these axes before the heads, if their size fits.
 pub(crate) fn key_and_value(
     geometry: &Geometry,
     num_repeat: usize,
@@ -98,27 +98,16 @@ pub struct Checked<'a> {
     outputs: ExpectedOutputs,
     /// The memory of every tensor checked so far.
     aliases: AliasCheck,
-    #[cfg(feature = "cuda")]
-    pub(crate) guards: crate::device::StreamGuards<'a>,
+    pub(crate) guards: Guards<'a>,
 }
 
 impl<'a> Checked<'a> {
     pub(crate) fn new(
         backends: Backends,
         (work, outputs, aliases): (Work<'a>, ExpectedOutputs, AliasCheck),
-        operands: Operands<'a>,
-        kind: OperatorKind,
+        guards: Guards<'a>,
     ) -> Self {
-        #[cfg(not(feature = "cuda"))]
-        let _ = (operands, kind);
-        Self {
-            backends,
-            work,
-            outputs,
-            aliases,
-            #[cfg(feature = "cuda")]
-            guards: operands.into_guards(kind),
-        }
+        Self { backends, work, outputs, aliases, guards }
     }
 
     /// The outputs by position, with their types and shapes.

@@ -7,7 +7,7 @@ use kvcache_schema::{
 
 use crate::error::Error;
 
-/// What `KeyValueCache` and that of static batching say of their caches, checked.
+/// The attributes of a cache, of dynamic or static batching, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CacheConfig {
     pub(crate) num_layer: usize,
@@ -71,7 +71,7 @@ impl Config {
         let mode = CacheMode::from_code(attributes.cache_mode);
         let layout = CacheLayout::from_code(attributes.cache_layout);
         let (Some(mode), Some(layout)) = (mode, layout) else {
-            unreachable!("the ranges of cache_mode and cache_layout are those of their codes");
+            unreachable!("the ranges of cache_mode and cache_layout are their codes");
         };
         Ok(Self { cache, mode, layout, page_size: page_size as usize })
     }
@@ -92,7 +92,7 @@ impl StaticConfig {
             attributes;
         let cache = CacheConfig::new([num_layer, layer_idx, quant_bit, quant_group, num_repeat, quant_type], 0)?;
         let Some(layout) = StaticCacheLayout::from_code(cache_layout) else {
-            unreachable!("the range of cache_layout is that of its codes");
+            unreachable!("the range of cache_layout is its codes");
         };
         Ok(Self { cache, layout })
     }

@@ -15,7 +15,7 @@ const MAX_RANK: usize = 64;
 
 impl TensorRef<'_> {
     /// The tensor that `tensor` describes; `input` is its name in errors. int4 elements are packed, element 2i in the
-    /// low nibble of byte i. Strides that are not those of row-major order are reported by the call's checks, as are
+    /// low nibble of byte i. Other strides than row-major order has are reported by the call's checks, as are
     /// wrong types and shapes.
     ///
     /// # Errors
@@ -156,7 +156,7 @@ unsafe fn numbers<'a>(data: *const i64, len: usize) -> Option<&'a [i64]> {
     }
 }
 
-/// Whether strides are those of row-major order, where they matter: along axes of more than one element, of a tensor
+/// Whether strides are row-major, where they matter: along axes of more than one element, of a tensor
 /// that has elements.
 fn is_row_major(dims: &[i64], strides: &[i64]) -> bool {
     let mut expected = 1_i64;

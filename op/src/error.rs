@@ -97,7 +97,7 @@ pub enum Error {
     #[error("{input} ends with {got}, expected {expected}, the number of tokens in {of}")]
     StartsTotal { input: &'static str, of: &'static str, got: i64, expected: usize },
 
-    /// A negative `start_pos`; in static batching it is that of all sequences, and there is no `b`.
+    /// A negative `start_pos`; in static batching all sequences have the same one, and there is no `b`.
     #[error("start_pos is {got}{}, expected at least 0", at_batch(*b))]
     StartPosNegative { b: Option<usize>, got: i64 },
 

@@ -62,7 +62,7 @@ impl KeyValueCache {
     }
 
     /// The shapes of `cache` and of `scale` for `max_t` slots (MaxT), `num_heads` cache heads (H) and heads of
-    /// `head_dim` elements (Dh). Without quantization that of `scale` has no meaning, nor has it with static scales,
+    /// `head_dim` elements (Dh). Without quantization the second has no meaning, nor has it with static scales,
     /// whose shape is (L, 2, H), or 1 in place of any of these.
     ///
     /// ```
@@ -99,11 +99,11 @@ impl KeyValueCache {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<Checked<'a>, Error> {
-        self.check_operands(inputs.clone().operands(cache, scale))
+        self.check_operands(&mut inputs.clone().operands(cache, scale))
     }
 
     /// Checks a call of the inputs by position, on the host or on a device.
-    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+    pub(crate) fn check_operands<'a>(&self, operands: &mut Operands<'a>) -> Result<Checked<'a>, Error> {
         const KIND: OperatorKind = OperatorKind::KeyValueCache;
         let [key, value, seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen, cache, scale] =
             operands.get(KIND)?;
@@ -121,7 +121,7 @@ impl KeyValueCache {
             #[cfg(feature = "cuda")]
             CheckedStores::Device(stores) => crate::device::stores(stores, num_repeat, None),
         };
-        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands.take_guards(KIND)))
     }
 
     /// Checks what the calls of all layers of one step have in common: indices, cache and scale; `t1` is the type of

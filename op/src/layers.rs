@@ -1,13 +1,13 @@
 //! The calls of all layers of one step, with indices that are checked once.
 
 use kvcache_kernels::Stores;
-use kvcache_schema::{ElementType, OperatorKind};
+use kvcache_schema::ElementType;
 
 use crate::backend::Backends;
 use crate::checked::{Checked, ExpectedOutputs, Work};
 use crate::config::{self, Config};
 use crate::error::Error;
-use crate::operands::{IndexInputs, Operands};
+use crate::operands::{Guards, IndexInputs};
 use crate::tensor::TensorRef;
 use crate::validate::stores::{CURRENT, CheckedStores, IndexOperands, State, stores};
 use crate::validate::{AliasCheck, equal_type, shapes};
@@ -71,7 +71,7 @@ impl Layers<'_> {
     ) -> Result<Checked<'c>, Error> {
         let (stores, aliases) = self.step.layer(layer_idx, [current_key, current_value])?;
         let checked = (Work::Stores { stores, num_repeat: self.num_repeat }, self.outputs.clone(), aliases);
-        Ok(Checked::new(self.backends, checked, Operands::default(), OperatorKind::KeyValueCache))
+        Ok(Checked::new(self.backends, checked, Guards::default()))
     }
 }
 

@@ -61,7 +61,7 @@ impl Operand<'_> {
     }
 }
 
-/// The inputs of a call by their positions, which are those of [`OperatorKind::inputs`]; `None` where an optional one is
+/// The inputs of a call by position, as [`OperatorKind::inputs`] names them; `None` where an optional one is
 /// left out. [`Inputs`] and the like name them.
 #[derive(Debug, Default)]
 pub struct Operands<'a> {
@@ -116,13 +116,23 @@ impl<'a> Operands<'a> {
         matches!(self.inputs.first(), Some(Some(first)) if first.on_device)
     }
 
-    /// The slices of cudarc among the inputs, with their names.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn into_guards(self, kind: OperatorKind) -> crate::device::StreamGuards<'a> {
-        let inputs = self.inputs.into_iter().zip(kind.inputs());
-        inputs.filter_map(|(input, &name)| Some((name, input?.guard?))).collect()
+    /// Takes the slices of cudarc among the inputs, with their names.
+    pub(crate) fn take_guards(&mut self, kind: OperatorKind) -> Guards<'a> {
+        #[cfg(feature = "cuda")]
+        if self.is_on_device() {
+            let inputs = self.inputs.iter_mut().zip(kind.inputs());
+            return inputs.filter_map(|(input, &name)| Some((name, input.as_mut()?.guard.take()?))).collect();
+        }
+        let _ = kind;
+        Guards::default()
     }
 }
+
+/// What a call keeps of tensors on a device until it is launched.
+#[cfg(feature = "cuda")]
+pub(crate) type Guards<'a> = crate::device::StreamGuards<'a>;
+#[cfg(not(feature = "cuda"))]
+pub(crate) type Guards<'a> = std::marker::PhantomData<&'a ()>;
 
 /// An input that the operator needs.
 pub(crate) fn required<'t, 'a>(
@@ -134,7 +144,7 @@ pub(crate) fn required<'t, 'a>(
 
 /// The inputs of `KeyValueCache` that are only read. Everything is checked when a call is made.
 ///
-/// On the host all are tensors of the host. A call on a device reads those of type `T` on the device, and takes
+/// On the host all are tensors of the host. A call on a device reads inputs of type `T` there, and takes
 /// `kvstarts` as a `K`.
 #[derive(Debug, Clone)]
 pub struct Inputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
@@ -170,10 +180,10 @@ pub struct IndexInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
 /// What the host knows of `kvstarts` in a call on a device.
 #[derive(Debug, Clone)]
 pub enum OutputRows<'a> {
-    /// The input itself, in memory of the host. The device's lengths must add up to its last entry, and those of
+    /// The input itself, in memory of the host. The device's lengths must add up to its last entry, and
     /// `seqstarts` to the rows of `current_key`; the status word tells if they do not.
     Kvstarts(TensorRef<'a>),
-    /// `key` and `value` have so many rows. The device's lengths may add up to less, and those of `seqstarts` to less
+    /// `key` and `value` have so many rows. The device's lengths may add up to less, and `seqstarts` to less
     /// than the rows of `current_key`: the remaining rows are left untouched. This is for CUDA graphs that are replayed
     /// with batches of other lengths. (B stays the same; a finished sequence has no tokens: `start_pos` 0 and no
     /// current ones.)

@@ -97,8 +97,8 @@ impl Operator {
         self
     }
 
-    /// Checks that the types of the inputs go together, by position; those of indices and masks are not looked at, nor
-    /// are those of the quantized operators, which are the same in every node.
+    /// Checks that the types of the inputs go together, by position. Types of indices and masks are not looked
+    /// at; the quantized operators have the same types in every node.
     ///
     /// # Errors
     /// [`Error::InputMissing`], and the errors of the operator's own `check_types`.
@@ -137,14 +137,14 @@ impl Operator {
     ///
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
-    pub fn check<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+    pub fn check<'a>(&self, mut operands: Operands<'a>) -> Result<Checked<'a>, Error> {
         match self {
-            Self::KeyValueCache(op) => op.check_operands(operands),
-            Self::StaticKeyValueCache(op) => op.check_operands(operands),
-            Self::MultiHeadAttention(op) => op.check_operands(operands),
-            Self::MultiHeadCacheAttention(op) => op.check_operands(operands),
-            Self::QuantizedMatMul(op) => op.check_operands(operands),
-            Self::QuantizedGather(op) => op.check_operands(operands),
+            Self::KeyValueCache(op) => op.check_operands(&mut operands),
+            Self::StaticKeyValueCache(op) => op.check_operands(&mut operands),
+            Self::MultiHeadAttention(op) => op.check_operands(&mut operands),
+            Self::MultiHeadCacheAttention(op) => op.check_operands(&mut operands),
+            Self::QuantizedMatMul(op) => op.check_operands(&mut operands),
+            Self::QuantizedGather(op) => op.check_operands(&mut operands),
         }
     }
 

@@ -169,11 +169,11 @@ impl QuantizedMatMul {
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
     pub fn check<'a>(&self, inputs: &MatMulInputs<'a>) -> Result<Checked<'a>, Error> {
-        self.check_operands(inputs.clone().operands())
+        self.check_operands(&mut inputs.clone().operands())
     }
 
     /// Checks a call of the inputs by position.
-    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+    pub(crate) fn check_operands<'a>(&self, operands: &mut Operands<'a>) -> Result<Checked<'a>, Error> {
         const KIND: OperatorKind = OperatorKind::QuantizedMatMul;
         let [x, panels, scales, minima, bias] = operands.get(KIND)?;
         let MatrixShape { n, k, .. } = self.matrix;
@@ -188,7 +188,7 @@ impl QuantizedMatMul {
         let bias = read_given("bias", bias, &[n], &mut aliases)?;
         let work = Work::MatMul(Product::new(matrix, self.activations, self.gate, rows_of_x, bias));
         let outputs = smallvec![Output::new(Y, Float32, shape(n), "the shape of this call")];
-        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands.take_guards(KIND)))
     }
 }
 
@@ -241,7 +241,7 @@ impl QuantizedGather {
         &self.attributes
     }
 
-    /// The shape of `y`, if that of `indices` is known before a call.
+    /// The shape of `y`, if the shape of `indices` is known before a call.
     pub fn infer_shape(&self, indices: Option<&[Dim]>) -> Option<Vec<Dim>> {
         Some(indices?.iter().cloned().chain([Dim::Known(self.matrix.k)]).collect())
     }
@@ -251,11 +251,11 @@ impl QuantizedGather {
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
     pub fn check<'a>(&self, inputs: &GatherInputs<'a>) -> Result<Checked<'a>, Error> {
-        self.check_operands(inputs.clone().operands())
+        self.check_operands(&mut inputs.clone().operands())
     }
 
     /// Checks a call of the inputs by position.
-    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+    pub(crate) fn check_operands<'a>(&self, operands: &mut Operands<'a>) -> Result<Checked<'a>, Error> {
         const KIND: OperatorKind = OperatorKind::QuantizedGather;
         let [indices, panels, scales, minima] = operands.get(KIND)?;
         let MatrixShape { n, k, .. } = self.matrix;
@@ -269,6 +269,6 @@ impl QuantizedGather {
         let shape = shape.iter().copied().chain([k]).collect::<Shape>();
         let outputs = smallvec![Output::new(Y, Float32, shape, "the shape of this call")];
         let work = Work::Gather { matrix, rows };
-        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands.take_guards(KIND)))
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn infer(config: &Config, inputs: &InputDims<'_>) -> [Dim; 3] {
     [total, repeated(best(1, head_axis(config.layout)), config.cache.num_repeat), best(2, 4)]
 }
 
-/// The shape of `attn_output`, as far as that of `query` is known.
+/// The shape of `attn_output`, as far as the shape of `query` is known.
 pub(crate) fn infer_attention(config: &AttentionConfig, query: Option<&[Dim]>) -> [Dim; 3] {
     [axis(query, 3, 0), Dim::Known(config.num_heads), Dim::Known(config.head_dim)]
 }

@@ -8,7 +8,7 @@ use kvcache_schema::{ElementType, shape};
 use ndarray::{ArrayBase, Data, DataMut, Dimension};
 use smallvec::SmallVec;
 
-/// A tensor's shape, outermost axis first; allocates nothing up to rank 5, that of a cache.
+/// A tensor's shape, outermost axis first; allocates nothing up to rank 5, which a cache has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shape(SmallVec<[usize; 5]>);
 

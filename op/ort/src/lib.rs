@@ -57,7 +57,7 @@
 //! CUDA provider. It links nothing of CUDA: the driver is opened when a session puts a node on the provider, so the
 //! same file runs CPU sessions on machines without CUDA. `docs/CUDA.md` in the repository has the kernels, their limits
 //! and what becomes of errors that they find. In ONNX Runtime:
-//! - `kvstarts` (but that of `MultiHeadAttention`), `max_seqlen`, `max_kvlen` and `decoding_batches` are read on the
+//! - `kvstarts` (but not in `MultiHeadAttention`), `max_seqlen`, `max_kvlen` and `decoding_batches` are read on the
 //!   host. Where a graph computes them on the device, the runtime copies them, and waits for the copy. All other
 //!   tensors stay on the device. Bind `cache` and `scale` there
 //!   (`io.bind_input("cache", "cuda", 0, ...)`): an array given to `session.run` is copied, and what is written is
@@ -89,6 +89,6 @@ mod tensors;
 mod workers;
 
 pub use node_types::runtime_type;
-/// The interface of ONNX Runtime that the library needs: that of version 1.20 and later.
+/// The interface of ONNX Runtime that the library needs: version 1.20.
 pub use ort::sys::ORT_API_VERSION;
 pub use register::{RegisterCustomOps, register};

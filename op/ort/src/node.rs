@@ -27,7 +27,7 @@ pub(crate) struct Node {
 pub(crate) struct Input {
     pub(crate) name: &'static str,
     pub(crate) role: Role,
-    /// The type; that of a mask is known in the call.
+    /// The type; a mask's is known in the call.
     pub(crate) element: Option<ElementType>,
 }
 

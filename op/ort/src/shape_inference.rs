@@ -37,7 +37,7 @@ pub(crate) fn infer_shape(context: &mut ShapeInferenceContext, kind: OperatorKin
     (0..kind.outputs().len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
 }
 
-/// The shape of an input; `None` if its rank is unknown, which ONNX Runtime shows as rank 0, that of a scalar.
+/// The shape of an input; `None` if its rank is unknown, which ONNX Runtime shows as rank 0, as of a scalar.
 fn dims(input: &ValueType) -> Option<Vec<Dim>> {
     match input {
         ValueType::Tensor { shape, dimension_symbols, .. } if !shape.is_empty() => {

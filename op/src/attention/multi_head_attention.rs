@@ -13,8 +13,8 @@ use crate::shape_inference::{Dim, infer_attention};
 use crate::tensor::TensorRef;
 use crate::validate::{AliasCheck, equal_type, indices, shapes};
 
-/// The inputs of `MultiHeadAttention`. Everything is checked when a call is made. A call on a device reads those of type
-/// `T` on the device.
+/// The inputs of `MultiHeadAttention`. Everything is checked when a call is made. A call on a device reads inputs
+/// of type `T` there.
 #[derive(Debug, Clone)]
 pub struct AttentionInputs<'a, T = TensorRef<'a>> {
     /// The queries, rotary embedding applied. T1, shape (`seqstarts[B]`, Hq, Dh).
@@ -133,11 +133,11 @@ impl MultiHeadAttention {
     /// # Errors
     /// Every [`Error`] that concerns the inputs.
     pub fn check<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<Checked<'a>, Error> {
-        self.check_operands(inputs.clone().operands())
+        self.check_operands(&mut inputs.clone().operands())
     }
 
     /// Checks a call of the inputs by position; the values of `seqstarts` and `kvstarts` only if they are on the host.
-    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+    pub(crate) fn check_operands<'a>(&self, operands: &mut Operands<'a>) -> Result<Checked<'a>, Error> {
         const KIND: OperatorKind = OperatorKind::MultiHeadAttention;
         let names = KIND.inputs();
         let inputs: [Option<&Operand<'a>>; 10] = operands.get(KIND)?;
@@ -205,7 +205,11 @@ impl MultiHeadAttention {
                 status: 0,
             });
             let work = crate::device::attention(geometry, pointers, keys, tokens, bounds);
-            return Ok(Checked::new(self.backends, (work, attention.outputs(rows), aliases), operands, KIND));
+            return Ok(Checked::new(
+                self.backends,
+                (work, attention.outputs(rows), aliases),
+                operands.take_guards(KIND),
+            ));
         }
         #[cfg(not(feature = "cuda"))]
         let _ = (seqstarts_at, kvstarts_at);
@@ -213,6 +217,6 @@ impl MultiHeadAttention {
         // SAFETY: types, shapes, indices and alignment have been checked above; each tensor's memory is valid for reads
         // for 'a, as a `TensorRef`.
         let work = Work::Attention(unsafe { AttentionProblem::assume_checked(geometry, keys, pointers) });
-        Ok(Checked::new(self.backends, (work, attention.outputs(rows), aliases), operands, KIND))
+        Ok(Checked::new(self.backends, (work, attention.outputs(rows), aliases), operands.take_guards(KIND)))
     }
 }

@@ -11,7 +11,7 @@ use crate::checked::{Checked, Work};
 use crate::config::{AttentionConfig, Config};
 use crate::error::Error;
 use crate::layers::StepStores;
-use crate::operands::{IndexInputs, Inputs, Operand, Operands, OutputRows, required};
+use crate::operands::{Guards, IndexInputs, Inputs, Operand, Operands, OutputRows, required};
 use crate::shape_inference::{Dim, infer_attention};
 use crate::tensor::{TensorMut, TensorRef};
 use crate::validate::stores::{CheckedStores, IndexOperands, State, stores};
@@ -20,7 +20,7 @@ use crate::validate::{AliasCheck, equal_type, shapes, types};
 const KIND: OperatorKind = OperatorKind::MultiHeadCacheAttention;
 
 /// The inputs of `MultiHeadCacheAttention` that are only read. Everything is checked when a call is made.
-/// A call on a device reads those of type `T` on the device, and takes `kvstarts` as a `K`.
+/// A call on a device reads inputs of type `T` there, and takes `kvstarts` as a `K`.
 #[derive(Debug, Clone)]
 pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
     /// The queries, rotary embedding applied. T1, shape (`seqstarts[B]`, Hq, Dh).
@@ -134,8 +134,8 @@ impl MultiHeadCacheAttention {
         infer_attention(&self.config, query)
     }
 
-    /// Checks that the types of the inputs that are neither indices nor the mask go together; the last is that of
-    /// `scale`, if it is given. A graph executor does so when it loads a node; the checks of a call do so too.
+    /// Checks that the types of the inputs that are neither indices nor the mask go together; `scale` is its type,
+    /// if it is given. A graph executor does so when it loads a node; the checks of a call do so too.
     ///
     /// # Errors
     /// [`Error::AttentionType`], [`Error::IllegalTypes`], [`Error::ScaleMissing`], [`Error::TypeMismatch`].
@@ -164,11 +164,11 @@ impl MultiHeadCacheAttention {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<Checked<'a>, Error> {
-        self.check_operands(inputs.clone().operands(cache, scale))
+        self.check_operands(&mut inputs.clone().operands(cache, scale))
     }
 
     /// Checks a call of the inputs by position, on the host or on a device.
-    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+    pub(crate) fn check_operands<'a>(&self, operands: &mut Operands<'a>) -> Result<Checked<'a>, Error> {
         let [
             query,
             key,
@@ -210,7 +210,7 @@ impl MultiHeadCacheAttention {
                 crate::device::attention(attention.geometry, pointers, keys, rows[0], bounds)
             }
         };
-        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands.take_guards(KIND)))
     }
 
     /// Checks what the calls of all layers of one step have in common: indices, mask, cache and scale; `t1` is the type
@@ -324,6 +324,6 @@ impl AttentionLayers<'_> {
         let rows = [stores.total_seqlen(), stores.total_kvlen()];
         let pointers = attention_pointers(&config, &attention, rows[0], query, head_sink, &mut aliases)?;
         let work = problem(attention, stores, pointers);
-        Ok(Checked::new(backends, (work, attention.outputs(rows), aliases), Operands::default(), KIND))
+        Ok(Checked::new(backends, (work, attention.outputs(rows), aliases), Guards::default()))
     }
 }

@@ -3,7 +3,6 @@
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use kvcache_kernels::cuda::cudarc;
 use kvcache_schema::{ElementType, shape};
-use smallvec::SmallVec;
 
 use super::error::Error;
 use crate::operands::Operand;
@@ -154,7 +153,7 @@ impl<'a> StreamGuard<'a> {
 }
 
 /// The cudarc slices among a call's tensors, with their names. They are in use until this is dropped.
-pub(crate) type StreamGuards<'a> = SmallVec<[(&'static str, Box<StreamGuard<'a>>); 9]>;
+pub(crate) type StreamGuards<'a> = Vec<(&'static str, Box<StreamGuard<'a>>)>;
 
 impl<'a> From<DeviceRef<'a>> for Operand<'a> {
     fn from(DeviceRef { tensor, guard }: DeviceRef<'a>) -> Self {

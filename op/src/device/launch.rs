@@ -69,7 +69,7 @@ impl Checked<'_> {
         unsafe { self.enqueue(outputs, scratch, status, &Queue::new(stream)?) }
     }
 
-    /// Enqueues the call on a stream of any library. A default stream is that of the current context.
+    /// Enqueues the call on a stream of any library. A default stream is the current context's.
     ///
     /// # Errors
     /// An [`Error`] that concerns the outputs or `scratch`, the machine or its driver.
@@ -144,7 +144,7 @@ impl Checked<'_> {
         };
         // SAFETY: the check of the call, `bind` and `scratch_address` have found types, shapes, alignment and overlap
         // right; each tensor's memory is accessible to the device when the stream runs the call, as `DeviceRef` and
-        // `DeviceMut` ask for, and so is the status word: see `# Safety`. Alike sequences are those of static batching,
+        // `DeviceMut` ask for, and so is the status word: see `# Safety`. Alike sequences come from static batching,
         // whose slots have been checked to be inside the cache.
         unsafe {
             match *work {

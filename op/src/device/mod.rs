@@ -62,7 +62,7 @@
 //! # Attention
 //! Calls of `MultiHeadAttention` and `MultiHeadCacheAttention` are launched with
 //! [scratch memory](crate::Checked::scratch_bytes), which calls of one stream can
-//! share. The order of sums is the kernels' own, fixed by a token's sequence alone: the bits are not those of the CPU.
+//! share. The order of sums is the kernels' own, fixed by a token's sequence alone: the CPU gives other bits.
 //! Heads have 256 elements at most. A key whose slot is wrong takes no part, and is reported; with a wrong length
 //! nothing is written. All of this has run on an interpreter of PTX, never on a GPU.
 //!

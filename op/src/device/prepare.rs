@@ -49,7 +49,7 @@ impl KeyValueCache {
         cache: DeviceMut<'a>,
         scale: Option<DeviceMut<'a>>,
     ) -> Result<Checked<'a>, crate::Error> {
-        self.check_operands(inputs.operands(cache, scale))
+        self.check_operands(&mut inputs.operands(cache, scale))
     }
 
     /// Loads the kernels for these types into the stream's context, so that the first call takes no longer than others
@@ -81,7 +81,7 @@ impl StaticKeyValueCache {
         cache: DeviceMut<'a>,
         scale: Option<DeviceMut<'a>>,
     ) -> Result<Checked<'a>, crate::Error> {
-        self.check_operands(inputs.operands(cache, scale))
+        self.check_operands(&mut inputs.operands(cache, scale))
     }
 
     /// Loads the kernels: [`KeyValueCache::prepare_device`].
@@ -107,7 +107,7 @@ impl MultiHeadAttention {
     /// Every [`Error`](crate::Error) that concerns the types, shapes and memory of the inputs, and the values of
     /// `decoding_batches`, `max_seqlen` and `max_kvlen`.
     pub fn check_device<'a>(&self, inputs: DeviceAttentionInputs<'a>) -> Result<Checked<'a>, crate::Error> {
-        self.check_operands(inputs.operands())
+        self.check_operands(&mut inputs.operands())
     }
 
     /// Loads the kernels: [`KeyValueCache::prepare_device`].
@@ -132,7 +132,7 @@ impl MultiHeadCacheAttention {
         cache: DeviceMut<'a>,
         scale: Option<DeviceMut<'a>>,
     ) -> Result<Checked<'a>, crate::Error> {
-        self.check_operands(inputs.operands(cache, scale))
+        self.check_operands(&mut inputs.operands(cache, scale))
     }
 
     /// Loads the kernels: [`KeyValueCache::prepare_device`].

@@ -16,7 +16,7 @@ use crate::validate::stores::{CheckedTensors, State};
 use crate::validate::types;
 
 /// The inputs of a call of static batching that are only read. Everything is checked when a call is made. A call on a
-/// device reads those of type `T` on the device.
+/// device reads inputs of type `T` there.
 #[derive(Debug, Clone)]
 pub struct StaticInputs<'a, T = TensorRef<'a>> {
     /// T1, shape (B, S, H, Dh).
@@ -115,11 +115,11 @@ impl StaticKeyValueCache {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<Checked<'a>, Error> {
-        self.check_operands(inputs.clone().operands(cache, scale))
+        self.check_operands(&mut inputs.clone().operands(cache, scale))
     }
 
     /// Checks a call of the inputs by position, on the host or on a device. `start_pos` is the one value that is read.
-    pub(crate) fn check_operands<'a>(&self, operands: Operands<'a>) -> Result<Checked<'a>, Error> {
+    pub(crate) fn check_operands<'a>(&self, operands: &mut Operands<'a>) -> Result<Checked<'a>, Error> {
         const KIND: OperatorKind = OperatorKind::StaticKeyValueCache;
         let [key, value, start_pos, cache, scale] = operands.get(KIND)?;
         let current @ [key, value] = [required("current_key", key)?, required("current_value", value)?];
@@ -135,13 +135,13 @@ impl StaticKeyValueCache {
         #[cfg(feature = "cuda")]
         if operands.is_on_device() {
             let work = crate::device::alike_stores(geometry, pointers, sequences, num_repeat);
-            return Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND));
+            return Ok(Checked::new(self.backends, (work, outputs, aliases), operands.take_guards(KIND)));
         }
         if outputs[0].shape.contains(&0) {
             geometry.batch = 0; // no tensor has an element that the call touches, and the batch may be any number
         }
         let work = Work::Static { geometry, pointers, sequences, num_repeat };
-        Ok(Checked::new(self.backends, (work, outputs, aliases), operands, KIND))
+        Ok(Checked::new(self.backends, (work, outputs, aliases), operands.take_guards(KIND)))
     }
 
     /// Stores the current tokens into `cache`, then writes all tokens of all sequences to `outputs`. Allocates nothing
@@ -197,7 +197,7 @@ fn infer_shape(config: &StaticConfig, inputs: &StaticInputDims<'_>) -> [Dim; 4] 
         |of: usize, in_cache: usize| best_known(current(of).into_iter().chain([axis(inputs.cache, 6, in_cache)]));
     let kvlen = match (best_known(current(1)), inputs.start_pos) {
         (Dim::Known(seqlen), Some(start_pos)) => start_pos.checked_add(seqlen).map_or(Dim::Unknown, Dim::Known),
-        // Without a past, the length is that of the current tokens.
+        // Without a past, there are the current tokens alone.
         (seqlen, Some(0)) => seqlen,
         _ => Dim::Unknown,
     };

@@ -139,7 +139,7 @@ fn allocate<'py>(py: Python<'py>, Output { name: output, element, shape, .. }: &
 /// A call and its outputs, for a closure that runs without the GIL, but on the thread that made it.
 struct SendToSameThread<'t, 'o>((Checked<'t>, Vec<TensorMut<'o>>));
 
-// SAFETY: the pointers in a call are those of tensors that `run` keeps until the closure has returned, on one thread.
+// SAFETY: the pointers in a call are to tensors that `run` keeps until the closure has returned, on one thread.
 unsafe impl Send for SendToSameThread<'_, '_> {}
 
 impl SendToSameThread<'_, '_> {

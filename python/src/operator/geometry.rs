@@ -1,4 +1,4 @@
-//! The memory of a cache: shapes and bytes, and whether given memory is that of a cache.
+//! The memory of a cache: shapes and bytes, and whether given memory fits a cache.
 
 use kvcache_op::schema::{Axis, CacheLayout, OperatorKind, STATIC_SCALES, shape};
 use kvcache_op::{ElementType, Error, Operator};

@@ -171,7 +171,7 @@ impl<'py> Tensor<'py> {
     /// The tensor, to be read.
     pub fn read(&self) -> TensorRef<'_> {
         let data = self.indices.as_ref().map_or(self.address.cast_const(), |indices| indices.as_ptr().cast());
-        // SAFETY: the memory is that of a contiguous tensor of this type and shape, kept by `_owner` or `indices`. What
+        // SAFETY: the memory has a contiguous tensor of this type and shape, kept by `_owner` or `indices`. What
         // else writes it meanwhile is up to the Python program; indices, which decide addresses, are copies.
         unsafe { TensorRef::from_raw_parts(self.element, self.shape.clone(), data) }
     }
@@ -221,7 +221,7 @@ impl<'py> Given<'py> {
                 known.ok_or(name)
             }
         };
-        // SAFETY: the pointer is that of an array that `array` keeps.
+        // SAFETY: the pointer is an array's, which `array` keeps.
         let (flags, address) = unsafe {
             let array = &*array.as_array_ptr();
             (array.fields.flags, array.fields.data)
