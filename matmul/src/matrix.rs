@@ -3,7 +3,7 @@
 //! ```text
 //! panels (P, B, block_size * 2 * bits bytes): by panel and block, lines of 64 bytes; byte 4 * c + j of line l has
 //!     8 bits: the code of column c and k = 4 * l + j of the block
-//!     4 bits: in its low nibble this code, in its high nibble that of k = 4 * (l + lines) + j
+//!     4 bits: in its low nibble this code, in its high nibble the code of k = 4 * (l + lines) + j
 //! scales, minima (P, B, 16)
 //! ```
 //!

@@ -96,7 +96,7 @@ fn element(product: &Product<'_>, blocks: &[(f32, Vec<i32>)], n: usize) -> f32 {
     one_nan(product.bias().map_or(c, |bias| c + bias[n]))
 }
 
-/// The one NaN in place of every other, whose sign and payload are the processor's.
+/// `y`, with [`NAN`] for every NaN: sign and payload of others differ between processors.
 pub(crate) fn one_nan(y: f32) -> f32 {
     if y.is_nan() { NAN } else { y }
 }

@@ -25,11 +25,11 @@ pub(super) struct Functions {
     pub(super) multiply: for<'a> unsafe fn(&Task<'a>),
     /// Rows of a tile, at most.
     pub(super) rows: usize,
-    /// None where many rows are multiplied as few are.
+    /// None where panels are not unpacked for many rows.
     pub(super) unpacked: Option<UnpackedFunctions>,
     /// Words of a row's block.
     pub(super) words: usize,
-    /// What codes of the panel are more than those that are multiplied.
+    /// A panel's code less the one that is multiplied.
     pub(super) offset: i32,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct UnpackedFunctions {
 
 /// The functions of an instruction set for a matrix.
 pub(super) fn functions(instructions: InstructionSet, shape: &MatrixShape, activations: Activations) -> Functions {
-    // Without dot products of int8, sums of codes of 8 bits do not fit into int16: they are made as those of int16.
+    // Without dot products of int8, sums of products of 8-bit codes do not fit into int16: x is widened to int16.
     #[cfg(target_arch = "x86_64")]
     let as_pairs = activations == Activations::Int16 || shape.bits == 8;
     match (instructions, activations) {
@@ -79,7 +79,7 @@ pub(super) fn functions(instructions: InstructionSet, shape: &MatrixShape, activ
         }
         #[cfg(target_arch = "aarch64")]
         (InstructionSet::NeonDotprod, Activations::Int8) => unpacking::<Dotprod>(shape),
-        // Without dot products of int8, they are made as those of int16.
+        // Without dot products of int8, x is widened to int16.
         #[cfg(target_arch = "aarch64")]
         (InstructionSet::Neon | InstructionSet::NeonDotprod, _) => unpacking::<Pairs>(shape),
         (_, Activations::Int8) => unpacking::<Portable<false>>(shape),

@@ -19,7 +19,7 @@ pub(crate) trait Columns: Copy {
     unsafe fn scale(self, x: f32) -> Self;
     /// `self * b + c`, rounded once.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
-    /// The one NaN in place of every other.
+    /// Each NaN becomes [`NAN`](crate::reference::NAN).
     unsafe fn one_nan(self) -> Self;
 }
 
@@ -36,7 +36,7 @@ pub(crate) trait Dot: Sized {
     /// Rows of a tile, at most, where the codes of a panel are unpacked into memory before they are multiplied, which
     /// takes fewer registers.
     const UNPACKED_ROWS: usize = Self::ROWS;
-    /// What [`codes`](Self::codes) of 8 bits are less than those of the panel.
+    /// A panel's code of 8 bits less the one that [`codes`](Self::codes) gives.
     const OFFSET: i32 = 0;
 
     /// The codes of 16 columns for a word: 64 bytes.

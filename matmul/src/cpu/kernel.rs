@@ -14,7 +14,7 @@ use super::tile::{Operands, Packed, Task, tiles};
 use crate::matrix::{LINE, Matrix};
 use crate::product::{MatmulKernel, Product, column};
 
-/// The fast CPU kernel, whose bits are those of the reference.
+/// The fast CPU kernel. It gives the bits of the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MatmulCpu {
     instructions: InstructionSet,
