@@ -237,17 +237,10 @@ class Decoder:
 
     def _feed_forward(self, name: str, i: int, normal: str) -> str:
         """down(silu(gate(x)) * up(x)), or GELU in its place, (T, hidden)."""
-        graph = self._graph
         parts = [self._tensor(f"blk.{i}.ffn_{part}.weight") for part in ("gate", "up")]
-        both = graph.linear(f"{name}.gate_and_up", normal, parts)
-        half = graph.constant("gate_and_up", [self._config.ffn] * 2)
-        gate, up = graph.nodes("Split", [both, half], [f"{name}.gate", f"{name}.up"], axis=1)
-        if self._config.gemma:
-            gate = graph.node("Gelu", [gate], f"{name}.gelu", approximate="tanh")
-        else:
-            gate = graph.node("QuickGelu", [gate], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
-        gated = graph.node("Mul", [gate, up], f"{name}.gated")
-        return graph.linear(f"{name}.down", gated, [self._tensor(f"blk.{i}.ffn_down.weight")])
+        both = self._graph.linear(f"{name}.gate_and_up", normal, parts)
+        gate = "gelu" if self._config.gemma else "silu"
+        return self._graph.gated(f"{name}.down", both, self._tensor(f"blk.{i}.ffn_down.weight"), gate)
 
     def _vector(self, name: str, tensor: str) -> str:
         return self._graph.weight(name, self._float32(tensor))

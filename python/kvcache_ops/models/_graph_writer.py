@@ -20,6 +20,7 @@ IR_VERSION = 10
 ALIGNMENT = 64  # bytes, of a tensor in the file of weights
 
 ACTIVATIONS = {"int8": 8, "int16": 16}
+GATES = {"silu": 1, "gelu": 2}  # as QuantizedMatMul's attribute has them
 
 
 def activation_bits(activations: str, bits: int) -> int:
@@ -107,6 +108,20 @@ class Graph:
             begin += len(weight)
         return self.node("Concat", products, name, axis=1)
 
+    def gated(self, name: str, x: str, weight: Weight, gate: str) -> str:
+        """The product of the transposed matrix (N, K) with what gates make of x (T, 2K), gates first: (T, N).
+
+        gate: the function of gates: "silu", or "gelu", approximated by the hyperbolic tangent.
+        """
+        if isinstance(weight, Blocks) and self._activations is not None:
+            return self._linear(name, x, weight, None, gate=gate)
+        g, second = self.nodes("Split", [x], [f"{name}.gates", f"{name}.ungated"], axis=1, num_outputs=2)
+        if gate == "gelu":
+            g = self.node("Gelu", [g], f"{name}.gelu", approximate="tanh")
+        else:
+            g = self.node("QuickGelu", [g], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
+        return self._linear(name, self.node("Mul", [g, second], f"{name}.gated"), weight, None)
+
     def embedding(self, name: str, ids: str, weight: Weight) -> str:
         """The rows of a matrix (V, K) at indices (T): (T, K) of float32."""
         if isinstance(weight, Dense):
@@ -129,9 +144,15 @@ class Graph:
         return self._linear(name, x, weight, None, embedding)
 
     def _linear(
-        self, name: str, x: str, weight: Weight, bias: NDArray[np.float32] | None, shared: str | None = None
+        self,
+        name: str,
+        x: str,
+        weight: Weight,
+        bias: NDArray[np.float32] | None,
+        shared: str | None = None,
+        gate: str | None = None,
     ) -> str:
-        """One product with its weights, or with those of the embedding `shared`."""
+        """One product with its weights, or with those of the embedding `shared`, of rows that are gated or not."""
 
         def put(part: str, values: NDArray[Any]) -> str:
             if shared is None:
@@ -145,11 +166,11 @@ class Graph:
             return self.node("Gemm", [x, matrix, *biases], name, transB=1)
         if self._activations is not None:
             bits = activation_bits(self._activations, weight.bits)
-            self._digest.update(bytes([bits]))  # which keys and values depend on
+            sizes = _sizes(weight) | {"activation_bits": bits} | ({"gate": GATES[gate]} if gate else {})
+            self._digest.update(bytes([bits, sizes.get("gate", 0)]))  # which keys and values depend on
             inputs = [x, *self._panels(shared or name, weight, is_written=shared is not None)]
             if bias is not None:
                 inputs += [*[""] * (4 - len(inputs)), *biases]
-            sizes = _sizes(weight) | {"activation_bits": bits}
             return self.node("QuantizedMatMul", inputs, name, domain=OWN_DOMAIN, **sizes)
         shape = (*weight.scales.shape, -1)
         inputs = [x, put("codes", _packed(weight).reshape(shape)), put("scales", weight.scales)]
