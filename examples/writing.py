@@ -67,7 +67,7 @@ TOKENIZER = sentencepiece.SentencePieceProcessor(model_file=str(FOLDER / "tokeni
 
 def held_out_text() -> str:
     """What the model has never seen: the last chapter of each novel."""
-    return (FOLDER / "held_back.txt").read_text(encoding="utf-8")
+    return (FOLDER / "held_out.txt").read_text(encoding="utf-8")
 
 
 def with_cache(spec: CacheSpec) -> bytes:

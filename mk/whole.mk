@@ -80,7 +80,7 @@ test-wheel: wheel-release
 .PHONY: test-oldest
 test-oldest: .venv-oldest/ready .venv-middle/ready package
 	$(ON_PACKAGE) .venv-oldest/bin/python -m pytest -q -m runtime python_tests
-	$(ON_PACKAGE) .venv-middle/bin/python -m pytest -q python_tests/test_retyping.py \
+	$(ON_PACKAGE) .venv-middle/bin/python -m pytest -q python_tests/test_cast_insertion.py \
 		python_tests/test_models.py python_tests/test_model_sources.py python_tests/test_model_refusals.py \
 		python_tests/test_model_exports.py python_tests/test_model_products.py \
 		python_tests/test_wild_files.py python_tests/test_grammar.py

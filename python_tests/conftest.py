@@ -1,4 +1,10 @@
-"""The suite sees the built library alone, through ONNX Runtime; it may import the examples and the golden oracle."""
+"""The suite sees the built library alone, through ONNX Runtime; it may import the examples and the golden oracle.
+
+Helpers, in the order in which to read them: `compare` (bits and refusals), `sessions` (models of one node, sessions,
+runs), `one_node` (calls of the operators), `managed` (managers). `tiny_models`, `tiny_folders` and `tiny_exports` write
+models, which `numpy_gguf` computes; `served` has a server of one, and `tool_templates` its tools. `pmx_export` writes
+exports of PMX, which `pmx_numpy` computes and `pmx_steps` runs. `device_call` runs on a GPU, or an emulated one.
+"""
 
 import os
 import sys

@@ -78,10 +78,10 @@ class Exporter:
         x = self.linear(f"wqkv{i}", "Column", x, (HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN)
         x = self.reshape(f"heads{i}", x, 0, -1, HEAD_DIM)
         self.node(", ".join(rows), "Split", x, axis=-2, split=f"[{HEADS}, {KV_HEADS}, {KV_HEADS}]")
-        turned, indices = [f"rotated_query{i}", f"rotated_key{i}"], ("seqstarts", "start_pos", "max_seqlen")
+        rotated, indices = [f"rotated_query{i}", f"rotated_key{i}"], ("seqstarts", "start_pos", "max_seqlen")
         rope = dict(rotary_dim=0, theta=1e4, bypass_key=0, max_position_embeddings=64)
         rope |= dict(scaling_type='""', scaling_factor=1.0)
-        self.node(", ".join(turned), f"{DYNAMIC}.RotaryPositionEmbedding", *rows[:2], *indices, **rope)
+        self.node(", ".join(rotated), f"{DYNAMIC}.RotaryPositionEmbedding", *rows[:2], *indices, **rope)
         heads = dict(num_heads=HEADS, head_dim=HEAD_DIM, is_causal=int(p.auto_causal), is_alibi=0)
         heads |= dict(num_kv_heads=KV_HEADS)
         cache = dict(num_layer=p.layers, layer_idx=i, quant_bit=p.quant_bit, quant_group=GROUP if p.quant_bit else 0)
@@ -89,12 +89,12 @@ class Exporter:
         starts, bounds, memory = ["seqstarts", "kvstarts"], ["max_seqlen", "max_kvlen"], ["kv_cache", "kv_scale"]
         slots = [*starts, "cachestarts", "start_pos"]
         if p.fused:
-            given = [*turned, rows[2], *slots, "decoding_batches", *bounds, *memory, "attn_mask"]
+            given = [*rotated, rows[2], *slots, "decoding_batches", *bounds, *memory, "attn_mask"]
             self.node(f"attn{i}", f"{DYNAMIC}.MultiHeadCacheAttention", *given, **heads, **cache)
         else:
-            stored, given = f"all_key{i}, all_value{i}", [turned[1], rows[2], *slots, *bounds, *memory]
+            stored, given = f"all_key{i}, all_value{i}", [rotated[1], rows[2], *slots, *bounds, *memory]
             self.node(stored, f"{DYNAMIC}.KeyValueCache", *given, num_repeat=1, **cache)
-            given = [turned[0], *stored.split(", "), *starts, "decoding_batches", *bounds, "attn_mask"]
+            given = [rotated[0], *stored.split(", "), *starts, "decoding_batches", *bounds, "attn_mask"]
             self.node(f"attn{i}", f"{DYNAMIC}.MultiHeadAttention", *given, **heads)
         return self.linear(f"wo{i}", "Row", self.reshape(f"rows{i}", f"attn{i}", 0, -1), HIDDEN, HIDDEN)
 

@@ -136,10 +136,10 @@ def positions(seqstarts: np.ndarray, start_pos: np.ndarray) -> list[tuple[int, i
 
 
 def rotary(a: Attribute, query: np.ndarray, key: np.ndarray, seqstarts: np.ndarray, start_pos: np.ndarray, _) -> tuple:
-    """Each pair of neighbors (2i, 2i + 1) turned by position * theta^(-2i / dim)."""
+    """Each pair of neighbors (2i, 2i + 1) rotated by position * theta^(-2i / dim)."""
     lengths = start_pos + np.diff(seqstarts)
 
-    def turned(x: np.ndarray) -> np.ndarray:
+    def rotated(x: np.ndarray) -> np.ndarray:
         dim, result, scaling = a.get("rotary_dim", 0) or x.shape[-1], x.copy(), a.get("scaling_type", b"")
         factor, longest = a.get("scaling_factor", 1.0), a.get("max_position_embeddings", 2048)
         for token, (b, position) in enumerate(positions(seqstarts, start_pos)):
@@ -151,7 +151,7 @@ def rotary(a: Attribute, query: np.ndarray, key: np.ndarray, seqstarts: np.ndarr
             result[token, :, 0:dim:2], result[token, :, 1:dim:2] = pairs.real, pairs.imag
         return result
 
-    return turned(query), key if a.get("bypass_key", 0) else turned(key)
+    return rotated(query), key if a.get("bypass_key", 0) else rotated(key)
 
 
 ATTENTION = ("num_heads", "head_dim", "is_causal", "is_alibi", "num_kv_heads")

@@ -32,9 +32,9 @@ def test_arguments_reach_the_planner(tmp_path: Path) -> None:
     more = {"positions": "far_constant", "key_form": "raw", "eviction": "decayed", "per_layer": True}
     infllm = InfLlm(paged(), **CONFIG, **sizes, **more)
     memory = HostMemory(infllm.spec, *infllm.spec.allocate())
-    s, wanted = infllm.create(), [0, 1]
+    s, expected = infllm.create(), [0, 1]
     with infllm.begin_step({s: 20}, memory) as step:
-        for layer, block in enumerate(wanted):
+        for layer, block in enumerate(expected):
             memory.cache[step.cachestarts(layer)[0, 1 + block], layer] = 1
             mass = np.zeros((HEADS * REPEAT, 20), np.float32)
             mass[:, 4 + 4 * block] = 1
@@ -44,7 +44,7 @@ def test_arguments_reach_the_planner(tmp_path: Path) -> None:
     assert infllm.partition(s) == (4, 2, 8)
     infllm.save_seq(tmp_path / "session", memory, s)
     for of in (s, infllm.load_seq(tmp_path / "session", memory)):
-        assert [infllm.blocks(of, layer).tolist() for layer in range(2)] == [[block] for block in wanted]
+        assert [infllm.blocks(of, layer).tolist() for layer in range(2)] == [[block] for block in expected]
         with infllm.begin_step({of: 1}, memory) as step:
             for layer in range(2):
                 assert memory.cache[step.cachestarts(layer)[0, 1], layer, 0].all()

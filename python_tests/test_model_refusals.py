@@ -174,9 +174,9 @@ FOLDERS: dict[str, tuple[str, str, Callable[[Path], None]]] = {
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_that_is_refused(tmp_path: Path, name: str) -> None:
     """Each refusal has its kind, and names as the folder's files have them."""
-    kind, words, spoil = FOLDERS[name]
+    kind, words, damage = FOLDERS[name]
     folder = write_folder(tmp_path / "source")
-    spoil(folder)
+    damage(folder)
     refuses(kind, words, folder)
 
 

@@ -59,8 +59,8 @@ def test_a_later_opset_stays() -> None:
     lowered = lower(model)
     versions = {f.opset_import[0].version for f in lowered.functions} | {lowered.opset_import[0].version}
     assert versions == {21}
-    for actual, wanted in zip(Steps(params).run(lowered)[0], Steps(params).expected(export(params)), strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=0, atol=3e-5)
+    for got, expected in zip(Steps(params).run(lowered)[0], Steps(params).expected(export(params)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=3e-5)
 
 
 def test_nodes_of_one_form_share_a_function() -> None:
@@ -104,7 +104,7 @@ def test_all_that_cannot_be_lowered_is_named_at_once() -> None:
 
 
 X, W = np.zeros((2, 4), np.float32), np.zeros((3, 4), np.float32)
-TURNED = {"q": X, "k": X, "seqstarts": np.zeros(2, np.int64), "start_pos": np.zeros(1, np.int64)}
+ROTATED = {"q": X, "k": X, "seqstarts": np.zeros(2, np.int64), "start_pos": np.zeros(1, np.int64)}
 DYNAMIC = "opmx.dynamic_batching"
 
 
@@ -120,8 +120,8 @@ DYNAMIC = "opmx.dynamic_batching"
         ("MoeSelect", {"x": X, "s": X}, {"num_experts": 4, "num_experts_per_token": 5}, "opmx", "5, expected 1 to"),
         ("Linear", {"x": X, "w": W}, {"bias_term": 1}, "opmx", "bias_term 1, but the bias is missing"),
         ("RMSNorm", {"x": X, "": W[0]}, {}, "opmx", "input W is missing"),
-        ("RotaryPositionEmbedding", TURNED, {"scaling_type": "yarn"}, DYNAMIC, "scaling_type 'yarn' is not known"),
-        ("RotaryPositionEmbedding", TURNED, {"rotary_dim": 3}, DYNAMIC, "rotary_dim 3, expected an even number"),
+        ("RotaryPositionEmbedding", ROTATED, {"scaling_type": "yarn"}, DYNAMIC, "scaling_type 'yarn' is not known"),
+        ("RotaryPositionEmbedding", ROTATED, {"rotary_dim": 3}, DYNAMIC, "rotary_dim 3, expected an even number"),
         ("ALiBiMask", {"a": X[0], "b": X[0]}, {"num_heads": 0, "data_type": 1}, DYNAMIC, "num_heads 0, expected"),
         ("ALiBiMask", {"a": X[0], "b": X[0]}, {"num_heads": 4, "data_type": 16}, DYNAMIC, "data_type 16, expected"),
     ],

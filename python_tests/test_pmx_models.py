@@ -43,9 +43,9 @@ def compare(whole: ModelProto, steps: Steps, *models: ModelProto, level: str = "
         options = quiet_options()
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         logits, cache, scale = steps.run(model, options)
-        for actual, wanted in zip(logits, expected, strict=True):
-            assert actual.dtype == np.float32 and wanted.std() > 0.5
-            np.testing.assert_allclose(actual, wanted, rtol=0, atol=limit)
+        for got, right in zip(logits, expected, strict=True):
+            assert got.dtype == np.float32 and right.std() > 0.5
+            np.testing.assert_allclose(got, right, rtol=0, atol=limit)
         difference = np.abs(cache.astype(float) - steps.cache.astype(float))
         if quantized:
             np.testing.assert_allclose(scale.astype(float), steps.scale.astype(float), rtol=0, atol=row_limit / 100)

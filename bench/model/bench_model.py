@@ -260,7 +260,7 @@ def main() -> int:
         print(f"llama.cpp is missing: its libraries are not in LLAMA_CPP={LIBRARIES}")
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Ours(str(chosen.source), "float16", f"{folder}/float16", 1, 64, 1).tokenizer
-        text = tokenizer.encode((ROOT / "examples/austen/held_back.txt").read_text(encoding="utf-8")).ids
+        text = tokenizer.encode((ROOT / "examples/austen/held_out.txt").read_text(encoding="utf-8")).ids
         models = [
             Model(chosen, Path(folder), cache, text) for cache in (("int8",) if chosen.quick else ("float16", "int8"))
         ]

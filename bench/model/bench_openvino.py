@@ -207,7 +207,7 @@ def main() -> int:
         weights = Path(folder, "weights.gguf")
         write_as(gguf.GGMLQuantizationType[chosen.weights], chosen.source, weights)
         tokenizer = load(build(weights, f"{folder}/{OURS}")).tokenizer
-        text = tokenizer.encode((ROOT / "examples/austen/held_back.txt").read_text(encoding="utf-8")).ids
+        text = tokenizer.encode((ROOT / "examples/austen/held_out.txt").read_text(encoding="utf-8")).ids
         made = [
             (cache, Caches(cache, weights, text, 24576, chosen.activations, chosen.threads))
             for cache in (["int8"] if chosen.quick else CACHES)

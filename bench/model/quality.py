@@ -169,7 +169,7 @@ class Text:
     """What a model reads, in its tokens. `first` is what every prompt begins with."""
 
     def __init__(self, tokenizer: Tokenizer, windows: int | None, prompts: int) -> None:
-        texts = (ROOT / "examples/austen/held_back.txt", Path(__file__).with_name("chapters.txt"))
+        texts = (ROOT / "examples/austen/held_out.txt", Path(__file__).with_name("chapters.txt"))
         text = "".join(path.read_text(encoding="utf-8") for path in texts)
         self._tokenizer, self.first, self.prompts = tokenizer, tokenizer.encode("").ids, range(prompts)
         self.tokens, step = self.encode(text), WINDOW - len(self.first)

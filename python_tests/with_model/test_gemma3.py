@@ -18,7 +18,7 @@ from tiny_models import Run
 
 SOURCE = Path(os.environ["KVCACHE_GEMMA3"])
 LLAMA_CPP = json.loads((Path(__file__).parent / "llama_cpp_gemma3.json").read_text(encoding="utf-8"))
-LONG = Path(__file__).parents[2] / "examples/austen/held_back.txt"
+LONG = Path(__file__).parents[2] / "examples/austen/held_out.txt"
 TOKENS = 800
 
 
