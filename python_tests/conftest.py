@@ -19,7 +19,7 @@ from sessions import find_library
 
 # The environments of older runtimes have no packages for models.
 OF_MODELS = [
-    "test_model*.py", "test_wild_files.py", "test_engine.py", "test_serve*.py", "test_text_stream.py",
+    "test_model*.py", "test_wild_files.py", "test_engine*.py", "test_serve*.py", "test_text_stream.py",
     "test_grammar.py", "test_layer_groups.py", "test_converters.py", "test_clients.py", "test_tool*.py",
 ]  # fmt: skip
 collect_ignore_glob = [] if find_spec("gguf") else OF_MODELS
