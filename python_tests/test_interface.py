@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,15 @@ def test_nothing_else_is_imported() -> None:
     code = "import kvcache_ops, sys; print({'onnx', 'onnxruntime', 'torch', 'yaml'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("limit", [name for name, found in _native.instruction_sets() if found])
+def test_instruction_sets_have_an_upper_limit(limit: str) -> None:
+    """A process keeps to KVCACHE_INSTRUCTION_SET. (That each set gives the bits that it must: Rust.)"""
+    code = "from kvcache_ops import _native; print(_native.instruction_set()[0])"
+    environment = os.environ | {"KVCACHE_INSTRUCTION_SET": limit}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == limit
 
 
 # Makes a session in a fresh process, drops it, and asks whether the library is still loaded, without loading it.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import kvcache_ops.onnx  # noqa: F401, for the checker
@@ -12,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from kvcache_ops import KvCacheError, _native, models
+from kvcache_ops import KvCacheError, models
 from kvcache_ops.engine import Engine
 from kvcache_ops.models._model import session_options
 from onnx import helper, numpy_helper
@@ -230,22 +227,6 @@ def of_threads(count: int) -> onnxruntime.SessionOptions:
     options = session_options(count)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
-
-
-LOWER = [name for name, found in _native.instruction_sets() if found and name != _native.instruction_set()[0]]
-
-
-@pytest.mark.skipif("KVCACHE_INSTRUCTION_SET" in os.environ, reason="it sets that itself")
-@pytest.mark.parametrize("instructions", LOWER)
-def test_so_with_every_lower_instruction_set(instructions: str) -> None:
-    """No processor is the first to find otherwise: each limit is one process, which says that it keeps to it."""
-    said = "import kvcache_ops._native as n; assert n.instruction_set()[0] == __import__('sys').argv[1]"
-    environment = os.environ | {"KVCACHE_INSTRUCTION_SET": instructions}
-    subprocess.run([sys.executable, "-c", said, instructions], env=environment, check=True)
-    test = f"{__file__}::test_batches_and_chunks_do_not_matter[Q4_1-llama]"  # other codes: the tests of kvcache-matmul
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(("k", "n"), [(40, 18), (256, 512), (576, 1536), (1536, 576), (640, 4096)])
