@@ -184,20 +184,20 @@ CACHES = {"float32": 0, "float16": 0.001, "int8": 0.012, "int4": 0.2}
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("attention", ["fused", "packed"])
 def test_every_cache(tmp_path: Path, cache: str, attention: str) -> None:
-    """In all layouts and modes a format gives the same bits, and floats do in the two ways to attend, too."""
+    """A format gives the same bits in any layout and mode, and floats do in the two ways to attend, too."""
     path = write_gguf(tmp_path / "model.gguf", "Q4_1")
     first = built(path, **EXACT | {"cache": cache}, attention=attention).logits(TEXT, len(PROMPT))
     if cache in ("float32", "float16"):
         assert np.array_equal(built(path, **EXACT | {"cache": cache}).logits(TEXT, len(PROMPT)), first)
     exact = built(path, **EXACT).logits(TEXT, len(PROMPT))
     assert np.sqrt(np.mean((first - exact) ** 2)) / exact.std() <= CACHES[cache]
-    for cache_layout, cache_mode in ((0, 1), (1, 0), (2, 1), (3, 0)):
+    for cache_layout, cache_mode in ((0, 1), (2, 0)):
         options = EXACT | dict(cache=cache, cache_layout=cache_layout, cache_mode=cache_mode, page_size=4)
         assert np.array_equal(built(path, attention=attention, **options).logits(TEXT, len(PROMPT)), first)
 
 
-# A kind for every form of weights: floats, codes of 4 and of 8 bits in blocks of 32 and 16, with minima and without.
-INVARIANT = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q2_K", "Q3_K", "Q6_K"]
+# Floats, and the codes that differ most: of 8 bits in blocks of 32, of 4 bits in blocks of 16 with minima. (All: Rust.)
+INVARIANT = ["F32", "F16", "BF16", "Q8_0", "Q2_K"]
 
 
 @pytest.mark.parametrize(("kind", "family"), [(kind, "llama") for kind in INVARIANT] + [("Q5_0", "gemma3")])

@@ -159,7 +159,7 @@ def test_lowered_operators(cases: Callable[[str], Iterator[Case]], element: str)
 def test_broken_nodes(cases: Callable[[str], Iterator[Case]]) -> None:
     """Whatever is missing or of another type: a typed error or a model, never anything else."""
     random = np.random.default_rng(11)
-    for case in [*cases("float32")] * 4:
+    for case in [*cases("float32")] * 2:
         try:
             lowered(case, random)
         except KvCacheError as error:
