@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from kvcache_ops import KvCacheError, models
-from kvcache_ops.engine import Engine, Request, Sampling
+from kvcache_ops.engine import Engine, Request
 from kvcache_ops.engine._request import RequestState
 from kvcache_ops.manager import Manager, ManagerError, Step, tier
 from kvcache_ops.text._sampling import Sampler
@@ -607,48 +606,6 @@ def windowed(folder: Path) -> Path:
     """A model whose attention sees 12 tokens."""
     fields = {"llama.attention.sliding_window": 12}
     return models.build(write_gguf(folder / "window.gguf", fields=fields), folder / "window", page_size=8)
-
-
-def test_penalties() -> None:
-    """What each takes from the logits of tokens that were there before."""
-    logits, prompt = np.array([3, 2.75, -1, 2.5], np.float32), [0, 2]
-    presence, frequency = (
-        Sampler(Sampling(presence_penalty=0.375), prompt),
-        Sampler(Sampling(frequency_penalty=0.3), prompt),
-    )
-    assert [presence(logits) for _ in range(5)] == [0, 1, 0, 0, 0]
-    assert [frequency(logits) for _ in range(5)] == [0, 1, 0, 3, 1]
-    repetition = Sampler(Sampling(repetition_penalty=2.0), prompt)
-    assert [repetition(logits) for _ in range(3)] == [1, 3, 0] and logits[0] == 3
-    assert Sampler(Sampling(repetition_penalty=2.0), prompt)(np.array([-2, -5, -1.5, -3.5], np.float32)) == 2
-
-
-def drawn(logits: list[float], **sampling: object) -> Counter[int]:
-    """How often each token is drawn, of 2000 times."""
-    sampler = Sampler(Sampling(temperature=1.0, seed=3, **sampling))
-    return Counter(sampler(np.array(logits, np.float32)) for _ in range(2000))
-
-
-def test_sampling() -> None:
-    """Of probabilities .1 .4 .3 .2: what is left out is never drawn, what is left keeps its proportions."""
-    logits = [float(x) for x in np.log([0.1, 0.4, 0.3, 0.2])]
-    for sampling, expected in (
-        ({}, [0.1, 0.4, 0.3, 0.2]),
-        ({"top_k": 2}, [0, 4 / 7, 3 / 7, 0]),
-        ({"top_p": 0.75}, [0, 4 / 9, 3 / 9, 2 / 9]),
-        ({"min_p": 0.6}, [0, 4 / 7, 3 / 7, 0]),
-        ({"top_k": 3, "top_p": 0.5, "min_p": 0.1}, [0, 4 / 7, 3 / 7, 0]),
-    ):
-        counts = drawn(logits, **sampling)
-        assert all(
-            abs(counts[token] / 2000 - p) < 0.04 and bool(counts[token]) == bool(p) for token, p in enumerate(expected)
-        )
-    many = np.log(np.repeat([1.0, 2.0], 1000))  # top_p reaches farther than what is sorted at first
-    counts = drawn(list(many), top_p=0.5)
-    assert min(counts) >= 1000 and max(counts) < 2000 and len(counts) > 500
-    assert drawn(logits) == drawn(logits)
-    for temperature in (0, 1e-60, 1e-40, 1e-37):
-        assert Sampler(Sampling(temperature=temperature))(np.array(logits, np.float32)) == 1
 
 
 def test_the_same_seed_the_same_answer(path: Path) -> None:

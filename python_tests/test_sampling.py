@@ -70,6 +70,26 @@ def test_draws_are_those_of_the_definition(kind: str, size: int) -> None:
         assert np.array_equal(logits, before)
 
 
+def test_penalties() -> None:
+    """What each takes from the logits of tokens that were there before."""
+    logits, prompt = np.array([3, 2.75, -1, 2.5], np.float32), [0, 2]
+    presence, frequency = (
+        Sampler(Sampling(presence_penalty=0.375), prompt),
+        Sampler(Sampling(frequency_penalty=0.3), prompt),
+    )
+    assert [presence(logits) for _ in range(5)] == [0, 1, 0, 0, 0]
+    assert [frequency(logits) for _ in range(5)] == [0, 1, 0, 3, 1]
+    repetition = Sampler(Sampling(repetition_penalty=2.0), prompt)
+    assert [repetition(logits) for _ in range(3)] == [1, 3, 0] and logits[0] == 3
+    assert Sampler(Sampling(repetition_penalty=2.0), prompt)(np.array([-2, -5, -1.5, -3.5], np.float32)) == 2
+
+
+def test_no_temperature() -> None:
+    """The likeliest token is drawn, also where a temperature is too small to divide by."""
+    for temperature in (0, 1e-60, 1e-40, 1e-37):
+        assert Sampler(Sampling(temperature=temperature))(np.log(np.array([1, 4, 3, 2], np.float32))) == 1
+
+
 @pytest.mark.parametrize("options", OPTIONS[:-1])
 def test_frequencies(options: dict[str, float]) -> None:
     """Chi-square of 8,000 draws, over groups of tokens of equal probability: within 5 deviations of its mean."""
