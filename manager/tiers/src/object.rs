@@ -116,6 +116,8 @@ impl ObjectTier {
             }
             all.push((name, value.into()));
         }
+        // For TLS; an application's own provider, which it has installed before, stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let longest = Arc::<LongestBlock>::default();
         let http = Bounded(longest.clone());
         let store: Arc<dyn ObjectStore> = match scheme {

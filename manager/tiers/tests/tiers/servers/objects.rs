@@ -254,3 +254,19 @@ fn unknown_addresses_and_options_are_refused() {
     // A secret does not show.
     assert!(!format!("{:?}", at(1)).contains("secret"));
 }
+
+#[test]
+fn an_address_of_https_is_asked_by_tls() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("https://{}", listener.local_addr().unwrap());
+    let first_byte = thread::spawn(move || {
+        let mut byte = [0];
+        listener.accept().unwrap().0.read_exact(&mut byte).unwrap();
+        byte[0]
+    });
+    let options =
+        [("aws_endpoint", endpoint.as_str()), ("aws_access_key_id", "id"), ("aws_secret_access_key", "secret")];
+    let tier = ObjectTier::open("s3://blocks", options).unwrap().timeout(Duration::from_secs(1));
+    assert!(tier.contains(&key(0)).is_err(), "the server answers nothing");
+    assert_eq!(first_byte.join().unwrap(), 22, "a handshake");
+}
