@@ -2,6 +2,7 @@
 
     quality.py SmolLM2-135M-Instruct.Q4_1.gguf     writes quality.md and quality.json in target/bench
     quality.py FILE FILE --windows 8 --prompts 4   of several models, in less time
+    quality.py FILE --window 4096 --prompts 0      in longer windows, perplexity and KL alone
 
 The divergence from the model with a float32 cache ranks formats more surely than perplexity, which can fall by chance:
 KL is the mean over tokens of sum(p log(p / q)), p being the exact model's distribution and q the format's, in 1/1000
@@ -9,10 +10,10 @@ nat. For it a file of each engine keeps the exact model's logits, as float16 bel
 all windows.
 
 Perplexity is of Jane Austen's words (examples/austen/NOTICE says whose they are): the last chapters of six novels and
-the ones before of two, chapters.txt, in windows of 512 tokens; formats are compared on the same tokens, and errors are
-one standard error over windows or prompts. A pass key of five digits stands somewhere in 400 tokens of the text, and is
-asked for after them; what is repeated is a list of twelve words, three times. Weights and inputs of products are as
-they are served: quantized.
+the ones before of two, chapters.txt, in windows of 512 tokens, or as many as --window says; formats are compared on the
+same tokens, and errors are one standard error over windows or prompts. A pass key of five digits stands somewhere in
+400 tokens of the text, and is asked for after them; what is repeated is a list of twelve words, three times. Weights
+and inputs of products are as they are served: quantized.
 
 llama.cpp (LLAMA_CPP is the folder of its libraries) gets the same tokens. Its products round otherwise, so a format's
 cost is over the float32 cache of the same engine. With float32 caches, both engines must give each window nearly the
@@ -46,9 +47,9 @@ GGML = {"int8": "q8_0", "int4": "q4_0"}  # both in groups of 32 with a float16 s
 # The most that a window's loss may differ between the engines' float32 caches. Inputs of products that are rounded to 8
 # bits in two ways make up to 0.01.
 BOUND = 0.03
-WINDOW = 512
 CHUNK = 128  # tokens whose logits are in memory at once
 FILLER = 400  # tokens around a pass key
+PROMPT = 1024  # tokens of a pass key's or a list's prompt, at most
 WORDS, TIMES = 12, 3
 
 
@@ -168,11 +169,11 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 class Text:
     """What a model reads, in its tokens. `first` is what every prompt begins with."""
 
-    def __init__(self, tokenizer: Tokenizer, windows: int | None, prompts: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, window: int, windows: int | None, prompts: int) -> None:
         texts = (ROOT / "examples/austen/held_out.txt", Path(__file__).with_name("chapters.txt"))
         text = "".join(path.read_text(encoding="utf-8") for path in texts)
         self._tokenizer, self.first, self.prompts = tokenizer, tokenizer.encode("").ids, range(prompts)
-        self.tokens, step = self.encode(text), WINDOW - len(self.first)
+        self.tokens, step = self.encode(text), window - len(self.first)
         starts = range(0, len(self.tokens) - step + 1, step)[:windows]
         self.windows = [self.first + self.tokens[start : start + step] for start in starts]
         self.vocabulary = sorted({word for word in text.split() if word.isalpha() and word.islower()})
@@ -218,15 +219,16 @@ def measured(source: Path, given: argparse.Namespace) -> dict[Format, Quality]:
     """The quality of all formats of a model. Raises `WrongAnswer` where the engines' exact caches differ."""
     found: dict[Format, Quality] = {}
     given.out.mkdir(parents=True, exist_ok=True)
+    length = max(given.window, PROMPT)
     exact_logits = {engine: tempfile.TemporaryFile(dir=given.out) for engine in (OURS, LLAMA_CPP)}
     for form in formats():
         with tempfile.TemporaryDirectory() as folder:
             if form.engine == OURS:
                 options = {"quant_group": form.group, "rotation": form.rotation}
-                model = Ours(str(source), form.cache, folder, 1, 2 * WINDOW, given.threads, **options)
-                text, size = Text(model.tokenizer, given.windows, given.prompts), model.bytes_per_token
+                model = Ours(str(source), form.cache, folder, 1, length, given.threads, **options)
+                text, size = Text(model.tokenizer, given.window, given.windows, given.prompts), model.bytes_per_token
             else:
-                model = LlamaCpp(str(source), form.cache, 1, 2 * WINDOW, given.threads, form.rotation)
+                model = LlamaCpp(str(source), form.cache, 1, length, given.threads, form.rotation)
                 size = found[Format(OURS, form.cache)].bytes_per_token  # of the same codes and scales
             random = np.random.default_rng(7)
             of_windows = losses(model, text.windows, exact_logits[form.engine], form.cache == "float32")
@@ -260,6 +262,7 @@ def main() -> int:
     """Measures every format, and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", type=Path, nargs="+", help="GGUF files")
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window")
     parser.add_argument("--windows", type=int, help="of the text, the first; all unless given")
     parser.add_argument("--prompts", type=int, default=16, help="pass keys, and lists of words")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -273,7 +276,7 @@ def main() -> int:
     for source in given.sources:
         found = measured(source, given)
         windows = len(found[Format(OURS, "float32")].losses)
-        parts += [f"## {source.name}", f"{windows} windows of {WINDOW} tokens", *tables(found)]
+        parts += [f"## {source.name}", f"{windows} windows of {given.window} tokens", *tables(found)]
         report += [{"model": source.name} | asdict(form) | asdict(of) for form, of in found.items()]
         write(given.out, "quality", time.monotonic() - begin, {"formats": report}, *parts)
     return 0
