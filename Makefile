@@ -35,6 +35,7 @@
 #
 # make bench            how fast, as ratios of one run: bench-operator, bench-attention, bench-matmul,
 #                       bench-manager; BENCH="--quick"
+# make bench-avx2       bench-operator and bench-attention without what the processor has beyond AVX2
 # make bench-model      a real model against llama.cpp, which npm brings; BENCH="--quick"
 # make bench-openvino   the engine against OpenVINO GenAI's continuous batching, on that model; BENCH="--quick"
 # make bench-cuda       instructions, sectors and bank conflicts of CUDA kernels, counted by the interpreter of their PTX

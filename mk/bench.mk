@@ -14,6 +14,11 @@ ON_RELEASE = KVCACHE_BENCH_LIB="$(TARGET)/release/libkvcache_bench.so" PYTHONPAT
 bench-operator: bench-native
 	$(ON_RELEASE) bench/bench_operator.py $(BENCH)
 
+# The operators with instruction sets up to AVX2, on any x86-64.
+.PHONY: bench-avx2
+bench-avx2: export KVCACHE_INSTRUCTION_SET = avx2
+bench-avx2: bench-operator bench-attention
+
 .PHONY: bench-attention
 bench-attention: bench-native llama-cpp
 	$(ON_RELEASE) bench/bench_attention.py $(filter --quick,$(BENCH)) $(BENCH_ATTENTION)
