@@ -50,5 +50,10 @@ pub(super) fn is_lines(data: *const u8, len: usize) -> bool {
 
 /// Whether all rows of `len` bytes of an operand are whole lines, in every outer step.
 pub(super) fn is_lines_each(operand: &Operand, outer_step: usize, len: usize) -> bool {
-    is_lines(operand.data, len) && outer_step.is_multiple_of(LINE) && operand.step.is_multiple_of(LINE)
+    is_lines(operand.data, len) && begins_each(operand, outer_step, LINE)
+}
+
+/// Whether all rows of an operand begin at a multiple of `align` bytes, in every outer step.
+pub(super) fn begins_each(operand: &Operand, outer_step: usize, align: usize) -> bool {
+    operand.data.addr().is_multiple_of(align) && outer_step.is_multiple_of(align) && operand.step.is_multiple_of(align)
 }

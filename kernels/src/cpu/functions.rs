@@ -1,4 +1,4 @@
-//! The row functions of one call: those of an instruction set for the call's types and groups.
+//! The row functions of one call: of an instruction set, for the call's types and groups.
 
 use super::block::{Blocks, Heads, Rows, StridedCopy};
 
@@ -13,7 +13,8 @@ pub(crate) type CopyFunction = unsafe fn(&StridedCopy);
 ///
 /// # Safety
 /// The instruction set is supported. The rows are valid for the types that the function was chosen for, and aligned for
-/// them; what is written overlaps nothing else. A streaming function writes rows of whole registers to whole lines.
+/// them; what is written overlaps nothing else. A streaming function writes rows of whole registers to whole
+/// lines; a narrow one to multiples of 16 bytes.
 pub(crate) type RowsFunction = unsafe fn(&Rows);
 
 /// Rotates heads of float32.
@@ -63,6 +64,9 @@ pub(crate) struct Conversion {
     pub(crate) store: Stores<RowsFunction>,
     /// The cache to values.
     pub(crate) load: Stores<RowsFunction>,
+    /// `load.stream` by non-temporal stores of 16 bytes, to addresses that are multiples of 16; none where joining
+    /// lines in a staging buffer takes less time.
+    pub(crate) load_narrow: Option<RowsFunction>,
 }
 
 /// The row functions of a call.
@@ -70,6 +74,8 @@ pub(crate) struct Conversion {
 pub(crate) struct RowFunctions {
     /// Copies of bytes; streaming, to whole lines.
     pub(crate) copy: Stores<CopyFunction>,
+    /// `copy.stream` by non-temporal stores of 16 bytes, to addresses that are multiples of 16.
+    pub(crate) copy_narrow: CopyFunction,
     /// Copies of bytes, one of each row, to any address, by non-temporal stores where there are any.
     pub(crate) stream_any: CopyFunction,
     /// The conversion of values on their way; none where the cache holds them as they are.

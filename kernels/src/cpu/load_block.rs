@@ -3,13 +3,16 @@
 //! ```text
 //! plain stores:                 each row where it goes
 //! streaming, whole lines:       copies and whole registers where they go, others through a staging buffer
+//! streaming, 16 bytes past one: rows that follow each other likewise, 16 bytes at a time
 //! streaming, shared lines:      some rows at a time through the stream writer, which joins lines
 //! streaming, rows past a stage: copy by copy, piece by piece through the stream writer
 //! ```
 
+use kvcache_simd::LINE;
+
 use super::block::{Block, Operand, PerOperand, Row, Rows, StridedCopy};
-use super::block_kernel::{AT_ONCE_BYTES, BlockKernel, DIRECT_BYTES, Writers, is_lines_each};
-use super::functions::Conversion;
+use super::block_kernel::{AT_ONCE_BYTES, BlockKernel, DIRECT_BYTES, Writers, begins_each, is_lines_each};
+use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
 use super::generic::stream_writer::{STAGE_BYTES, StagingBuffer, StreamWriter};
 
 impl BlockKernel<'_> {
@@ -20,12 +23,24 @@ impl BlockKernel<'_> {
     /// valid for reads, and their copies in values for writes; what is written overlaps nothing else.
     pub(crate) unsafe fn load(self, block: &Block, writers: Option<&mut Writers<'_>>) {
         let bytes = self.bytes(block.rows.row);
-        // SAFETY: see `# Safety`; lines are whole where that is checked here.
+        let (values, outer_step) = (&block.rows.values, block.outer_step.values);
+        let RowFunctions { copy, copy_narrow, conversion, .. } = *self.functions;
+        // The parts of a line that two rows share are written one after the other, so memory gets whole lines.
+        let is_narrow = || {
+            values.step == bytes.values * block.copies
+                && bytes.values.is_multiple_of(LINE)
+                && begins_each(values, outer_step, 16)
+                && conversion.is_none_or(|each| each.load_narrow.is_some())
+        };
+        // SAFETY: see `# Safety`; lines are whole, or 16 bytes aligned, where that is checked here.
         unsafe {
             match writers {
                 None => self.load_plain(block, bytes),
-                Some([writer, _]) if is_lines_each(&block.rows.values, block.outer_step.values, bytes.values) => {
-                    self.load_lines(block, bytes, writer);
+                Some([writer, _]) if is_lines_each(values, outer_step, bytes.values) => {
+                    self.load_lines(block, bytes, copy.stream, conversion.map(|each| each.load.stream), writer);
+                }
+                Some([writer, _]) if is_narrow() => {
+                    self.load_lines(block, bytes, copy_narrow, conversion.and_then(|each| each.load_narrow), writer);
                 }
                 Some([writer, _]) => self.load_joined(block, bytes, writer),
             }
@@ -48,20 +63,28 @@ impl BlockKernel<'_> {
         }
     }
 
-    /// Loads rows that are whole lines.
-    unsafe fn load_lines(self, block: &Block, bytes: PerOperand, writer: &mut StreamWriter<'_>) {
-        let Some(Conversion { load, .. }) = self.functions.conversion else {
+    /// Loads rows that are whole lines, or as long, by functions that stream to their addresses.
+    unsafe fn load_lines(
+        self,
+        block: &Block,
+        bytes: PerOperand,
+        copy: CopyFunction,
+        load: Option<RowsFunction>,
+        writer: &mut StreamWriter<'_>,
+    ) {
+        let (Some(Conversion { load: Stores { plain, .. }, .. }), Some(load)) = (self.functions.conversion, load)
+        else {
             for outer in 0..block.outer {
                 let copies = loaded_copies(&block.rows_from(outer, 0), block.copies, bytes);
                 // SAFETY: outer < block.outer, so these rows are the block's; they are whole lines.
-                unsafe { (self.functions.copy.stream)(&copies) }
+                unsafe { copy(&copies) }
             }
             return;
         };
         if block.copies == 1 && block.rows.row.is_whole_registers() && self.order == 1 {
             for outer in 0..block.outer {
                 // SAFETY: outer < block.outer, so these rows are the block's; they are whole registers and whole lines.
-                unsafe { (load.stream)(&block.rows_from(outer, 0)) }
+                unsafe { load(&block.rows_from(outer, 0)) }
             }
             return;
         }
@@ -76,12 +99,12 @@ impl BlockKernel<'_> {
             for inner in (0..block.rows.count).step_by(at_once) {
                 let rows = block.rows_from(outer, inner);
                 let count = at_once.min(rows.count);
-                let copy = StridedCopy::rows(staged, rows.values, bytes.values, count);
+                let lines = StridedCopy::rows(staged, rows.values, bytes.values, count);
                 // SAFETY: inner + count <= block.rows.count, so these rows are the block's; the staging buffer has room
                 // for `at_once` rows.
                 unsafe {
-                    self.load_rows(load.plain, &Rows { count, values: staged, ..rows });
-                    (self.functions.copy.stream)(&StridedCopy { copies: block.copies, ..copy });
+                    self.load_rows(plain, &Rows { count, values: staged, ..rows });
+                    copy(&StridedCopy { copies: block.copies, ..lines });
                 }
             }
         }

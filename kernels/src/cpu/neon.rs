@@ -95,6 +95,7 @@ unsafe fn larger_neighbors<const SIGNED: bool>(a: float32x4_t, b: float32x4_t) -
 }
 
 impl QuantSimd for Neon {
+    type Narrow = Self;
     type Code = [int32x4_t; 2];
 
     #[inline(always)]

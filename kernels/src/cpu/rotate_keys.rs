@@ -81,7 +81,7 @@ struct Keys<'a> {
     slots: usize,
     style: RopeStyle,
     frequencies: Vec<f64>,
-    /// The elements of a head that pass through the buffer: all if they are quantized, else those that are rotated.
+    /// The elements of a head that pass through the buffer: all if they are quantized, else only the rotated ones.
     head: Row,
     conversion: Option<[RowsFunction; 2]>,
     rotate: RotateFunction,
@@ -126,7 +126,7 @@ impl<'a> Keys<'a> {
         let RowFunctions { conversion, rotate, hadamard, .. } =
             dispatch::row_functions(kernel.instructions, (ElementType::Float32, t2, t3), group);
         let (conversion, len) = match conversion {
-            Some(Conversion { format, store, load }) => {
+            Some(Conversion { format, store, load, .. }) => {
                 let len = if format == CacheFormat::Float { rope.n_rot() } else { head_dim };
                 (Some([load.plain, store.plain]), len)
             }
@@ -254,7 +254,7 @@ impl<'a> Keys<'a> {
 }
 
 impl Room {
-    /// Makes `cos` and `sin` those of a rotation by `delta`.
+    /// Fills `cos` and `sin` for a rotation by `delta`.
     fn rotate_to(&mut self, delta: i64, frequencies: &[f64]) {
         if delta == self.delta {
             return;

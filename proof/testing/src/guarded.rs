@@ -17,12 +17,14 @@ pub enum Guard {
     Before,
     /// It begins an element further on, and so inside a cache line.
     PastLine,
+    /// It begins 16 bytes further on, as numpy's large arrays do.
+    PastVector,
     /// It ends before the other one.
     Behind,
 }
 
 impl Guard {
-    pub const ALL: [Self; 3] = [Self::Before, Self::PastLine, Self::Behind];
+    pub const ALL: [Self; 4] = [Self::Before, Self::PastLine, Self::PastVector, Self::Behind];
 }
 
 const UNTOUCHED: u8 = 0xa5;
@@ -46,10 +48,14 @@ impl Guarded {
         // SAFETY: asks the system for a number.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("pages have a size");
         let bytes = tensor.bytes().len();
-        let past = if guard == Guard::PastLine { tensor.element().align() } else { 0 };
+        let past = match guard {
+            Guard::PastLine => tensor.element().align(),
+            Guard::PastVector => 16,
+            Guard::Before | Guard::Behind => 0,
+        };
         let room = page..page + (past + bytes).next_multiple_of(page);
         let place = match guard {
-            Guard::Before | Guard::PastLine => room.start + past..room.start + past + bytes,
+            Guard::Before | Guard::PastLine | Guard::PastVector => room.start + past..room.start + past + bytes,
             Guard::Behind => room.end - bytes..room.end,
         };
         let len = room.end + page;

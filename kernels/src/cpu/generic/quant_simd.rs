@@ -29,13 +29,16 @@ pub(crate) fn last_inside<S: Simd>(i: usize, len: usize) -> usize {
 /// An instruction set that quantizes and dequantizes.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 pub(crate) trait QuantSimd: Simd {
     /// Whether the instruction set has native float16 arithmetic.
     const NATIVE_F16: bool = false;
 
     /// Whether [`rank`](Self::rank) is one instruction.
     const RANKS: bool = false;
+
+    /// The instruction set whose non-temporal stores need the least alignment: 16 bytes, if there are any.
+    type Narrow: QuantSimd;
 
     /// A register of codes, as int32.
     type Code: Copy;
@@ -45,13 +48,13 @@ pub(crate) trait QuantSimd: Simd {
     /// Rounds numbers below 496 to float8e4m3fn, ties to even, with the signs of `x`: 480 becomes the code of NaN, as
     /// if it were a number. 0 where the number is NaN.
     unsafe fn e4m3_codes(number: Self::F32, x: Self::F32) -> Self::Code;
-    /// Writes a register of codes as int8, one a byte; 0 for that of NaN.
+    /// Writes a register of codes as int8, one a byte; 0 for the code of NaN.
     unsafe fn write_i8(to: *mut u8, codes: Self::Code);
-    /// Writes a register of codes as int4, two a byte; 0 for that of NaN.
+    /// Writes a register of codes as int4, two a byte; 0 for the code of NaN.
     unsafe fn write_i4(to: *mut u8, codes: Self::Code);
-    /// Writes two registers of codes as int8, one a byte; 0 for that of NaN.
+    /// Writes two registers of codes as int8, one a byte; 0 for the code of NaN.
     unsafe fn write_two_i8(to: *mut u8, codes: [Self::Code; 2]);
-    /// Writes two registers of codes as int4, two a byte; 0 for that of NaN.
+    /// Writes two registers of codes as int4, two a byte; 0 for the code of NaN.
     unsafe fn write_two_i4(to: *mut u8, codes: [Self::Code; 2]);
 
     /// `c - a * b`, rounded once.
@@ -110,7 +113,7 @@ pub(crate) trait QuantSimd: Simd {
     /// Dequantizes a row with float16 scales by native float16 arithmetic; false, with nothing done, where the
     /// instruction set has none or the row does not suit it.
     ///
-    /// The bits are those of float32 arithmetic rounded to float16: codes are exact in float16, which leaves one
+    /// The bits are as by float32 arithmetic rounded to float16: codes are exact in float16, which leaves one
     /// rounding.
     #[inline(always)]
     unsafe fn dequantize_native<Q: CodeType, V: Float, const GROUP: usize, const STREAM: bool>(

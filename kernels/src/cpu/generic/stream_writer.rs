@@ -13,6 +13,7 @@
 //! Non-temporal stores write whole, aligned lines, or else take several times as long. Rows rarely are such: ONNX
 //! Runtime's own outputs begin with a line, numpy's large arrays 16 bytes past one, and a head of 40 elements is no
 //! whole line anywhere. A [`StreamWriter`] joins rows that follow each other in memory to the lines that they share.
+//! Loads of rows that follow each other 16 bytes past lines need none: see `load_block`.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -64,7 +65,7 @@ impl<'s> StreamWriter<'s> {
     /// written.
     ///
     /// # Safety
-    /// The conditions are those of [`finish`](Self::finish).
+    /// The conditions of [`finish`](Self::finish).
     pub(crate) unsafe fn reserve(&mut self, to: *mut u8, len: usize) -> *mut u8 {
         debug_assert!(len <= STAGE_BYTES, "{len} bytes for a stage of {STAGE_BYTES}");
         if self.to != to {
@@ -101,7 +102,7 @@ impl<'s> StreamWriter<'s> {
         self.to = self.to.wrapping_add(len);
     }
 
-    /// Copies `len` bytes to `to`, those that are whole lines there without the staging buffer; while it reads, it
+    /// Copies `len` bytes to `to`, whole lines there without the staging buffer; while it reads, it
     /// prefetches at the distance `prefetch`.
     ///
     /// # Safety

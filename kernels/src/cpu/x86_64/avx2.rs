@@ -67,7 +67,8 @@ unsafe fn horizontal_maxima<const GROUP: usize, const SIGNED: bool>(mut register
     }
 }
 
-impl QuantSimd for Avx2 {
+impl<const NARROW: bool> QuantSimd for Avx2<NARROW> {
+    type Narrow = Avx2<true>;
     type Code = __m256i;
 
     #[inline(always)]
@@ -236,8 +237,13 @@ impl QuantSimd for Avx2 {
             let (l, h) = (_mm256_shuffle_epi8(lows, codes), _mm256_shuffle_epi8(highs, codes));
             let halves = [_mm256_unpacklo_epi8(l, h), _mm256_unpackhi_epi8(l, h)];
             for (k, halves) in halves.into_iter().enumerate() {
-                let to = values.add(at + 16 * k).cast();
-                if STREAM { _mm256_stream_si256(to, halves) } else { _mm256_storeu_si256(to, halves) }
+                let to = values.add(at + 16 * k);
+                let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+                if STREAM {
+                    Self::stream_two_u16(to.cast(), [low, high])
+                } else {
+                    _mm256_storeu_si256(to.cast(), halves)
+                }
             }
             i += 32;
         }

@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use half::f16;
-use kvcache_simd::{Avx512, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Float, Simd, VALUE_OF_NIBBLE, nibbles};
+use kvcache_simd::{Avx2, Avx512, E4M3_LEAST_NORMAL, E4M3_ROUNDER, Float, Simd, VALUE_OF_NIBBLE, nibbles};
 
 use super::super::code_type::CodeType;
 use super::super::generic::group::product;
@@ -34,6 +34,7 @@ const LOW_HALVES: [i16; 32] = {
 impl<const NATIVE_F16: bool> QuantSimd for Avx512<NATIVE_F16> {
     const NATIVE_F16: bool = NATIVE_F16;
     const RANKS: bool = true;
+    type Narrow = Avx2<true>;
     type Code = __m512i;
 
     #[inline(always)]
@@ -97,7 +98,7 @@ impl<const NATIVE_F16: bool> QuantSimd for Avx512<NATIVE_F16> {
 
     #[inline(always)]
     unsafe fn write_i4(to: *mut u8, codes: __m512i) {
-        // Of each pair, the low four bits of the first and those of the second; the rest is not kept.
+        // Of each pair, the low four bits of the first and of the second; the rest is not kept.
         let codes = _mm512_min_epi32(codes, _mm512_set1_epi32(7));
         let seconds = _mm512_srli_epi64::<28>(codes);
         let pairs = _mm512_ternarylogic_epi64::<CHOOSE>(_mm512_set1_epi64(0x0f), codes, seconds);

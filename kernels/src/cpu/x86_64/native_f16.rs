@@ -251,7 +251,7 @@ unsafe fn encode_register<Q: CodeType>(
         QuantBit::Eight => _mm256_storeu_si256(cache.cast(), _mm512_cvtepi16_epi8(codes)),
         QuantBit::Four => {
             let codes = _mm512_min_epi16(codes, _mm512_set1_epi16(7));
-            // Of each pair of lanes the low four bits of the first and those of the second, in the low byte.
+            // Of each pair of lanes the low four bits of the first and of the second, in the low byte.
             let seconds = _mm512_srli_epi32::<12>(codes);
             let pairs = _mm512_ternarylogic_epi32::<CHOOSE>(_mm512_set1_epi32(0x0f), codes, seconds);
             _mm_storeu_si128(cache.cast(), _mm512_cvtepi32_epi8(pairs));
