@@ -81,7 +81,7 @@ pub(crate) struct TensorRows {
 
 impl CacheRows {
     /// The rows of a cache with these lengths, `inner` being `head_dim`, with `quant_group` and T3 if it is quantized.
-    /// One of float8 without these has static scales, which are those of no slot.
+    /// Without one, a float8 cache has static scales, which belong to no slot.
     ///
     /// # Errors
     /// [`RowsError::Types`], [`RowsError::QuantGroup`], [`RowsError::SizeOverflow`].
@@ -119,7 +119,7 @@ impl CacheRows {
         Self { has_quant_rotation, ..self }
     }
 
-    /// The type of `cache`, and that of `scale` with quantization.
+    /// The types of `cache` and, with quantization, `scale`.
     pub fn types(&self) -> (ElementType, Option<ElementType>) {
         (self.t2, self.quant.map(|quant| quant.t3))
     }

@@ -53,7 +53,7 @@ const STREAM_BYTES: usize = 512 << 10;
 
 impl CacheRows {
     /// Reads the rows of some slots into `rows`, one after the other, each in canonical order: the heads of `cache` by
-    /// layer, key/value and head, then those of `scale`.
+    /// layer, key/value and head, then the rows of `scale`.
     ///
     /// # Errors
     /// [`RowsError::Length`], [`RowsError::Slots`].

@@ -37,7 +37,7 @@ pub struct AlikeSequences {
     pub seqlen: usize,
     /// The position of each sequence's first current token.
     pub start_pos: usize,
-    /// Slots from the first token of a sequence to that of the next, in `cache_mode` 0.
+    /// Slots from the first token of a sequence to the first of the next, in `cache_mode` 0.
     pub stride: usize,
 }
 

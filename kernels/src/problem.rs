@@ -75,12 +75,12 @@ pub struct Quant {
     pub t3: ElementType,
     /// The number of elements of `scale`.
     pub scale_len: usize,
-    /// The strides of `scale`, in elements; that of slots is 0 for static scales.
+    /// The strides of `scale`, in elements; the stride of slots is 0 for static scales.
     pub scale: CacheStrides,
 }
 
 impl Quant {
-    /// Whether scales are static: those of no slot, and only read.
+    /// Whether scales are static: they belong to no slot, and are only read.
     pub const fn has_static_scales(&self) -> bool {
         // Strides of scales by slot are 0 only where there are none.
         self.scale.token == 0 && self.scale_len > 0

@@ -1,7 +1,7 @@
 //! The codec of one quantized head, one element at a time: scales, codes, and how codes are packed.
 //!
 //! A head's values are cut into groups of `quant_group` neighbors along `head_dim`, and each group has a scale. With T1
-//! the type of the values, T3 that of the scales, and `qmax` 127 for eight bits, 8 for four and 448 for float8:
+//! the type of the values, T3 of the scales, and `qmax` 127 for eight bits, 8 for four and 448 for float8:
 //!
 //! 1. `s = max(amax / qmax, 1e-5)`, `amax` being the largest magnitude of the group; the quotient and the constant are
 //!    rounded to T1 (in float16 the constant is 168 * 2^-24). With four bits `-s` where an element is `amax` and none
@@ -119,8 +119,8 @@ pub fn scale<T1: Float>(group: &[T1], bits: QuantBit) -> T1 {
     if bits.has_signed_scales() && amax > 0.0 && has(amax) && !has(-amax) { T1::from_f32(-size.to_f32()) } else { size }
 }
 
-/// The code of `x` in a group with scale `s` (of [`scale`]): of integers -127 to 127 or -8 to 7, of float8 its bits; 0 if
-/// `s` is not finite.
+/// The code of `x` in a group with scale `s` (of [`scale`]): of integers -127 to 127 or -8 to 7, of float8 its bits;
+/// 0 if `s` is not finite.
 pub fn code<T1: Float>(x: T1, s: T1, bits: QuantBit) -> i8 {
     let quotient: f32 = T1::from_f32(x.to_f32() / s.to_f32()).to_f32();
     if bits == QuantBit::Float8 {
@@ -132,7 +132,7 @@ pub fn code<T1: Float>(x: T1, s: T1, bits: QuantBit) -> i8 {
 }
 
 /// The float8 of `x` with a static scale: saturated, or a NaN, which like every code has the sign of `x`, or the other
-/// where that of the scale is set.
+/// where the scale's is set.
 pub fn static_code(x: f32, scale: f32) -> u8 {
     let sign = (x.to_bits() ^ scale.to_bits()) >> 24 & 0x80;
     e4m3_from_f32(x.abs() / scale.abs()) & 0x7f | sign as u8

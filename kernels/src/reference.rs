@@ -37,7 +37,7 @@ fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
     let geometry = stores.geometry();
     let (t1, t2, quant) = (geometry.t1, geometry.t2, geometry.quant);
     let orders = [0, 1].map(|kv| geometry.rotation_order(kv));
-    // SAFETY: each arm has the types of the call; outputs are those of a `Problem` with these stores.
+    // SAFETY: each arm has the types of the call; the outputs belong to a `Problem` with these stores.
     unsafe {
         match quant {
             None if (t1, t2) == (Int8, Int8) => run::<i8, i8, ()>(stores, outputs, &Assigned),
@@ -58,7 +58,7 @@ fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
 /// Stores, or loads to `outputs`.
 ///
 /// # Safety
-/// The types are those of the tensors, as [`Stores::tensors`] asks for; the outputs are of a [`Problem`] with these
+/// The tensors have these types, as [`Stores::tensors`] asks for; the outputs belong to a [`Problem`] with these
 /// stores.
 unsafe fn run<V, C, S>(mut stores: Stores<'_>, outputs: Option<Outputs>, format: &impl Format<V, C, S>)
 where

@@ -21,7 +21,7 @@ const BUFFER: usize = 128;
 /// A float type whose every value is a float32. Rounding is to nearest, ties to even.
 ///
 /// # Safety
-/// The conditions of functions over registers are those of [`Simd`].
+/// Functions over registers have the conditions of [`Simd`].
 #[expect(clippy::missing_safety_doc, reason = "one condition for all, above")]
 pub trait Float: AsPrimitive<f32> + Pod + Default + sealed::Sealed {
     /// Whether this is float16.
@@ -145,7 +145,7 @@ macro_rules! in_registers {
     };
 }
 
-// SAFETY of every block: the function's own conditions are those of the one that it calls.
+// SAFETY of every block: the function has the conditions of the one that it calls.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Float for f32 {
     const DIGITS: u32 = Self::MANTISSA_DIGITS;
@@ -181,7 +181,7 @@ impl Float for f32 {
     }
 }
 
-// SAFETY of every block: the function's own conditions are those of the one that it calls.
+// SAFETY of every block: the function has the conditions of the one that it calls.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Float for f16 {
     const IS_F16: bool = true;
@@ -243,7 +243,7 @@ unsafe fn to_bf16<S: Simd>(x: S::F32) -> S::U16 {
 /// The high half of float32, which no instruction set needs to have: a shift gives the value, and additions of integers
 /// round, so that all machines give the same bits. A NaN that is rounded becomes quiet and keeps its sign and the
 /// payload that fits, as with float16.
-// SAFETY of every block: the function's own conditions are those of the one that it calls.
+// SAFETY of every block: the function has the conditions of the one that it calls.
 #[expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all, above")]
 impl Float for bf16 {
     const DIGITS: u32 = Self::MANTISSA_DIGITS;

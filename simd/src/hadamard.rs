@@ -43,7 +43,7 @@ pub fn hadamard(values: &mut [f32], order: usize) {
 /// Prefetches as many values at `ahead`.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`]. `from` is valid for reads of the values, `to` for writes; they are one place, or
+/// The conditions of [`Simd`]. `from` is valid for reads of the values, `to` for writes; they are one place, or
 /// do not overlap.
 #[inline(always)]
 pub unsafe fn hadamard_over<S: Simd, V: Float>(
@@ -70,7 +70,7 @@ pub unsafe fn hadamard_over<S: Simd, V: Float>(
 /// the stages of one block wait for each other, and processors look no further ahead than about a block.
 ///
 /// # Safety
-/// The conditions are those of [`hadamard_over`].
+/// The conditions of [`hadamard_over`].
 #[inline(always)]
 unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize, const AT_ONCE: usize>(
     from: *const V,
@@ -106,7 +106,7 @@ unsafe fn multiply<S: Simd, V: Float, const REGISTERS: usize, const AT_ONCE: usi
 /// Multiplies the whole blocks of `N` registers.
 ///
 /// # Safety
-/// The conditions are those of [`hadamard_over`].
+/// The conditions of [`hadamard_over`].
 #[inline(always)]
 unsafe fn multiply_registers<S: Simd, V: Float, const N: usize>(
     from: *const V,

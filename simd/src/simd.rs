@@ -98,7 +98,7 @@ pub trait Simd: Sized {
     /// Writes a register of float32 by a non-temporal store.
     #[inline(always)]
     unsafe fn stream_f32(to: *mut f32, x: Self::F32) {
-        // SAFETY: the conditions of `write_f32` are among those of this function.
+        // SAFETY: the conditions of `write_f32` are among this function's.
         unsafe { Self::write_f32(to, x) }
     }
     /// Reads a register of elements of 16 bits.
@@ -108,7 +108,7 @@ pub trait Simd: Sized {
     /// Writes a register of elements of 16 bits by a non-temporal store.
     #[inline(always)]
     unsafe fn stream_u16(to: *mut u16, x: Self::U16) {
-        // SAFETY: the conditions of `write_u16` are among those of this function.
+        // SAFETY: the conditions of `write_u16` are among this function's.
         unsafe { Self::write_u16(to, x) }
     }
     /// Writes two registers of elements of 16 bits, one after the other, by non-temporal stores, to an address that is

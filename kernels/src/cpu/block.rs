@@ -111,7 +111,7 @@ pub(crate) struct Prefetch {
 pub(crate) struct Block {
     /// Steps of the outer loop.
     pub(crate) outer: usize,
-    /// From the rows of one outer step to those of the next.
+    /// From the rows of one outer step to the rows of the next.
     pub(crate) outer_step: PerOperand,
     /// The rows of the first outer step.
     pub(crate) rows: Rows,
@@ -150,7 +150,7 @@ pub(crate) struct StridedCopy<From = *const u8, To = *mut u8> {
     pub(crate) from_step: usize,
     /// The place of the first row's copies, one after the other.
     pub(crate) to: To,
-    /// From the copies of one row to those of the next.
+    /// From the copies of one row to the copies of the next.
     pub(crate) to_step: usize,
     /// Bytes of a row.
     pub(crate) len: usize,

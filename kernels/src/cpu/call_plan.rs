@@ -105,7 +105,7 @@ impl<'a> CallPlan<'a> {
         self.functions.streams
     }
 
-    /// What moves keys (0) or values (1).
+    /// The kernel of keys (0) or values (1).
     fn kernel(&self, kv: usize) -> BlockKernel<'_> {
         BlockKernel::new(&self.functions, self.bits, self.geometry.rotation_order(kv))
     }

@@ -15,7 +15,7 @@ pub struct Cpu {
     pub(super) parallel_bytes: usize,
 }
 
-/// The time of quantizing over the time of moving as many bytes.
+/// Quantizing takes this many times as long as copying as many bytes.
 pub(super) const QUANTIZE_FACTOR: usize = 2;
 
 impl Cpu {

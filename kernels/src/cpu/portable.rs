@@ -190,7 +190,7 @@ impl<S> Function<S> for RotateHeads {
 /// Rotates heads, each product and each sum rounded by itself.
 ///
 /// # Safety
-/// The conditions are those of [`RotateFunction`](super::functions::RotateFunction).
+/// The conditions of [`RotateFunction`](super::functions::RotateFunction).
 #[inline(always)]
 pub(crate) unsafe fn rotate(&Heads { values, step, count, style, pairs, cos, sin }: &Heads) {
     // SAFETY: `pairs` cosines and sines are valid for reads.

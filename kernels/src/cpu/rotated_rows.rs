@@ -12,10 +12,10 @@ impl BlockKernel<'_> {
     /// Stores rows by a function, their heads multiplied before it.
     ///
     /// # Safety
-    /// The conditions are those of the functions, for these rows.
+    /// The conditions of the functions, for these rows.
     pub(super) unsafe fn store_rows(self, store: RowsFunction, rows: &Rows) {
         if self.order == 1 {
-            // SAFETY: the conditions are those of this function.
+            // SAFETY: this function's conditions.
             return unsafe { store(rows) };
         }
         let (mut stage, mut long) = (StagingBuffer::new(), Vec::<MaybeUninit<u64>>::new());
@@ -40,10 +40,10 @@ impl BlockKernel<'_> {
     /// Loads rows by a function, their heads multiplied after it.
     ///
     /// # Safety
-    /// The conditions are those of the functions, for these rows.
+    /// The conditions of the functions, for these rows.
     pub(super) unsafe fn load_rows(self, load: RowsFunction, rows: &Rows) {
         if self.order == 1 {
-            // SAFETY: the conditions are those of this function.
+            // SAFETY: this function's conditions.
             return unsafe { load(rows) };
         }
         self.for_each_part(rows, |part| {
@@ -58,14 +58,14 @@ impl BlockKernel<'_> {
     /// Multiplies the heads of rows of values, to other rows or to the same; prefetches what is that far from them.
     ///
     /// # Safety
-    /// The conditions are those of `HadamardFunction`.
+    /// The conditions of `HadamardFunction`.
     unsafe fn multiply(self, rows: &Rows, to: Operand, prefetch: Option<isize>) {
         let Rows { mut count, row: Row { mut len, .. }, values: from, .. } = *rows;
         let bytes = self.bytes(rows.row).values;
         if from.step == bytes && to.step == bytes {
             (len, count) = (count * len, 1); // without gaps: one row
         }
-        // SAFETY: the conditions are those of this function.
+        // SAFETY: this function's conditions.
         unsafe { (self.functions.hadamard)(&Blocks { from, to, count, len, order: self.order, prefetch }) }
     }
 

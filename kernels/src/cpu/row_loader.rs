@@ -28,7 +28,7 @@ pub struct LoadedRows {
     pub cache_step: usize,
     /// T3: the first row's scales; any address without quantization.
     pub scale: *const u8,
-    /// Bytes from the scales of one row to those of the next.
+    /// Bytes from the scales of one row to the next row's.
     pub scale_step: usize,
 }
 

@@ -163,8 +163,8 @@ impl BlockKernel<'_> {
         }
     }
 
-    /// Writes the codes or scales of a staging buffer where they go, by non-temporal stores if there is a writer and they
-    /// are long enough.
+    /// Writes the codes or scales of a staging buffer where they go, by non-temporal stores if there is a writer and
+    /// they are long enough.
     ///
     /// # Safety
     /// The staging buffer holds them, and their places are valid for writes.
@@ -173,7 +173,7 @@ impl BlockKernel<'_> {
         let stream = self.functions.copy.stream;
         let rows = |outer: usize| staged.rows(outer);
         let (together, contiguous) = (count * len, to.step == len);
-        // SAFETY: the conditions are those of this function.
+        // SAFETY: this function's conditions.
         let plain = || (0..outers).for_each(|outer| unsafe { (self.functions.copy.plain)(&rows(outer)) });
         let Some(writer) = writer else { return plain() };
         // SAFETY: the staging buffer holds `count` rows of every outer step: this function's condition. Lines are whole
@@ -219,7 +219,7 @@ impl BlockKernel<'_> {
 struct Staged {
     /// Where the rows of the first outer step go.
     to: Operand,
-    /// The outer steps, and the bytes from the rows of one to those of the next.
+    /// The outer steps, and the bytes from the rows of one to the rows of the next.
     outer: (usize, usize),
     /// Rows of each outer step.
     count: usize,

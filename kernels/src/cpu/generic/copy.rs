@@ -64,7 +64,7 @@ impl<S: Simd> Function<S> for StreamAny {
                 let head = to.align_offset(LINE).min(len);
                 let whole = (len - head) / LINE * LINE;
                 if whole < len && len < LONG_BYTES {
-                    // All lines at once, those of head and tail too, whose plain loads would hold up all later stores.
+                    // All lines at once, also of head and tail, whose plain loads would hold up all later stores.
                     prefetch_bytes::<S>(ahead, len);
                     S::prefetch(ahead.wrapping_add(len - 1));
                     copy::<S>(from, to, head, 1, None);

@@ -10,7 +10,7 @@ use super::quant_simd::{QuantSimd, last_inside};
 /// Reads a register of codes.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn read_codes<S: QuantSimd, Q: CodeType>(from: *const u8) -> S::F32 {
     // SAFETY: a register of codes can be read: this function's condition.
@@ -41,7 +41,7 @@ pub(crate) unsafe fn codes<S: QuantSimd, Q: CodeType>(quotient: S::F32, x: S::F3
 /// Writes a register of codes.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn write_codes<S: QuantSimd, Q: CodeType>(to: *mut u8, codes: S::Code) {
     // SAFETY: a register of codes can be written: this function's condition.
@@ -56,7 +56,7 @@ pub(crate) unsafe fn write_codes<S: QuantSimd, Q: CodeType>(to: *mut u8, codes: 
 /// Writes two registers of codes.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn write_two_codes<S: QuantSimd, Q: CodeType>(to: *mut u8, codes: [S::Code; 2]) {
     // SAFETY: two registers of codes can be written: this function's condition.
@@ -71,7 +71,7 @@ pub(crate) unsafe fn write_two_codes<S: QuantSimd, Q: CodeType>(to: *mut u8, cod
 /// Dequantizes a group of `len >= LANES`, where `s` is its scale in every lane.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn decode_group<S: QuantSimd, Q: CodeType, V: Float, T: Float, const STREAM: bool>(
     cache: *const u8,
@@ -101,7 +101,7 @@ pub(crate) unsafe fn decode_group<S: QuantSimd, Q: CodeType, V: Float, T: Float,
 /// `code * s`, rounded to T, unless writing it as V rounds it to the same type.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn product<S: Simd, V: Float, T: Float>(code: S::F32, s: S::F32) -> S::F32 {
     // SAFETY: the instruction set is enabled.
@@ -115,7 +115,7 @@ pub(crate) unsafe fn product<S: Simd, V: Float, T: Float>(code: S::F32, s: S::F3
 /// values, which are groups of a register or more, or registers of smaller groups. If there are only `count`, the
 /// others' are 0. `WITH_SIGN` gives the [ranks](QuantSimd::rank) of the largest values instead.
 ///
-/// Where ranks take some instructions, those of two values of a group are enough: of the largest as integers with a sign
+/// Where ranks take some instructions, two values of a group are enough: of the largest as integers with a sign
 /// and without, which are the largest positive and the lowest negative number, if there are both.
 ///
 /// # Safety
@@ -185,7 +185,7 @@ unsafe fn horizontal_maxima<S: QuantSimd, const SIGNED: bool>(
 /// The maxima of a register of groups that [`maxima_in_registers`] gives, the fastest way.
 ///
 /// # Safety
-/// The conditions are those of [`maxima_in_registers`].
+/// The conditions of [`maxima_in_registers`].
 #[inline(always)]
 pub(crate) unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize, const WITH_SIGN: bool>(
     values: *const V,
@@ -211,7 +211,7 @@ pub(crate) unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize, const WI
 /// "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 5.)
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 unsafe fn divide<S: QuantSimd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F32 {
     // SAFETY: the instruction set is enabled.
@@ -226,7 +226,7 @@ unsafe fn divide<S: QuantSimd>(x: S::F32, s: S::F32, reciprocal: S::F32) -> S::F
 /// signs, the [rank](QuantSimd::rank) of its largest value.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn scale<S: QuantSimd, Q: CodeType, V: Float>(maximum: S::F32) -> S::F32 {
     // SAFETY: the instruction set is enabled.
@@ -239,7 +239,7 @@ pub(crate) unsafe fn scale<S: QuantSimd, Q: CodeType, V: Float>(maximum: S::F32)
         let amax = S::shift_right::<1>(maximum);
         let eighth = const { 1.0 / QuantBit::Four.qmax() as f32 };
         let size = at_least_floor(V::round::<S>(S::mul(amax, S::splat(eighth))));
-        // The other sign, which is that of an even rank, but for 0. A product with a NaN keeps its sign.
+        // The other sign, which is the sign of an even rank, but for 0. A product with a NaN keeps its sign.
         let is_odd = S::and_bits(S::max_bits::<false>(maximum, S::splat_bits(1)), S::splat_bits(1));
         let sign = S::and_bits(S::add_bits(is_odd, S::splat_bits(u32::MAX)), S::splat(-0.0));
         S::mul(size, S::or_bits(S::splat(1.0), sign))
@@ -253,7 +253,7 @@ pub(crate) unsafe fn scale<S: QuantSimd, Q: CodeType, V: Float>(maximum: S::F32)
 /// `tests/kernels/every_float16.rs` goes through all pairs.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 unsafe fn quotient_of_maximum<S: QuantSimd, Q: CodeType, V: Float>(amax: S::F32) -> S::F32 {
     let qmax = f32::from(Q::BITS.qmax());
@@ -273,7 +273,7 @@ unsafe fn quotient_of_maximum<S: QuantSimd, Q: CodeType, V: Float>(amax: S::F32)
 /// What [`quotient`] makes a quotient by `s` of, where `reciprocal` is `1 / s` in float32.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn factors<S: QuantSimd, V: Float>(s: S::F32, reciprocal: S::F32) -> [S::F32; 2] {
     // SAFETY: the instruction set is enabled.
@@ -286,13 +286,13 @@ pub(crate) unsafe fn factors<S: QuantSimd, V: Float>(s: S::F32, reciprocal: S::F
 /// below 2^-14 where it is below that, NaN where it is NaN.
 ///
 /// For float16, Veltkamp's splitting rounds the product with the rounded reciprocal (see [`quotient_of_maximum`]) to
-/// eleven bits. The large product need not be that of the quotient, only have no bits below those of the difference.
+/// eleven bits. The large product need not be the quotient's, only have no bits below the difference's.
 ///
 /// A quotient is less than `qmax` + 1/2, and its code at most `qmax`, but of a type with as few digits as a code: with
 /// eight of both it can be 127.5. The code 8 of four bits becomes 7 where it is written.
 ///
 /// # Safety
-/// The conditions are those of [`Simd`].
+/// The conditions of [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn quotient<S: QuantSimd, Q: CodeType, V: Float>(x: S::F32, [a, b]: [S::F32; 2]) -> S::F32 {
     // SAFETY: the instruction set is enabled.

@@ -64,7 +64,7 @@ mod tests {
 
     const GROUPS: [usize; 7] = [1, 2, 4, 8, 16, 32, usize::MAX];
 
-    /// `max_pairs` on arrays: of each four lanes the two pairs of `a`, then those of `b`.
+    /// `max_pairs` on arrays: of each four lanes the two pairs of `a`, then the two of `b`.
     fn max_pairs<const LANES: usize>(a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
         std::array::from_fn(|lane| {
             let (four, i) = (lane / 4, lane % 4);
@@ -74,7 +74,7 @@ mod tests {
         })
     }
 
-    /// `max_fours` on arrays: the pairs of fours of `a`, then those of `b`.
+    /// `max_fours` on arrays: the pairs of fours of `a`, then of `b`.
     fn max_fours<const LANES: usize>(a: [i32; LANES], b: [i32; LANES]) -> [i32; LANES] {
         std::array::from_fn(|lane| {
             let (four, i) = (lane / 4, lane % 4);

@@ -121,7 +121,7 @@ unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize, const WITH_SIGN: bo
         }
         if all * unit < len {
             // What is left is less than a register, so the last one begins inside the one before it. Its maxima are
-            // followed by those of no groups: whole registers of them will be read, from the beginning.
+            // followed by zeros: whole registers of maxima will be read, from the beginning.
             let at = len - unit;
             S::write_f32(maxima.add(groups), S::splat(0.0));
             S::write_f32(maxima.add(at / GROUP), group::maxima::<S, V, GROUP, WITH_SIGN>(values.add(at), 1, unit));
@@ -129,8 +129,8 @@ unsafe fn maxima<S: QuantSimd, V: Float, const GROUP: usize, const WITH_SIGN: bo
     }
 }
 
-/// Writes the scales of groups with these maxima, and, in the place of the maxima, the first factors of their quotients,
-/// with the second ones in `second`. Without `second` the scales themselves take the maxima's place.
+/// Writes the scales of groups with these maxima, and, in the place of the maxima, the first factors of their
+/// quotients, with the second ones in `second`. Without `second` the scales themselves take the maxima's place.
 #[inline(always)]
 unsafe fn make_scales<S: QuantSimd, Q: CodeType, V: Float, T: Float>(
     maxima: *mut f32,
