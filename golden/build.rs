@@ -1,6 +1,6 @@
-//! With the feature `embedded`, packs the cases for the library: an archive for each suite. The same cases give the same
-//! bytes. An archive is a safetensors file of bytes, by the paths of the files, `CASE/case.yaml` and so on. Each file is
-//! deflated by itself, so that one case can be had without the others.
+//! With the feature `embedded`, packs the cases for the library: an archive for each suite. The same cases give the
+//! same bytes. An archive is a safetensors file of bytes, by the paths of the files, `CASE/case.yaml` and so on. Each
+//! file is deflated by itself, so that one case can be had without the others.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");

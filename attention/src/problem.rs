@@ -204,7 +204,8 @@ impl<'a> AttentionProblem<'a> {
         unsafe { mass.assume_init_mut() }
     }
 
-    /// The order of the Hadamard matrix that the cache's keys were multiplied by, as queries are; 1 where they were not.
+    /// The order of the Hadamard matrix that the cache's keys were multiplied by, as queries are; 1 where they were
+    /// not.
     pub(crate) fn rotation_order(&self) -> usize {
         match &self.keys {
             Keys::Packed { .. } => 1,

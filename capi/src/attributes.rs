@@ -27,7 +27,8 @@ pub struct kvcache_attributes {
     /// What the elements of a quantized cache are: 0 integers, 1 float8e4m3fn, where quant_bit is 8, 2 float8e4m3fn
     /// with static scales: scale then has the shape (L, 2, H), each of which may be 1, and is only read.
     pub quant_type: i64,
-    /// 1: keys are multiplied by a Hadamard matrix before they are quantized, and once more when they are loaded; 0: not.
+    /// 1: keys are multiplied by a Hadamard matrix before they are quantized, and once more when they are loaded; 0:
+    /// not.
     pub quant_rotation: i64,
 }
 

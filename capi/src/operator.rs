@@ -64,8 +64,8 @@ pub unsafe extern "C" fn kvcache_check(
 }
 
 /// Stores the current tokens into `cache` (and `scale`, which is NULL where quant_bit is 0), then writes all tokens of
-/// all sequences to `key` and `value`: T1, shape (`kvstarts[B]`, H * num_repeat, Dh). `workers` may be NULL: the calling
-/// thread does it all.
+/// all sequences to `key` and `value`: T1, shape (`kvstarts[B]`, H * num_repeat, Dh). `workers` may be NULL: the
+/// calling thread does it all.
 ///
 /// Calls on one cache may run at once if none writes slots of a layer that another one reads or writes.
 ///

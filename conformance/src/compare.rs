@@ -22,8 +22,8 @@ pub struct Difference {
     /// `could-not-run` where there are no results.
     pub kind: &'static str,
     /// What the text names, by kind. Of `elements`: `tensor`, `index` and `coordinates` of the first that differs, its
-    /// `location` (what it stands for), `got` and `expected` (`type`, `value`, `bits`), `tolerance`, `ulps`, how many of
-    /// how many elements are `differing`, whether the call was `refused`, and which tensors differ `also`.
+    /// `location` (what it stands for), `got` and `expected` (`type`, `value`, `bits`), `tolerance`, `ulps`, how many
+    /// of how many elements are `differing`, whether the call was `refused`, and which tensors differ `also`.
     #[serde(flatten)]
     pub details: Map<String, Json>,
     #[serde(skip)]

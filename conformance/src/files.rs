@@ -76,9 +76,9 @@ fn tensors(case: &Case) -> Result<Vec<u8>, SafeTensorError> {
 }
 
 /// The results of a case's calls in the safetensors file that a program has written: for each call i `i.cache` and
-/// `i.scale`, if there are any, and its outputs or, in the metadata, `i.error`, the message of a refusal. A program that
-/// does not do what call i needs has in place of all of that, for it and the calls after it, `i.unsupported` in the
-/// metadata: why.
+/// `i.scale`, if there are any, and its outputs or, in the metadata, `i.error`, the message of a refusal. A program
+/// that does not do what call i needs has in place of all of that, for it and the calls after it, `i.unsupported` in
+/// the metadata: why.
 ///
 /// # Errors
 /// If it is no such file.

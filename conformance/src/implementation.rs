@@ -10,8 +10,8 @@ pub trait Implementation: Sync {
     ///
     /// # Errors
     /// A message, if the case could not be run; it then fails. A call that the operator refuses is not an error here
-    /// but an [`Outcome::Refused`], and a case of what the implementation does not do has [`CallResult::unsupported`] for
-    /// its only result, or for its last one: the calls before it are compared.
+    /// but an [`Outcome::Refused`], and a case of what the implementation does not do has [`CallResult::unsupported`]
+    /// for its only result, or for its last one: the calls before it are compared.
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String>;
 }
 

@@ -1,5 +1,5 @@
-//! The rules of a legal call, in stages: a stage's rules can be asked only where the stages before it hold. No line is shared
-//! with the operators' own checks.
+//! The rules of a legal call, in stages: a stage's rules can be asked only where the stages before it hold. No line is
+//! shared with the operators' own checks.
 
 use std::collections::HashSet;
 

@@ -1,5 +1,5 @@
-//! What an element of a tensor stands for, as text and as JSON. The call may be one that must be refused, so indices and
-//! shapes may be anything.
+//! What an element of a tensor stands for, as text and as JSON. The call may be one that must be refused, so indices
+//! and shapes may be anything.
 
 use kvcache_schema::{Axis, CacheLayout, CacheMode, StaticAxis, StaticCacheLayout};
 use serde_json::{Value as Json, json};
@@ -91,8 +91,8 @@ fn static_axis(axis: StaticAxis) -> &'static str {
     }
 }
 
-/// The token and the element of an output; a head of the outputs is one of a head of the cache (of `MultiHeadAttention`:
-/// of the key).
+/// The token and the element of an output; a head of the outputs is one of a head of the cache (of
+/// `MultiHeadAttention`: of the key).
 fn in_output(case: &Case, call: usize, place: &[usize]) -> Option<(String, Json)> {
     let [outer @ .., head, element] = place else { return None };
     let inputs = &case.steps[call].inputs;

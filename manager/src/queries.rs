@@ -17,8 +17,8 @@ pub struct Stats {
     pub used: usize,
     /// Free slots.
     pub free: usize,
-    /// Slots of pages that no sequence has, kept for prompts that begin with the same tokens. They also become free, once
-    /// the free pages are taken.
+    /// Slots of pages that no sequence has, kept for prompts that begin with the same tokens. They also become free,
+    /// once the free pages are taken.
     pub cached: usize,
     /// Used slots that several sequences have.
     pub shared: usize,

@@ -1,8 +1,7 @@
 //! The state that operations change: sequences, pages, prefix index, cached pages, and queued work of a memory.
 //!
-//! A step or an edit [begins](State::begin), notes every change in the journal, and ends by
-//! [`commit`](State::commit) or [`rollback`](State::rollback). The methods that change the state are in `step::plan` and
-//! `sequences::edit`.
+//! A step or an edit [begins](State::begin), notes every change in the journal, and ends by [`commit`](State::commit)
+//! or [`rollback`](State::rollback). The methods that change the state are in `step::plan` and `sequences::edit`.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -169,8 +169,8 @@ impl<'a> Checked<'a> {
         }
         let arrays: Result<[Array<MaybeUninit<T>, D>; N], _> = arrays.try_into();
         let mut arrays = arrays.map_err(|_| self.wrong_count(N))?;
-        // SAFETY: each is a new array of `shape` elements of T in row-major order, used by nothing else until the call is
-        // over; a call writes outputs and does not read them.
+        // SAFETY: each is a new array of `shape` elements of T in row-major order, used by nothing else until the call
+        // is over; a call writes outputs and does not read them.
         let tensor = |(array, Output { shape, .. }): (&mut Array<MaybeUninit<T>, D>, &Output)| unsafe {
             TensorMut::from_raw_parts(T::TYPE, shape.clone(), array.as_mut_ptr().cast::<u8>())
         };

@@ -25,7 +25,8 @@ use crate::static_batching::{StaticInputDims, StaticKeyValueCache};
 ///     Ok::<_, kvcache_op::Error>(())
 /// })?;
 /// // ... and in each call.
-/// let (current, mut cache) = (ndarray::Array4::<f32>::ones((1, 5, 2, 64)), ndarray::Array6::zeros((1, 1, 2, 8, 2, 64)));
+/// let current = ndarray::Array4::<f32>::ones((1, 5, 2, 64));
+/// let mut cache = ndarray::Array6::<f32>::zeros((1, 1, 2, 8, 2, 64));
 /// let mut operands = Operands::default();
 /// for _ in ["current_key", "current_value"] {
 ///     operands.push(Some(TensorRef::from(&current).into()));
@@ -114,8 +115,8 @@ impl Operator {
         }
     }
 
-    /// The shape of the outputs that are not optional, by the shapes of the inputs, as far as a graph knows them: `None`
-    /// where a rank is unknown.
+    /// The shape of the outputs that are not optional, by the shapes of the inputs, as far as a graph knows them:
+    /// `None` where a rank is unknown.
     pub fn infer_shape(&self, shapes: &[Option<&[Dim]>]) -> Option<Vec<Dim>> {
         let of = |at: usize| known(shapes, at);
         let [current_key, current_value] = [of(0), of(1)];

@@ -208,8 +208,8 @@ impl<'a> GatherInputs<'a> {
     }
 }
 
-/// The operator `kvcache_ops.QuantizedGather` with checked attributes: rows of a quantized matrix (N, K) as floats, from
-/// the panels that [`QuantizedMatMul`] multiplies by.
+/// The operator `kvcache_ops.QuantizedGather` with checked attributes: rows of a quantized matrix (N, K) as floats,
+/// from the panels that [`QuantizedMatMul`] multiplies by.
 #[derive(Debug, Clone)]
 pub struct QuantizedGather {
     attributes: GatherAttributes,

@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 #[derive(Debug, Default)]
 pub struct Buffer(UnsafeCell<Vec<i64>>);
 
-// SAFETY: the vector is changed through `&mut Buffer` alone. Its numbers are otherwise accessed through the addresses in
-// numpy arrays, whose concurrent use is up to the Python program, as for every array.
+// SAFETY: the vector is changed through `&mut Buffer` alone. Its numbers are otherwise accessed through the addresses
+// in numpy arrays, whose concurrent use is up to the Python program, as for every array.
 unsafe impl Sync for Buffer {}
 
 /// What keeps a buffer while there are arrays on it: their base.

@@ -1,5 +1,5 @@
-//! The conformance suites on a function of Python, which runs a case: `kvcache_ops.conformance` makes it of a callable, a
-//! library or a program. Everything is compared here.
+//! The conformance suites on a function of Python, which runs a case: `kvcache_ops.conformance` makes it of a callable,
+//! a library or a program. Everything is compared here.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,8 @@ type Forms = (String, String, String, String);
 #[derive(FromPyObject, IntoPyObject)]
 struct Sent<'py>(String, Vec<usize>, Bound<'py, PyBytes>);
 
-/// What became of a call: `done`, `refused`, `unsupported` or `failed`; the kind of error; a text; outputs, cache, scale.
+/// What became of a call: `done`, `refused`, `unsupported` or `failed`; the kind of error; a text; outputs, cache,
+/// scale.
 #[derive(FromPyObject, IntoPyObject)]
 struct Reply<'py>(String, Option<String>, String, Vec<Sent<'py>>, Option<Sent<'py>>, Option<Sent<'py>>);
 
@@ -179,8 +180,8 @@ fn received(Sent(name, shape, bytes): Sent<'_>) -> PyResult<Tensor> {
 }
 
 /// Runs the cases of suites, those in `folder` or in this library, whose names contain `filter`; there is one at least.
-/// With `messages`, those of refusals must mention what the cases say; cases outside of `only` are not run. With a number
-/// and a seed in `on_demand`, that many cases more are made. `jobs` cases are run at once.
+/// With `messages`, those of refusals must mention what the cases say; cases outside of `only` are not run. With a
+/// number and a seed in `on_demand`, that many cases more are made. `jobs` cases are run at once.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "the function that Python's users call has them")]
 pub fn run_suites(

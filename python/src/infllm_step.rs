@@ -19,7 +19,8 @@ use crate::step::{Indices, common_step};
 /// As a context manager it commits at the end, and rolls back on an exception. A step that is dropped while it is open
 /// is rolled back. While it is open every change but `observe` is refused.
 ///
-/// An array is valid for as long as it is kept: later steps take its memory only when no array and no view is left on it.
+/// An array is valid for as long as it is kept: later steps take its memory only when no array and no view is left on
+/// it.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct InfLlmStep {

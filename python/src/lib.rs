@@ -1,5 +1,5 @@
-//! The extension module of the wheel `kvcache_ops`: the operators on Python's own tensors and the cache manager, and, in
-//! the same file, the operators as a custom operator library of ONNX Runtime.
+//! The extension module of the wheel `kvcache_ops`: the operators on Python's own tensors and the cache manager, and,
+//! in the same file, the operators as a custom operator library of ONNX Runtime.
 
 mod append;
 mod arguments;

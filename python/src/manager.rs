@@ -29,18 +29,17 @@ use crate::{spec, stats};
 /// (neighboring slots, the default) or "cells" (slots anywhere; attention sees all of them, under a mask). max_pages
 /// fixes the columns of `cachestarts` in "paged"; the number of cells of a step is rounded up to a multiple of `pad`.
 /// key_form: "roped" (keys are stored after rotary embedding, and rotated when positions change; `rope` says how) or
-/// "raw" (the graph rotates them by `key_positions`).
-/// window: attention sees the last `window` positions, and the first `sink` rows; `slack` more positions are kept.
-/// keep_rows, in "paged": of rows that the window has passed only the pages go; the rows stay in `start_pos`, with the
-/// cache's first page, which nothing is written to, in `cachestarts`. Attention has a window of its own then.
-/// defrag_threshold: the part of free slots past which a commit queues a defragmentation; None or below 0: never.
-/// shift_limit: how many updates may rotate a sequence's rows: a number, None (any), "default" (int4: 4, else any).
-/// prefix_sharing: whether sequences of the same tokens share pages. fingerprint: names the model and its adapters,
-/// which decide the keys and values of tokens. computed_by: names what decides their bits (instruction set, versions):
-/// prefixes in tiers are found where it is equal; sessions need not agree in it.
+/// "raw" (the graph rotates them by `key_positions`). window: attention sees the last `window` positions, and the first
+/// `sink` rows; `slack` more positions are kept. keep_rows, in "paged": of rows that the window has passed only the
+/// pages go; the rows stay in `start_pos`, with the cache's first page, which nothing is written to, in `cachestarts`.
+/// Attention has a window of its own then. defrag_threshold: the part of free slots past which a commit queues a
+/// defragmentation; None or below 0: never. shift_limit: how many updates may rotate a sequence's rows: a number, None
+/// (any), "default" (int4: 4, else any). prefix_sharing: whether sequences of the same tokens share pages. fingerprint:
+/// names the model and its adapters, which decide the keys and values of tokens. computed_by: names what decides their
+/// bits (instruction set, versions): prefixes in tiers are found where it is equal; sessions need not agree in it.
 /// tiers: where rows go when the cache is full, the nearest first: a HostTier, then FileTier, ObjectTier, RedisTier, or
-/// objects with get(key) -> bytes | None, put(key, block), contains(key) -> bool and delete(key), whose keys are texts of
-/// 64 hexadecimal digits. What a tier fails to give, or not in time, is computed again. Managers of one model share
+/// objects with get(key) -> bytes | None, put(key, block), contains(key) -> bool and delete(key), whose keys are texts
+/// of 64 hexadecimal digits. What a tier fails to give, or not in time, is computed again. Managers of one model share
 /// tiers: give a fingerprint of it.
 ///
 /// Sequences are named by ints. A refused call changes nothing; while a step is open, every change is refused
@@ -207,8 +206,8 @@ impl Manager {
     /// Adds `delta` to the positions [p0, p1) of `s`, as in `seq_rm`; rows whose position would be below 0 are removed.
     /// Keys that are stored roped are rotated by the next step or `update`.
     ///
-    /// Raises ManagerError: position_order, position_overflow, not_shiftable, shift_limit, unknown_seq, step_open, lost;
-    /// CapacityError: out_of_pages, no_slot.
+    /// Raises ManagerError: position_order, position_overflow, not_shiftable, shift_limit, unknown_seq, step_open,
+    /// lost; CapacityError: out_of_pages, no_slot.
     fn seq_add(&self, py: Python<'_>, s: Id, p0: P0, p1: P1, delta: Delta) -> PyResult<()> {
         self.with(py, |manager| manager.seq_add(s.0, p0.0..p1.0, delta.0))
     }
@@ -354,10 +353,10 @@ impl Manager {
         self.with(py, |manager| manager.check())
     }
 
-    /// How full the cache is, in slots: slots (all), used, free, cached (pages kept for their prefix), shared (by several
-    /// sequences), largest_free_run, fragmentation (the part up to the last used slot that is not used), head (the cell
-    /// at which the next search begins), n_kv (the slots up to the last used one, padded); and the number of sequences,
-    /// and prefix_hits: rows mapped instead of computed since the manager was made.
+    /// How full the cache is, in slots: slots (all), used, free, cached (pages kept for their prefix), shared (by
+    /// several sequences), largest_free_run, fragmentation (the part up to the last used slot that is not used), head
+    /// (the cell at which the next search begins), n_kv (the slots up to the last used one, padded); and the number of
+    /// sequences, and prefix_hits: rows mapped instead of computed since the manager was made.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.with(py, |manager| Ok(manager.stats()))?;
         stats::as_dict(py, &stats)

@@ -21,9 +21,9 @@ type SharedStates = Shared<core::StateCache, ()>;
 /// sequence, which every step replaces. Cell i is row i of the caller's memory, (size, row_bytes) of any type.
 ///
 /// Sequences have the ids of the `Manager` of the same model's attention layers, or ids of their own. A fork has the
-/// state of the other until one of the two is written. As long as a cell is free for each sequence of a step, states are
-/// written into free cells, and a rollback restores them; without, they are written where they are, and a rollback loses
-/// them: such a sequence can be freed, or emptied by `seq_rm(s)`.
+/// state of the other until one of the two is written. As long as a cell is free for each sequence of a step, states
+/// are written into free cells, and a rollback restores them; without, they are written where they are, and a rollback
+/// loses them: such a sequence can be freed, or emptied by `seq_rm(s)`.
 ///
 /// Raises ManagerError: spec_range, out_of_memory.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
@@ -138,9 +138,9 @@ impl StateCache {
 /// A part of a step: its sequences, the tokens of each, and by sequence the cells to read (-1: zeros) and to write.
 type Split<'py> = (Vec<u64>, usize, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>);
 
-/// An open step of a `StateCache`: a sequence of (seqs, n_each, src, dst), to be run one after the other. `seqs` are the
-/// sequences that have `n_each` more tokens; `src` and `dst`, int64 of shape (len(seqs)), are the cells that have their
-/// states before these, -1 for zeros, and that are given the states after them. A graph reads all `src` before it
+/// An open step of a `StateCache`: a sequence of (seqs, n_each, src, dst), to be run one after the other. `seqs` are
+/// the sequences that have `n_each` more tokens; `src` and `dst`, int64 of shape (len(seqs)), are the cells that have
+/// their states before these, -1 for zeros, and that are given the states after them. A graph reads all `src` before it
 /// writes one `dst`.
 ///
 /// As a context manager it commits at the end, and rolls back on an exception. A step that is dropped while it is open

@@ -127,8 +127,8 @@ pub(crate) use {common_step, context_manager, tensors};
 /// As a context manager it commits at the end, and rolls back on an exception. A step that is dropped while it is open
 /// is rolled back. While it is open the manager refuses every change: ManagerError of kind step_open.
 ///
-/// An array is valid for as long as it is kept, and never changes: later steps take its memory only when no array and no
-/// view is left on it. `key_positions` and `mask` are made when they are asked for, while the step is open.
+/// An array is valid for as long as it is kept, and never changes: later steps take its memory only when no array and
+/// no view is left on it. `key_positions` and `mask` are made when they are asked for, while the step is open.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
 #[derive(Debug)]
 pub struct Step {
@@ -226,11 +226,11 @@ impl Step {
 
     /// The attention mask, for keys in the order of the operator's outputs: 0 where a new row sees a key, else -inf.
     ///
-    /// Shape (s, k); in mode "cells", over the keys of the second entry, (s rounded up to 32, n_kv). Rows of padding are
-    /// -inf: ignore what attention makes of them. dtype: "float32" or "float16", or numpy's. window: the last positions
-    /// that a row sees, its own included, beside the first `sink` rows; "spec" is that of the CacheSpec, None sees all.
-    /// alibi: slopes, one per head; the mask then has shape (len(alibi), rows, columns), and is
-    /// -abs(pos_q - pos_k) * slope where a key is seen.
+    /// Shape (s, k); in mode "cells", over the keys of the second entry, (s rounded up to 32, n_kv). Rows of padding
+    /// are -inf: ignore what attention makes of them. dtype: "float32" or "float16", or numpy's. window: the last
+    /// positions that a row sees, its own included, beside the first `sink` rows; "spec" is that of the CacheSpec, None
+    /// sees all. alibi: slopes, one per head; the mask then has shape (len(alibi), rows, columns), and is -abs(pos_q -
+    /// pos_k) * slope where a key is seen.
     ///
     /// Raises ManagerError for numbers out of range, and of kind step_closed.
     #[pyo3(

@@ -34,8 +34,8 @@ impl Manager {
         self.shared.with_memory(py, memory, |manager, memory| manager.swap_in(s.0, memory))
     }
 
-    /// Says that sequences will be swapped in soon: what is far away is brought nearer meanwhile, also while a step runs.
-    /// With a memory and without an open step, what is queued is done first, as by `update`.
+    /// Says that sequences will be swapped in soon: what is far away is brought nearer meanwhile, also while a step
+    /// runs. With a memory and without an open step, what is queued is done first, as by `update`.
     ///
     /// Raises ManagerError: no_tiers, unknown_seq, memory_spec, and as `HostMemory`.
     #[pyo3(signature = (seqs, memory=None))]
@@ -55,8 +55,8 @@ impl Manager {
         })
     }
 
-    /// Has the next step or `update` store all full pages of known tokens, so that other managers find prompts that begin
-    /// with them. Without it a page is stored when it is evicted.
+    /// Has the next step or `update` store all full pages of known tokens, so that other managers find prompts that
+    /// begin with them. Without it a page is stored when it is evicted.
     ///
     /// Raises ManagerError: no_tiers, step_open.
     fn offload_prefix(&self, py: Python<'_>) -> PyResult<()> {

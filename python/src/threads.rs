@@ -1,7 +1,7 @@
 //! The threads of calls: one Rayon pool for each process.
 //!
-//! `os.fork` copies the memory of a pool, but not its threads: a call on a parent's pool would wait for them forever. So
-//! a pool is used only in the process that made it, and the first call of a forked process makes one of its own.
+//! `os.fork` copies the memory of a pool, but not its threads: a call on a parent's pool would wait for them forever.
+//! So a pool is used only in the process that made it, and the first call of a forked process makes one of its own.
 
 use std::process;
 use std::ptr;

@@ -21,8 +21,8 @@ pub(crate) const DEADLINE: f64 = 2.0;
 /// The bytes that wait to be written to a tier at most, unless it is given others.
 const MAX_QUEUED: Nbytes = Nbytes(256 << 20);
 
-/// Blocks in this process' memory, at most `nbytes` bytes for each manager that is given it: the least recently used ones
-/// continue to the next tier.
+/// Blocks in this process' memory, at most `nbytes` bytes for each manager that is given it: the least recently used
+/// ones continue to the next tier.
 ///
 /// Raises ManagerError: range.
 #[pyclass(frozen, module = "kvcache_ops.manager")]
@@ -39,8 +39,8 @@ impl HostTier {
     }
 }
 
-/// Blocks in files of a folder, at most `nbytes` bytes: the least recently used ones are removed. Processes may share the
-/// folder, and find what an earlier one left.
+/// Blocks in files of a folder, at most `nbytes` bytes: the least recently used ones are removed. Processes may share
+/// the folder, and find what an earlier one left.
 ///
 /// deadline: the seconds after which a call of the tier is given up.
 /// max_queued: the most bytes that wait to be written. Further pages are dropped; rows of sequences that are
@@ -67,8 +67,9 @@ impl FileTier {
 }
 
 /// Blocks in an object store: "s3://bucket/prefix", "gs://...", "az://...", or "file:///folder". Further options are
-/// those of the Rust crate object_store, by their names ("aws_endpoint", "aws_access_key_id", "allow_http" ...); what is
-/// not given is read from the environment. What is there is bounded by the store's own rules (a lifecycle of the bucket).
+/// those of the Rust crate object_store, by their names ("aws_endpoint", "aws_access_key_id", "allow_http" ...); what
+/// is not given is read from the environment. What is there is bounded by the store's own rules (a lifecycle of the
+/// bucket).
 ///
 /// deadline: the seconds after which a call of the tier is given up. max_queued: as `FileTier` has it.
 ///

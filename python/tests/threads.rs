@@ -1,5 +1,5 @@
-//! The pool of the process, which the first calls make at once: one of the pools stays. (The module needs no Python, so a
-//! test program can have it; the rest of the crate has no interpreter to link to here.)
+//! The pool of the process, which the first calls make at once: one of the pools stays. (The module needs no Python, so
+//! a test program can have it; the rest of the crate has no interpreter to link to here.)
 
 #[path = "../src/threads.rs"]
 mod threads;

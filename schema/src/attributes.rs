@@ -201,7 +201,8 @@ attributes! {
         /// What the elements of a quantized cache are: 0 integers, 1 floats, which have `quant_bit` 8,
         /// [`STATIC_SCALES`] floats with static scales. An extension.
         quant_type: (0, 0, Some(STATIC_SCALES), None, None),
-        /// Whether the heads of keys are multiplied by a Hadamard matrix before they are quantized, 0 or 1. An extension.
+        /// Whether the heads of keys are multiplied by a Hadamard matrix before they are quantized, 0 or 1. An
+        /// extension.
         quant_rotation: (0, 0, Some(1), None, None),
     }, 0 {}
 }

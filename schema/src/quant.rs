@@ -84,9 +84,9 @@ impl QuantBit {
 /// The largest order of a Hadamard matrix that keys are multiplied by.
 pub const MAX_ROTATION_ORDER: usize = 256;
 
-/// The order of the Hadamard matrix that the blocks of a head are multiplied by where `quant_rotation` is 1: the largest
-/// power of two that divides `head_dim`, is at most the group or 32, whichever is larger, and at most 256. With static
-/// scales the group is the head.
+/// The order of the Hadamard matrix that the blocks of a head are multiplied by where `quant_rotation` is 1: the
+/// largest power of two that divides `head_dim`, is at most the group or 32, whichever is larger, and at most 256. With
+/// static scales the group is the head.
 pub const fn rotation_order(head_dim: usize, group: usize) -> usize {
     // Both are powers of two: the lower one divides the head.
     let most = if group < 64 {

@@ -55,8 +55,8 @@ pub unsafe fn nibbles(bytes: __m128i) -> __m512i {
     _mm512_srlv_epi32(twice, _mm512_set1_epi64(4 << 32))
 }
 
-/// The bits of the `i`-th int4 of a lane, of the first five; and the float with these bits if that is 0, but its sign bit
-/// inverted: of such an exponent that the int4 counts ones.
+/// The bits of the `i`-th int4 of a lane, of the first five; and the float with these bits if that is 0, but its sign
+/// bit inverted: of such an exponent that the int4 counts ones.
 #[inline(always)]
 const fn nibble(i: usize) -> [i32; 2] {
     let exponent = 127 + 23 - 4 * i as i32;

@@ -37,9 +37,9 @@ impl InstructionSet {
         Self::Avx512Fp16,
     ];
 
-    /// The environment variable with the [name](Self::name) of the best set that [`best`](Self::best) may choose, in the
-    /// order of [`ALL`](Self::ALL). The machine need not have that set. A name that does not exist limits nothing, which
-    /// one line on standard error says.
+    /// The environment variable with the [name](Self::name) of the best set that [`best`](Self::best) may choose, in
+    /// the order of [`ALL`](Self::ALL). The machine need not have that set. A name that does not exist limits nothing,
+    /// which one line on standard error says.
     pub const VARIABLE: &str = "KVCACHE_INSTRUCTION_SET";
 
     /// Whether this machine has the instructions.

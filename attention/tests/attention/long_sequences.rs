@@ -1,6 +1,6 @@
-//! Sequences that are longer than any block, KV split or task of a kernel: each token's output has the same bits however
-//! its prompt is cut into calls, with all instruction sets that have fused multiply-adds, and on any number of threads;
-//! so has `attention_mass`, which is near the reference's.
+//! Sequences that are longer than any block, KV split or task of a kernel: each token's output has the same bits
+//! however its prompt is cut into calls, with all instruction sets that have fused multiply-adds, and on any number of
+//! threads; so has `attention_mass`, which is near the reference's.
 
 use kvcache_attention::{AttentionCpu, AttentionKernel, AttentionReference};
 use kvcache_kernels::{Serial, Workers};

@@ -14,8 +14,8 @@ use pyo3::prelude::*;
 use crate::calls::Threads;
 use crate::refused;
 
-/// Registers that are summed up in turn: more than the multiply-adds that any processor has under way, and fewer than the
-/// registers of AVX2.
+/// Registers that are summed up in turn: more than the multiply-adds that any processor has under way, and fewer than
+/// the registers of AVX2.
 const SUMS: usize = 12;
 
 /// Multiply-adds on several threads.

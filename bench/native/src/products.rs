@@ -1,5 +1,5 @@
-//! Products with quantized matrices, called without ONNX Runtime, and their roofline: the instructions that make them, on
-//! registers alone.
+//! Products with quantized matrices, called without ONNX Runtime, and their roofline: the instructions that make them,
+//! on registers alone.
 
 use std::mem::MaybeUninit;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
@@ -22,7 +22,8 @@ pub(crate) struct Multiply {
 
 #[pymethods]
 impl Multiply {
-    /// Products with matrices of these sizes (N, K, bits, block size), on an instruction set of this machine by its name.
+    /// Products with matrices of these sizes (N, K, bits, block size), on an instruction set of this machine by its
+    /// name.
     #[new]
     fn new(set: &str, sizes: (usize, usize, usize, usize), activation_bits: usize, threads: usize) -> PyResult<Self> {
         let named = InstructionSet::ALL.into_iter().find(|each| each.name() == set);

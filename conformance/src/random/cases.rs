@@ -28,7 +28,8 @@ pub fn cases(suite: Suite, n: usize, seed: u64) -> Vec<Case> {
     (0..n).filter_map(case).collect()
 }
 
-/// A case of small calls of `KeyValueCache`, of dynamic or static batching, all of them legal or one that breaks a rule.
+/// A case of small calls of `KeyValueCache`, of dynamic or static batching, all of them legal or one that breaks a
+/// rule.
 pub fn any_case(unstructured: &mut Unstructured, is_static: bool) -> Case {
     let case = if is_static { static_case } else { dynamic_case };
     case(unstructured, "any".to_owned())

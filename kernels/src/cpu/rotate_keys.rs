@@ -27,8 +27,8 @@ impl CacheRows {
     /// Keys of float32 are rotated as they are, those of float16 in float32 and then rounded. A quantized head is
     /// dequantized to float32 (T1), rotated, and quantized with new scales: all of it, since elements that are not
     /// rotated share groups with those that are. Where keys were multiplied by a Hadamard matrix before they were
-    /// quantized, a head is multiplied before it is rotated, and once more after that, in float32. Values, and keys that
-    /// are rotated by 0, keep their bytes.
+    /// quantized, a head is multiplied before it is rotated, and once more after that, in float32. Values, and keys
+    /// that are rotated by 0, keep their bytes.
     ///
     /// # Errors
     /// [`RowsError::KeyType`], [`RowsError::Rope`], [`RowsError::Length`], [`RowsError::Misaligned`],

@@ -101,8 +101,8 @@ impl Loaded {
     }
 }
 
-/// Does what would end the captures of other threads' streams, PyTorch's for one, unless this thread says that it has no
-/// part in them.
+/// Does what would end the captures of other threads' streams, PyTorch's for one, unless this thread says that it has
+/// no part in them.
 fn beside_captures<T>(load: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: reads the mode and writes the thread's earlier one.

@@ -19,8 +19,8 @@ pub struct PinnedMemory {
     context: ManuallyDrop<Arc<CudaContext>>,
 }
 
-// SAFETY: it owns its memory, which is accessed through pointers whose users keep the rules; a `CudaContext` can be used
-// from every thread.
+// SAFETY: it owns its memory, which is accessed through pointers whose users keep the rules; a `CudaContext` can be
+// used from every thread.
 unsafe impl Send for PinnedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedMemory {}

@@ -139,14 +139,15 @@ impl<'a> Queue<'a> {
     }
 
     /// Allocates memory of the context's pool in the stream's order, for launches that follow; it is freed in that
-    /// order, too. Nothing waits. Of a captured stream both become nodes of the graph, whose launches allocate and free.
+    /// order, too. Nothing waits. Of a captured stream both become nodes of the graph, whose launches allocate and
+    /// free.
     ///
     /// # Errors
     /// [`Error::Driver`].
     pub fn scratch(&self, bytes: usize) -> Result<Scratch<'_>, Error> {
         let pool = self.loaded.pool(&self.current)?;
-        // SAFETY: the stream is a default one or lives for `'a`, and its context, which has made the pool, is current as
-        // long as the queue lives.
+        // SAFETY: the stream is a default one or lives for `'a`, and its context, which has made the pool, is current
+        // as long as the queue lives.
         let address = unsafe { result::mem_pool::alloc_async(pool, bytes, self.stream) };
         let address = address.map_err(Error::driver("allocating scratch memory"))?;
         Ok(Scratch { address, stream: self.stream, queue: PhantomData })

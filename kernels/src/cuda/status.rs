@@ -120,8 +120,8 @@ impl StatusWord {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the memory has this size, aligned to pages, and lives as long as `self`; both host and device access it
-        // atomically.
+        // SAFETY: the memory has this size, aligned to pages, and lives as long as `self`; both host and device access
+        // it atomically.
         unsafe { self.0.pointer().cast().as_ref() }
     }
 }

@@ -172,7 +172,8 @@ impl InfLlm {
         rows.map(|row| sequence.slot(row, self.setup.page_size())).collect()
     }
 
-    /// Removes a block that no sequence has from the store. Where that fails, the store keeps bytes that are never read.
+    /// Removes a block that no sequence has from the store. Where that fails, the store keeps bytes that are never
+    /// read.
     pub(crate) fn forget(&self, formed: Formed) {
         for key in formed.keys {
             let _ = self.blocks.store.delete(&key);

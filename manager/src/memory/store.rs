@@ -109,8 +109,8 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     /// [`StoreError`].
     fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError>;
 
-    /// Keeps a block, as long as there is room. One of [`BlockKind::Private`](crate::BlockKind::Private), of which there
-    /// is no other copy, makes no room for others by going itself: a store that is full of such blocks refuses.
+    /// Keeps a block, as long as there is room. One of [`BlockKind::Private`](crate::BlockKind::Private), of which
+    /// there is no other copy, makes no room for others by going itself: a store that is full of such blocks refuses.
     ///
     /// # Errors
     /// [`StoreError`]; the block is not there then, or whole.
@@ -138,8 +138,8 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     /// not wait.
     fn prefetch(&self, _keys: &[BlockKey]) {}
 
-    /// Says that the caller has blocks of at most that many bytes, so that a store which keeps bytes reads nothing longer
-    /// than the longest of all its callers: see [`LongestBlock`]. Does not wait.
+    /// Says that the caller has blocks of at most that many bytes, so that a store which keeps bytes reads nothing
+    /// longer than the longest of all its callers: see [`LongestBlock`]. Does not wait.
     fn expect_blocks(&self, _nbytes: u64) {}
 
     /// The store's contents. Does not wait.

@@ -26,8 +26,8 @@ pub enum SessionError {
     },
 
     /// A file that is no session, or one of another version; a damaged file; rows of another cache or of another model.
-    /// `kind` is `format`, `version`, `digest`, `metadata`, `tensor`, `dimensions`, `types`, `quantization`, `key_form`,
-    /// `rope` or `fingerprint`.
+    /// `kind` is `format`, `version`, `digest`, `metadata`, `tensor`, `dimensions`, `types`, `quantization`,
+    /// `key_form`, `rope` or `fingerprint`.
     #[error("{what} is {got}, expected {expected}")]
     Mismatch {
         #[serde(skip)]

@@ -22,8 +22,8 @@ impl Manager {
     /// tokens are in the prefix index, and a prompt begins with pages that the prefix index has of it, but for its last
     /// token.
     ///
-    /// All but the rows is checked before a slot is written. Rows are read once, into free slots. Where the digest is wrong,
-    /// these are free again.
+    /// All but the rows is checked before a slot is written. Rows are read once, into free slots. Where the digest is
+    /// wrong, these are free again.
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::Session`]; [`Error::NoSlot`] where in the mode `runs` there is no run as long as a

@@ -93,9 +93,9 @@ impl Manager {
     /// Reads rows of a sequence that is being saved; a step may be open.
     ///
     /// # Errors
-    /// [`Error::UpdatePending`] with copies, where [`update`](Self::update) has to come first; [`SessionError::Changed`]
-    /// for a sequence that has other rows or positions by now; [`Error::UnknownSeq`], [`Error::Lost`],
-    /// [`Error::Memory`].
+    /// [`Error::UpdatePending`] with copies, where [`update`](Self::update) has to come first;
+    /// [`SessionError::Changed`] for a sequence that has other rows or positions by now; [`Error::UnknownSeq`],
+    /// [`Error::Lost`], [`Error::Memory`].
     pub fn read_saving(
         &self,
         saving: &Saving,

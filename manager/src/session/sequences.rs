@@ -42,8 +42,8 @@ pub(super) struct SavedSequence {
     pub(super) tokens: Vec<u32>,
 }
 
-/// The tensors of sequences, from each one's number of rows and of known tokens. They are in the order of their alignment,
-/// as in any safetensors file.
+/// The tensors of sequences, from each one's number of rows and of known tokens. They are in the order of their
+/// alignment, as in any safetensors file.
 fn tensors(lens: &[(usize, usize)], num_rows: usize, row_len: usize) -> Vec<Tensor> {
     let each = |part: &'static str, dtype, len: fn(&(usize, usize)) -> usize| {
         let tensor = move |(i, lens)| Tensor::new(name(i, part), dtype, [len(lens)]);

@@ -43,8 +43,8 @@ enum Undo {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Journal {
     undo: Vec<Undo>,
-    /// Sequences that appends are to. These and the next are no `Undo`: a step notes them for every sequence, so they are
-    /// kept small, and the order in which they are undone does not matter.
+    /// Sequences that appends are to. These and the next are no `Undo`: a step notes them for every sequence, so they
+    /// are kept small, and the order in which they are undone does not matter.
     marked: Vec<SeqId>,
     /// Sequences that rows were appended to, as they were before.
     appended: Vec<(SeqId, AppendUndo)>,

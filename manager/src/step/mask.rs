@@ -41,8 +41,8 @@ impl MaskElement for f16 {
 /// What a mask hides beside other sequences and later positions, the values of visible keys, and the least size.
 ///
 /// A key is visible to a query of the same sequence whose position is not smaller. Visible keys are 0, or a bias where
-/// there are `slopes`; all else is -inf, rows and columns of padding included. Ignore the rows of padding: the softmax of
-/// -inf alone is NaN.
+/// there are `slopes`; all else is -inf, rows and columns of padding included. Ignore the rows of padding: the softmax
+/// of -inf alone is NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MaskSpec<'a> {
     /// The window: by default the window of the cache's specification.

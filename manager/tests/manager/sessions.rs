@@ -1,6 +1,6 @@
 //! Sessions where the model of scripts cannot tell: what is shared and found again, what goes on, what is refused and
-//! why. (That rows come back in any mode, and that a memory that fails changes nothing, is among the scripts; what a file
-//! may say is the unit tests' matter.)
+//! why. (That rows come back in any mode, and that a memory that fails changes nothing, is among the scripts; what a
+//! file may say is the unit tests' matter.)
 
 use std::path::Path;
 

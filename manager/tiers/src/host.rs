@@ -7,8 +7,8 @@ use kvcache_manager::{Block, BlockKey, BlockKind, BlockStore, StoreError, Usage}
 use crate::lru_index::LruIndex;
 
 /// Blocks in memory, of that many bytes in all; the least recently used ones are evicted. By itself it keeps private
-/// blocks, of which there is no other copy, and refuses more when it is full of them; in [`Tiers`](crate::Tiers) they go
-/// on to the next tier.
+/// blocks, of which there is no other copy, and refuses more when it is full of them; in [`Tiers`](crate::Tiers) they
+/// go on to the next tier.
 #[derive(Debug)]
 pub struct HostTier {
     /// The blocks, and how many were evicted.

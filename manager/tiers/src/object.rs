@@ -51,7 +51,8 @@ fn runtime() -> io::Result<&'static Runtime> {
 /// a block is not read.
 ///
 /// A block is put only where there is none. A store that knows no conditional puts, because it says so or the option
-/// `aws_conditional_put` is `disabled`, is asked first whether it has the block; two that put one at once write the same.
+/// `aws_conditional_put` is `disabled`, is asked first whether it has the block; two that put one at once write the
+/// same.
 pub struct ObjectTier {
     store: Arc<dyn ObjectStore>,
     prefix: Path,

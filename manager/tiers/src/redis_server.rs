@@ -94,8 +94,8 @@ impl RedisTier {
         if error.is_timeout() { StoreError::Late(self.timeout) } else { StoreError::Failed(error.into()) }
     }
 
-    /// The blocks of keys. Of a value that is longer than a block, as long as another program has left it there, only so
-    /// much is asked for that this can be told.
+    /// The blocks of keys. Of a value that is longer than a block, as long as another program has left it there, only
+    /// so much is asked for that this can be told.
     fn read(&self, keys: &[BlockKey]) -> Result<Vec<Result<Option<Block>, StoreError>>, StoreError> {
         let longest = self.longest.nbytes();
         let mut gets = Pipeline::with_capacity(keys.len());

@@ -41,9 +41,9 @@ impl Tier {
     }
 
     /// The most bytes of blocks that wait to be written, each with 256 bytes more. Further ones are dropped and
-    /// counted. A put of private ones, of which there is no other copy, waits for room, as long as a write is done within
-    /// each deadline, and not while the tier is left alone; else it is refused. Once they are queued they are written,
-    /// however often that fails.
+    /// counted. A put of private ones, of which there is no other copy, waits for room, as long as a write is done
+    /// within each deadline, and not while the tier is left alone; else it is refused. Once they are queued they are
+    /// written, however often that fails.
     pub fn max_queued(mut self, nbytes: u64) -> Self {
         self.max_queued = nbytes;
         self

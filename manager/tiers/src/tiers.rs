@@ -95,8 +95,8 @@ impl Shared {
         f64::from_bits(self.compute_rate.load(Ordering::Relaxed))
     }
 
-    /// Keeps a block in the host tier. Private ones that this evicts go on to the next tier, and wait for room there for
-    /// as long as `patience`; where there is none they stay, and this block is refused.
+    /// Keeps a block in the host tier. Private ones that this evicts go on to the next tier, and wait for room there
+    /// for as long as `patience`; where there is none they stay, and this block is refused.
     fn keep(&self, key: BlockKey, block: Block, mut patience: Duration) -> Result<(), StoreError> {
         self.host.insert(key, block, |key, block| {
             let is_queued = self.pass_on(key, block, patience);

@@ -14,8 +14,8 @@ use crate::stats::Stats;
 /// The bytes that a queued write counts beside its block.
 const OVERHEAD: u64 = 256;
 
-/// A queue of puts and deletes, and the thread that does them in order. Of one key only the newest is kept, and a delete
-/// that it follows.
+/// A queue of puts and deletes, and the thread that does them in order. Of one key only the newest is kept, and a
+/// delete that it follows.
 #[derive(Debug)]
 pub(crate) struct Writes(Arc<Shared>);
 
@@ -147,8 +147,8 @@ impl Writes {
         Ok(Self(shared))
     }
 
-    /// Queues a write, in the place of what is queued for this key. Whether there was room: it waits for that as long as
-    /// no two writes are farther apart than `patience`, but not while the store is left alone.
+    /// Queues a write, in the place of what is queued for this key. Whether there was room: it waits for that as long
+    /// as no two writes are farther apart than `patience`, but not while the store is left alone.
     pub(crate) fn push(&self, key: BlockKey, what: Queued, patience: Duration) -> bool {
         let mut state = self.0.state();
         let (id, len) = (state.next_id, what.len());

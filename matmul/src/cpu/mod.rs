@@ -19,8 +19,8 @@
 //!
 //! # The files
 //! Each file imports only from those below it. From the top: `kernel` (a call on the caller's threads), `dispatch` (an
-//! instruction set's functions), `tile`, `activations` and `gather` (the functions, over any instruction set), `x86_64`,
-//! `neon` and `portable`, `dot` (what an instruction set can do), `scratch`.
+//! instruction set's functions), `tile`, `activations` and `gather` (the functions, over any instruction set),
+//! `x86_64`, `neon` and `portable`, `dot` (what an instruction set can do), `scratch`.
 
 mod activations;
 mod dispatch;

@@ -13,8 +13,8 @@ use crate::error::Error;
 
 /// Checks that the tensor `value`, called `name`, is on the node's device, or in the host's memory if it is read there.
 ///
-/// The runtime sees to it. Where it should fail to, an address of the host would break the device's context for the whole
-/// process, and a check costs little beside two launches.
+/// The runtime sees to it. Where it should fail to, an address of the host would break the device's context for the
+/// whole process, and a check costs little beside two launches.
 pub(crate) fn check_place(name: &'static str, value: NonNull<OrtValue>, on_host: bool) -> Result<(), Error> {
     let mut memory = ptr::null();
     ortsys![unsafe GetTensorMemoryInfo(value.as_ptr(), &mut memory)?];

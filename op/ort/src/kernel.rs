@@ -141,12 +141,13 @@ static THREADS: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_o
 
 /// One node of a graph.
 ///
-/// Nothing in it changes after creation but the status word, which the device writes: ONNX Runtime calls one kernel from
-/// several threads at once, although the trait [`Kernel`] takes `&mut self`. The crate `ort` makes these references, to
-/// its box and to what is in it, before a kernel is called; its table of functions and the constructors of its contexts
-/// are private, so no kernel can be called by a shared reference instead. Exclusive references that exist at once, but
-/// are only read through, are undefined behavior by Stacked Borrows. By Tree Borrows they are not, nor can the compiler
-/// use their exclusivity where nothing is written. So [`compute`](Kernel::compute) continues with a shared reference.
+/// Nothing in it changes after creation but the status word, which the device writes: ONNX Runtime calls one kernel
+/// from several threads at once, although the trait [`Kernel`] takes `&mut self`. The crate `ort` makes these
+/// references, to its box and to what is in it, before a kernel is called; its table of functions and the constructors
+/// of its contexts are private, so no kernel can be called by a shared reference instead. Exclusive references that
+/// exist at once, but are only read through, are undefined behavior by Stacked Borrows. By Tree Borrows they are not,
+/// nor can the compiler use their exclusivity where nothing is written. So [`compute`](Kernel::compute) continues with
+/// a shared reference.
 pub(crate) struct NodeKernel {
     node: Node,
     /// The word to which the device writes what it finds, on CUDA.

@@ -119,9 +119,9 @@ fn input_name(context: &KernelContext<'_>, index: usize) -> Result<String, Error
 /// Whether this is a name that tools give to the results of nodes which they put before others. A node does not know
 /// who computes its inputs, so no other results of nodes can be refused here; `check_model` of the package does.
 ///
-/// ONNX Runtime's cast insertion begins a name so, and the converters to float16 of onnxruntime and onnxconverter-common
-/// one of a cast after an input of the graph; before other nodes they append to a value's name, as quantization does.
-/// PyTorch's exporter gives the results of nodes, and nothing else, paths.
+/// ONNX Runtime's cast insertion begins a name so, and the converters to float16 of onnxruntime and
+/// onnxconverter-common one of a cast after an input of the graph; before other nodes they append to a value's name, as
+/// quantization does. PyTorch's exporter gives the results of nodes, and nothing else, paths.
 fn is_made_by_a_tool(name: &str) -> bool {
     let begins = ["InsertedPrecisionFreeCast_", "graph_input_cast"];
     let contains = ["_cast_to_", "_input_cast", "_DequantizeLinear_Output", "_QuantizeLinear_Output"];

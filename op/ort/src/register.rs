@@ -57,9 +57,9 @@ pub unsafe extern "system" fn RegisterCustomOps(
 /// second file is needed.
 ///
 /// This crate depends on one version of `ort` with its feature `alternative-backend`, and so does the program then: it
-/// opens ONNX Runtime by itself, gives `ort` the interface (`ort::set_api`), and passes here what `OrtGetApiBase` gives.
-/// `tests/session/runtime.rs` in the repository is such a program. One that shall not be bound to a version registers
-/// the shared library by its path.
+/// opens ONNX Runtime by itself, gives `ort` the interface (`ort::set_api`), and passes here what `OrtGetApiBase`
+/// gives. `tests/session/runtime.rs` in the repository is such a program. One that shall not be bound to a version
+/// registers the shared library by its path.
 ///
 /// # Errors
 /// If the runtime is older than version 1.20, if another copy of it in this process has registered the operators, or if

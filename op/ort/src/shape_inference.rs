@@ -32,8 +32,8 @@ pub(crate) fn infer_shape(context: &mut ShapeInferenceContext, kind: OperatorKin
     };
     let shape: Vec<_> = shape.into_iter().map(|dim| named(dim, kind.name())).collect();
     let output = tensor_type(output_type(kind, t1, TensorElementType::Float32), &shape);
-    // Of an optional output the shape stays open: whether the node has it is not known here, and ONNX Runtime 1.20 aborts
-    // where it has not.
+    // Of an optional output the shape stays open: whether the node has it is not known here, and ONNX Runtime 1.20
+    // aborts where it has not.
     (0..kind.outputs().len()).try_for_each(|index| Ok(context.set_output(index, &output)?))
 }
 

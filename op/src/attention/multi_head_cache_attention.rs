@@ -27,8 +27,8 @@ pub struct CacheAttentionInputs<'a, T = TensorRef<'a>, K = TensorRef<'a>> {
     pub query: T,
     /// The inputs of `KeyValueCache`: the current keys and values, and where tokens are.
     pub stored: Inputs<'a, T, K>,
-    /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1), in memory of the
-    /// host.
+    /// How many sequences, the first of the batch, get no causal mask. int64, a scalar or of shape (1), in memory of
+    /// the host.
     pub decoding_batches: TensorRef<'a>,
     /// What is added to the scores, if given. T1, shape (`seqstarts[B]`, W) or (Hq, `seqstarts[B]`, W), W at least
     /// `kvstarts[B]`; without elements it counts as absent.

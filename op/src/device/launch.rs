@@ -23,8 +23,8 @@ fn status_address(status: &StatusWord, stream: &CudaStream) -> Result<u64, Launc
 /// A call on a device: checked as far as the host knows it.
 impl Checked<'_> {
     /// The bytes of scratch memory that [`launch`](Self::launch) needs with this number of outputs, for the sums of
-    /// pieces of long sequences, and for the mass; 0 if there is none and no sequence can be as long as that. It depends
-    /// on the shapes, on the rows that `kvstarts` gives, and on `max_seqlen` and `max_kvlen`.
+    /// pieces of long sequences, and for the mass; 0 if there is none and no sequence can be as long as that. It
+    /// depends on the shapes, on the rows that `kvstarts` gives, and on `max_seqlen` and `max_kvlen`.
     ///
     /// # Errors
     /// Dimensions that are too large for the device, as heads that are too long.
@@ -63,8 +63,8 @@ impl Checked<'_> {
         }
         let status = status_address(status, stream)?;
         // SAFETY: every slice was made for this stream, checked above, and its use by the stream ends when `self`,
-        // `outputs` and `scratch` are dropped, after the launch; other tensors come from `from_raw_parts`, which asks for
-        // memory that is valid when the stream runs the call. Calls of the stream may write the status word, by
+        // `outputs` and `scratch` are dropped, after the launch; other tensors come from `from_raw_parts`, which asks
+        // for memory that is valid when the stream runs the call. Calls of the stream may write the status word, by
         // `status_address`.
         unsafe { self.enqueue(outputs, scratch, status, &Queue::new(stream)?) }
     }
@@ -113,8 +113,8 @@ impl Checked<'_> {
             return unsafe { self.enqueue(outputs, None, status, &queue) };
         }
         let memory = queue.scratch(bytes)?;
-        // SAFETY: the memory has been allocated in the stream's order, of so many bytes, and is freed in that order when
-        // it is dropped, after the launches.
+        // SAFETY: the memory has been allocated in the stream's order, of so many bytes, and is freed in that order
+        // when it is dropped, after the launches.
         let scratch = unsafe { DeviceMut::from_raw_parts(ElementType::Int8, [bytes], memory.address()) };
         // SAFETY: slices were made for the stream, and `status` is such an address: see `# Safety`.
         unsafe { self.enqueue(outputs, Some(scratch), status, &queue) }

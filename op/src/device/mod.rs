@@ -1,7 +1,8 @@
 //! Calls on a CUDA device: tensors in its memory, work on a stream, the same rules and the same bits.
 //!
-//! [`KeyValueCache::check_device`](crate::KeyValueCache::check_device) checks a call, [`Checked::launch`](crate::Checked::launch) puts it
-//! into a stream: two kernels, without an allocation and without waiting for the device.
+//! [`KeyValueCache::check_device`](crate::KeyValueCache::check_device) checks a call,
+//! [`Checked::launch`](crate::Checked::launch) puts it into a stream: two kernels, without an allocation and without
+//! waiting for the device.
 //!
 //! ```no_run
 //! use kvcache_op::cuda::{DeviceInputs, DeviceMut, DeviceOutputs, DeviceRef, OutputRows, StatusWord, primary_context};
@@ -67,8 +68,8 @@
 //! nothing is written. All of this has run on an interpreter of PTX, never on a GPU.
 //!
 //! # Streams of other libraries
-//! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`Checked::launch_raw`](crate::Checked::launch_raw) take plain addresses,
-//! streams and status words.
+//! [`DeviceRef::from_raw_parts`], [`DeviceMut::from_raw_parts`] and [`Checked::launch_raw`](crate::Checked::launch_raw)
+//! take plain addresses, streams and status words.
 //!
 //! # CUDA graphs
 //! A call can be captured once its kernels are loaded:

@@ -29,8 +29,8 @@ pub type StaticDeviceInputs<'a> = StaticInputs<'a, DeviceRef<'a>>;
 /// The inputs of `MultiHeadAttention` for a call on a device.
 pub type DeviceAttentionInputs<'a> = AttentionInputs<'a, DeviceRef<'a>>;
 
-/// The inputs of `MultiHeadCacheAttention` that are only read, for a call on a device. What `stored` says of the rows of
-/// `key` holds for the rows that `key` would have.
+/// The inputs of `MultiHeadCacheAttention` that are only read, for a call on a device. What `stored` says of the rows
+/// of `key` holds for the rows that `key` would have.
 pub type DeviceCacheAttentionInputs<'a> = CacheAttentionInputs<'a, DeviceRef<'a>, OutputRows<'a>>;
 
 /// T1, T2 and T3.
@@ -160,7 +160,8 @@ fn prepare(config: &CacheConfig, (t1, t2, t3): Types, queue: &Queue<'_>) -> Resu
     Ok(queue.prepare(t1, t2, config.quant.and(t3))?)
 }
 
-/// Loads the kernels of attention for a legal combination of types (of packed keys, T1 twice), for heads of this length.
+/// Loads the kernels of attention for a legal combination of types (of packed keys, T1 twice), for heads of this
+/// length.
 fn prepare_attention(types: Types, head_dim: usize, queue: &Queue<'_>) -> Result<(), Error> {
     if head_dim > MAX_HEAD_DIM {
         return Err(TooLarge { what: "head_dim", got: head_dim, limit: MAX_HEAD_DIM }.into());

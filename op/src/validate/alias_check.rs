@@ -74,8 +74,8 @@ impl TensorMut<'_> {
     pub fn bytes_mut(&mut self, input: &'static str) -> Result<&mut [u8], Error> {
         match Memory::from(&*self).check(input)? {
             0 => Ok(&mut []),
-            // SAFETY: the tensor is contiguous, of `len` bytes, checked above. It is borrowed mutably, and from_raw_parts
-            // asks that nobody else accesses it. Any byte may be a part of any number.
+            // SAFETY: the tensor is contiguous, of `len` bytes, checked above. It is borrowed mutably, and
+            // from_raw_parts asks that nobody else accesses it. Any byte may be a part of any number.
             len => Ok(unsafe { std::slice::from_raw_parts_mut(self.data, len) }),
         }
     }

@@ -163,8 +163,8 @@ impl CheckedStores<'_> {
 }
 
 /// Checks everything but the outputs, and without `current` tensors everything but those; the values of indices only
-/// where they are on the host. `types` has found T1, T2 and T3 to be a legal combination. `at_most` are the rows in place
-/// of `kvstarts`.
+/// where they are on the host. `types` has found T1, T2 and T3 to be a legal combination. `at_most` are the rows in
+/// place of `kvstarts`.
 pub(crate) fn stores<'a>(
     config: &Config,
     t1: ElementType,
@@ -185,9 +185,9 @@ pub(crate) fn stores<'a>(
     let indices = indices::check(config, index_inputs, &room, current_rows)?;
     let stores = match indices {
         // SAFETY: `types` has checked the types, `shapes::check` shapes, `tensors` alignment and overlap,
-        // `indices::check` the indices. Each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for reads
-        // or writes of its shape, and borrowed so that no other call writes it. Without `current`, `layer` is what the
-        // stores are used for.
+        // `indices::check` the indices. Each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for
+        // reads or writes of its shape, and borrowed so that no other call writes it. Without `current`, `layer` is
+        // what the stores are used for.
         indices::Checked::Host(indices) => {
             CheckedStores::Host(unsafe { Stores::assume_checked(geometry, indices, pointers) })
         }

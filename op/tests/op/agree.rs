@@ -143,8 +143,8 @@ proptest! {
     }
 }
 
-/// Random calls, legal and illegal: the reference's bits, and the refusals of the conformance kit's `legal`, which shares
-/// no code with the operator's checks.
+/// Random calls, legal and illegal: the reference's bits, and the refusals of the conformance kit's `legal`, which
+/// shares no code with the operator's checks.
 #[test]
 fn backends_refuse_what_is_illegal() {
     for suite in [Suite::KeyValueCache, Suite::Static] {

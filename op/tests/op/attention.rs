@@ -1,5 +1,5 @@
-//! The attention operators where golden cases cannot look: the layers of a step, and what is refused. (What the caller's
-//! memory may not be is in `memory`.)
+//! The attention operators where golden cases cannot look: the layers of a step, and what is refused. (What the
+//! caller's memory may not be is in `memory`.)
 
 use half::f16;
 use kvcache_op::{

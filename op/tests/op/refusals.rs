@@ -1,5 +1,5 @@
-//! Errors that golden cases cannot describe: of memory with gaps or of packed elements, and of sizes that no memory has.
-//! Those of every operand are in `memory`.
+//! Errors that golden cases cannot describe: of memory with gaps or of packed elements, and of sizes that no memory
+//! has. Those of every operand are in `memory`.
 
 use half::f16;
 use kvcache_op::{
@@ -73,7 +73,8 @@ fn new_outputs_of_another_type() {
     assert!(matches!(error, Error::TypeMismatch { input: "key", .. }), "{error}");
 }
 
-/// Tensors overlap from the first element that they share on, on either side, and not where one ends as the other begins.
+/// Tensors overlap from the first element that they share on, on either side, and not where one ends as the other
+/// begins.
 #[test]
 fn tensors_that_share_one_element() {
     const LEN: usize = 5 * 2 * 4;

@@ -1,6 +1,6 @@
-//! Calls of `QuantizedMatMul` and `QuantizedGather` with any attributes, shapes and contents, on memory of exactly their
-//! size. A check does not panic or overflow; what it accepts has the same bits on every kernel, with workers that take
-//! tasks in any order.
+//! Calls of `QuantizedMatMul` and `QuantizedGather` with any attributes, shapes and contents, on memory of exactly
+//! their size. A check does not panic or overflow; what it accepts has the same bits on every kernel, with workers that
+//! take tasks in any order.
 
 use kvcache_conformance::Tensor;
 use kvcache_conformance::backends::write;
@@ -41,8 +41,8 @@ impl Drawn {
     }
 
     fn tensor(&self) -> TensorRef<'_> {
-        // SAFETY: the memory has as many bytes as the type and shape say, rounded up, is aligned to 8 bytes, and lives as
-        // long as the borrow; any bytes are numbers.
+        // SAFETY: the memory has as many bytes as the type and shape say, rounded up, is aligned to 8 bytes, and lives
+        // as long as the borrow; any bytes are numbers.
         unsafe { TensorRef::from_raw_parts(self.element, &*self.shape, self.words.as_ptr().cast()) }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A check does not panic or overflow, and reads no memory that is not there. Of `KeyValueCache` it says what the
 //! conformance kit's rules say, by the same kind of error where a call breaks a single one. What is accepted runs on
-//! memory of exactly its size, on the reference and on the fast kernel, and both give the same bits; what is refused has
-//! written nothing. Attention is accepted by all its kernels or by none, which store the same bits; the outputs of those
-//! with fused multiply-adds are the same.
+//! memory of exactly its size, on the reference and on the fast kernel, and both give the same bits; what is refused
+//! has written nothing. Attention is accepted by all its kernels or by none, which store the same bits; the outputs of
+//! those with fused multiply-adds are the same.
 
 use kvcache_conformance::backends::Backends;
 use kvcache_conformance::random::{Plan, Unstructured, any_case, changed_case, changed_input};

@@ -167,7 +167,8 @@ impl<W: Workers> Implementation for OnGuarded<W> {
             let outputs = RefCell::new(Vec::new());
             let output = |&Output { element, ref shape, .. }: &Output| {
                 let memory = guarded(&Tensor::zeros(element, shape.to_vec()).expect("a small output"));
-                // SAFETY: bytes of this type and shape, kept until the call is over, and used by nothing else until then.
+                // SAFETY: bytes of this type and shape, kept until the call is over, and used by nothing else until
+                // then.
                 let tensor = unsafe { TensorMut::from_raw_parts(element, &shape[..], memory.data().as_ptr()) };
                 outputs.borrow_mut().push(memory);
                 tensor

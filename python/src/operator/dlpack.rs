@@ -74,8 +74,8 @@ pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult
         Ok(capsule) => capsule.pointer_checked(Some(c"dltensor_versioned")).map_err(|_| unversioned(name, &class))?,
         Err(_) => return Err(unversioned(name, &class)),
     };
-    // SAFETY: the pointer of a capsule of this name is a `DLManagedTensorVersioned`, which lives as long as the capsule,
-    // since nobody renames it; the place of the version is the same in every version.
+    // SAFETY: the pointer of a capsule of this name is a `DLManagedTensorVersioned`, which lives as long as the
+    // capsule, since nobody renames it; the place of the version is the same in every version.
     let managed = unsafe { managed.cast::<DLManagedTensorVersioned>().as_ref() };
     if managed.version.major != 1 {
         let (major, minor) = (managed.version.major, managed.version.minor);

@@ -1,4 +1,5 @@
-//! The operators on borrowed memory of Python's tensors, without ONNX Runtime, and the facts that `kvcache_ops` asks for.
+//! The operators on borrowed memory of Python's tensors, without ONNX Runtime, and the facts that `kvcache_ops` asks
+//! for.
 
 mod borrowed_call;
 mod dlpack;

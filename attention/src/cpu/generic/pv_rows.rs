@@ -143,8 +143,8 @@ unsafe fn tile<S: Tiles, V: Stored<S>, const Q: usize, const C: usize, const G: 
         for (g, weights) in weights.iter_mut().enumerate().filter(|_| V::GROUPS) {
             *weights = weights.add((at + g * C * S::LANES) / values.group * values.group_step);
         }
-        // These registers' share of the rows to prefetch. Finding a line takes as long as a row of codes; floats wait for
-        // memory anyway.
+        // These registers' share of the rows to prefetch. Finding a line takes as long as a row of codes; floats wait
+        // for memory anyway.
         let rows = &values.rows;
         let (count, lines) = (rows.offsets.len(), (G * C * V::BYTES).div_ceil(LINE));
         let share = count * at / values.width..count * (at + G * C * S::LANES) / values.width;

@@ -48,7 +48,8 @@ impl<S: Simd, E: Float> Stored<S> for E {
     }
 }
 
-/// Integer codes of that many bits, eight or four: a value is code times scale, but scales enter sums, not these numbers.
+/// Integer codes of that many bits, eight or four: a value is code times scale, but scales enter sums, not these
+/// numbers.
 pub(crate) struct IntCodes<const BITS: usize>;
 
 impl<S: Simd, const BITS: usize> Stored<S> for IntCodes<BITS> {

@@ -54,8 +54,8 @@ impl State {
         }
     }
 
-    /// Begins an empty sequence, which gets `len` rows, with the longest sealed chain of tokens, and continues with pages
-    /// that the store has; returns how many tokens they are.
+    /// Begins an empty sequence, which gets `len` rows, with the longest sealed chain of tokens, and continues with
+    /// pages that the store has; returns how many tokens they are.
     fn map_prefix(&mut self, seq: SeqId, tokens: &[u32], len: usize) -> usize {
         let page_size = self.spec.page_size();
         let root = self.sequences[seq].key;
@@ -74,8 +74,8 @@ impl State {
         cached + self.load_prefix(seq, &tokens[cached..], len - cached)
     }
 
-    /// Adds the pages that the store has of these tokens to a sequence, which gets `len` rows more; returns their number
-    /// of tokens.
+    /// Adds the pages that the store has of these tokens to a sequence, which gets `len` rows more; returns their
+    /// number of tokens.
     fn load_prefix(&mut self, seq: SeqId, tokens: &[u32], len: usize) -> usize {
         let page_size = self.spec.page_size();
         let pages = tokens.chunks_exact(page_size);

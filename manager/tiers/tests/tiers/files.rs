@@ -179,8 +179,8 @@ fn two_tiers_on_one_folder_agree() {
     assert_eq!(files(folder.path()).len(), 40);
 }
 
-/// Files that are no blocks where blocks are looked for: of other lengths, however long, of a time to come, pipes; and a
-/// folder that somebody has removed.
+/// Files that are no blocks where blocks are looked for: of other lengths, however long, of a time to come, pipes; and
+/// a folder that somebody has removed.
 #[cfg(unix)]
 #[test]
 fn what_is_no_block_harms_nothing() {

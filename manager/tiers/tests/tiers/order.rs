@@ -148,8 +148,8 @@ fn queued_blocks_are_found_and_their_bytes_are_bounded() {
     assert_eq!((remote.puts, remote.bytes_written, store.num_blocks()), (3, 3 * 96, 3));
 }
 
-/// A private block has no other copy: where the queue is full it waits for room as long as blocks are written, then it is
-/// refused, and once it is queued it is tried again until it is written.
+/// A private block has no other copy: where the queue is full it waits for room as long as blocks are written, then it
+/// is refused, and once it is queued it is tried again until it is written.
 #[test]
 fn private_blocks_wait_for_room_in_the_queue() {
     let store = holding(0..0, &[Fault::Slow(2)]);

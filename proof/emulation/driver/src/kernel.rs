@@ -105,8 +105,8 @@ extern "C" fn cuLaunchKernel(
         if shape != (true, 1, 1, 1, 1, 0) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: the driver API requires an array with a pointer to each parameter, and each kernel has one, of so many
-        // bytes.
+        // SAFETY: the driver API requires an array with a pointer to each parameter, and each kernel has one, of so
+        // many bytes.
         let parameters = unsafe { slice::from_raw_parts((*parameters).cast::<u8>(), code.parameter_bytes) }.into();
         let node = Node::Launch { code: Arc::clone(code), grid: grid_x, block: block_x, parameters };
         match state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {

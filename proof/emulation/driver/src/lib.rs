@@ -7,10 +7,10 @@
 //! `cuMemSetAccess` has said of some, status words atomically. `kvcache_emulate` says how a context's device runs.
 //!
 //! It is stricter than a real driver where the launcher has rules to keep: while any stream is being captured, every
-//! call that allocates (but in a stream's order), waits or loads fails and invalidates the capture, unless its thread has
-//! relaxed that; a launch fails unless the kernel's context is current; allocations of no bytes, and copies
-//! to where they read, fail. It cannot show
-//! whether a real driver accepts the PTX, how long anything takes, or races between streams.
+//! call that allocates (but in a stream's order), waits or loads fails and invalidates the capture, unless its thread
+//! has relaxed that; a launch fails unless the kernel's context is current; allocations of no bytes, and copies to
+//! where they read, fail. It cannot show whether a real driver accepts the PTX, how long anything takes, or races
+//! between streams.
 
 mod context;
 mod kernel;

@@ -23,8 +23,8 @@ fn find_mut(state: &mut State, address: u64, len: usize) -> Result<&mut [u8], CU
         return Ok(&mut []);
     }
     find(state, address, len)?;
-    // SAFETY: the bytes are in an allocation of the state, which is borrowed as long. A launch that is running uses them
-    // only where its user has not waited for it.
+    // SAFETY: the bytes are in an allocation of the state, which is borrowed as long. A launch that is running uses
+    // them only where its user has not waited for it.
     Ok(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address as usize), len) })
 }
 
@@ -82,8 +82,8 @@ extern "C" fn cuMemAllocAsync(address: Out<u64>, len: usize, stream: usize) -> C
     })
 }
 
-/// Says what launches may do with a part of an allocation; they may no more access what no call has named. A real driver
-/// does so for memory that is mapped.
+/// Says what launches may do with a part of an allocation; they may no more access what no call has named. A real
+/// driver does so for memory that is mapped.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemSetAccess(address: u64, len: usize, description: *const CUmemAccessDesc, _count: usize) -> CUresult {
     // SAFETY: the driver API requires a pointer to a description that is valid for this read.

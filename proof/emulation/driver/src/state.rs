@@ -103,7 +103,8 @@ impl State {
         self.functions.retain(|_, function| function.context != context);
     }
 
-    /// Fails while any stream is being captured, and invalidates the capture, unless the thread has no part in captures.
+    /// Fails while any stream is being captured, and invalidates the capture, unless the thread has no part in
+    /// captures.
     pub(crate) fn not_captured(&mut self) -> Result<(), CUresult> {
         if CAPTURE_MODE.get() == CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED {
             return Ok(());

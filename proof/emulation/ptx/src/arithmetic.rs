@@ -1,5 +1,5 @@
-//! What instructions compute, for 32 lanes at once. A register of any width is the low bits of a `u64`, the others zero;
-//! a predicate is 0 or 1.
+//! What instructions compute, for 32 lanes at once. A register of any width is the low bits of a `u64`, the others
+//! zero; a predicate is 0 or 1.
 //!
 //! The forms are the ones that the modules and the mutants have. A new one is a line of [`compute`].
 

@@ -8,8 +8,8 @@
 //! instructions, sectors of global memory and passes over the banks of shared memory. It shows nothing of the driver's
 //! compiler, of the order in which a GPU makes one thread's accesses visible to others, and of time.
 //!
-//! The emulated driver runs launches here, as an [`Emulation`] says: in any order, and with any kernel in the place of an
-//! embedded one. Tests must fail on a kernel with a bug: that proves the tests.
+//! The emulated driver runs launches here, as an [`Emulation`] says: in any order, and with any kernel in the place of
+//! an embedded one. Tests must fail on a kernel with a bug: that proves the tests.
 
 #![expect(missing_docs, reason = "only tests read it: what a name says is not said again")]
 

@@ -171,7 +171,8 @@ impl Run {
         self.lose();
     }
 
-    /// After an update that failed: exactly the sequences with a row in an overwritten slot are lost, and are freed then.
+    /// After an update that failed: exactly the sequences with a row in an overwritten slot are lost, and are freed
+    /// then.
     pub fn lose(&mut self) {
         let overwritten: HashSet<usize> = self.memory.log.overwritten.iter().copied().collect();
         self.memory = self.fresh_memory();

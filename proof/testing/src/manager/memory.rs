@@ -1,5 +1,5 @@
-//! A cache's memory for tests: bytes for the manager, tensors for the operator, and faults on request; for scripts a tag
-//! in each slot.
+//! A cache's memory for tests: bytes for the manager, tensors for the operator, and faults on request; for scripts a
+//! tag in each slot.
 
 use std::cell::Cell;
 
@@ -25,8 +25,8 @@ pub struct Log {
     pub overwritten: Vec<usize>,
 }
 
-/// What a slot of a script's cache has: the number of a row, and its key's rotations since it was written, one after the
-/// other.
+/// What a slot of a script's cache has: the number of a row, and its key's rotations since it was written, one after
+/// the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag {
     pub row: u64,

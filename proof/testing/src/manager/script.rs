@@ -167,8 +167,8 @@ impl Operation {
         }
     }
 
-    /// Operations that leave cached pages, pages that are used in part, pages that move, and lost sequences; and prompts
-    /// that find them.
+    /// Operations that leave cached pages, pages that are used in part, pages that move, and lost sequences; and
+    /// prompts that find them.
     pub fn draw_of_prefixes(entropy: &mut Unstructured) -> Self {
         // Others leave holes.
         let tokens = |entropy: &mut Unstructured| some(entropy, 7, 10, |_| 1);
