@@ -184,11 +184,11 @@ pub(crate) fn stores<'a>(
     let current_rows = current.map(|[key, _]| key.tensor.shape[0]);
     let indices = indices::check(config, index_inputs, &room, current_rows)?;
     let stores = match indices {
-        // SAFETY: `types` has checked the types, `shapes::check` shapes, `tensors` alignment and overlap,
-        // `indices::check` the indices. Each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for
-        // reads or writes of its shape, and borrowed so that no other call writes it. Without `current`, `layer` is
-        // what the stores are used for.
         indices::Checked::Host(indices) => {
+            // SAFETY: `types` has checked the types, `shapes::check` shapes, `tensors` alignment and overlap,
+            // `indices::check` the indices. Each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for
+            // reads or writes of its shape, and borrowed so that no other call writes it. Without `current`, `layer` is
+            // what the stores are used for.
             CheckedStores::Host(unsafe { Stores::assume_checked(geometry, indices, pointers) })
         }
         #[cfg(feature = "cuda")]
