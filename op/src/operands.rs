@@ -83,7 +83,8 @@ impl<'a> Operands<'a> {
     }
 
     /// The inputs of a call on a device whose lengths may add up to fewer rows than its tensors have: see
-    /// [`OutputRows::AtMost`].
+    /// [`OutputRows::AtMost`]. `MultiHeadAttention` takes the number of rows from the shapes of `query` and `key`, and
+    /// static batching needs none.
     #[must_use]
     pub fn with_rows_at_most(mut self, rows: usize) -> Self {
         self.at_most = Some(rows);
@@ -106,7 +107,7 @@ impl<'a> Operands<'a> {
             return Err(Error::Place { input: kind.inputs()[at], got: "a device", expected: "the host" });
         }
         if self.at_most.is_some() && !self.is_on_device() {
-            return Err(Error::InputMissing { input: "kvstarts" });
+            return Err(Error::Place { input: kind.inputs()[0], got: "the host", expected: "a device" });
         }
         Ok(array::from_fn(|at| self.inputs.get(at)?.as_ref()))
     }

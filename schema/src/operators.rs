@@ -3,7 +3,8 @@
 /// The operator's name in a graph.
 pub const NAME: &str = "KeyValueCache";
 
-/// The domains that the operators are registered in: current exports' and, until 2024-04-22, exports'.
+/// The domains that the operators are registered in: the one of current exports, then the one
+/// of exports before 2024-04-22.
 pub const DOMAINS: [&str; 2] = ["opmx.dynamic_batching", "pmx.dynamic_batching"];
 
 /// The operators' version in both [`DOMAINS`].
@@ -113,12 +114,13 @@ impl OperatorKind {
 
     /// Whether the host reads the input of this name also in a call on a device: bounds and counts are checked;
     /// `kvstarts[B]`, in static batching `start_pos`, is the number of keys, unless the shape of `key` tells it.
+    /// Products with quantized matrices are made on the host alone.
     pub fn is_on_host(self, input: &str) -> bool {
         match input {
             "max_seqlen" | "max_kvlen" | "decoding_batches" => true,
             "kvstarts" => self != Self::MultiHeadAttention,
             "start_pos" => self == Self::StaticKeyValueCache,
-            _ => false,
+            _ => matches!(self, Self::QuantizedMatMul | Self::QuantizedGather),
         }
     }
 }
@@ -127,7 +129,8 @@ impl OperatorKind {
 pub mod static_key_value_cache {
     pub use super::{NAME, OUTPUTS, VERSION};
 
-    /// The domains that the operator is registered in: current exports' and, until 2024-04-22, exports'.
+    /// The domains that the operator is registered in: the one of current exports, then the one of exports
+    /// before 2024-04-22.
     pub const DOMAINS: [&str; 2] = ["opmx", "pmx"];
 
     /// The names of the operator's inputs, by position.

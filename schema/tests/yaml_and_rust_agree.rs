@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use kvcache_conformance::{Operator as Of, schemas};
 use kvcache_schema::{
     AttentionAttributes, AttributeSpec, Attributes, Axis, CacheAttentionAttributes, CacheLayout, CacheMode, DOMAINS,
-    ElementType, INPUTS, NAME, OUTPUTS, OperatorAttributes, QuantBit, SCALE_FLOOR, SCHEMA, StaticAttributes,
-    StaticAxis, StaticCacheLayout, TypeCombination, VERSION, multi_head_attention, multi_head_cache_attention,
-    static_key_value_cache,
+    ElementType, INPUTS, NAME, OUTPUTS, OperatorAttributes, OperatorKind, QuantBit, SCALE_FLOOR, SCHEMA,
+    StaticAttributes, StaticAxis, StaticCacheLayout, TypeCombination, VERSION, multi_head_attention,
+    multi_head_cache_attention, static_key_value_cache,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -64,6 +64,8 @@ struct Layout {
 #[derive(Deserialize)]
 struct Operand {
     name: String,
+    #[serde(default)]
+    optional: bool,
 }
 
 #[derive(Deserialize)]
@@ -115,6 +117,7 @@ fn names_domains_and_version() {
     assert_eq!(schema.domains, DOMAINS);
     assert_eq!(schema.version, VERSION);
     assert_eq!(schema.inputs.iter().map(|input| &input.name).collect::<Vec<_>>(), INPUTS.each_ref());
+    optional_agrees(&schema.inputs);
     assert_eq!(schema.outputs.iter().map(|output| &output.name).collect::<Vec<_>>(), OUTPUTS.each_ref());
 }
 
@@ -261,6 +264,7 @@ fn static_batching() {
     assert_eq!((&*yaml.name, yaml.version), (NAME, VERSION));
     assert_eq!(yaml.domains, static_key_value_cache::DOMAINS);
     assert_eq!(yaml.inputs.iter().map(|input| &*input.name).collect::<Vec<_>>(), static_key_value_cache::INPUTS);
+    optional_agrees(&yaml.inputs);
     assert_eq!(yaml.outputs.iter().map(|output| &*output.name).collect::<Vec<_>>(), OUTPUTS);
     attributes_agree(yaml.attributes.iter(), &StaticAttributes::SPEC, &yaml.cache_layouts);
     let axes = |layout: StaticCacheLayout| {
@@ -305,6 +309,7 @@ fn quantized_matrices() {
             (quantized_matmul::DOMAINS.map(str::to_owned).to_vec(), vec!["y".into()])
         );
         assert_eq!(names("inputs"), inputs);
+        optional_agrees(&serde_yaml::from_value::<Vec<Operand>>(yaml["inputs"].clone()).unwrap());
         assert_eq!(names("attributes"), rust.iter().map(|spec| spec.name).collect::<Vec<_>>());
         if !gather {
             let attributes: Vec<Attribute> = serde_yaml::from_value(yaml["attributes"].clone()).unwrap();
@@ -320,10 +325,18 @@ fn quantized_matrices() {
     }
 }
 
+/// A node may leave out the same inputs.
+fn optional_agrees(inputs: &[Operand]) {
+    for input in inputs {
+        assert_eq!(input.optional, OperatorKind::is_optional(&input.name), "{}", input.name);
+    }
+}
+
 fn operator_agrees(yaml: &Operator, inputs: &[&str], outputs: &[&str]) {
     assert_eq!(yaml.domains, DOMAINS, "{}", yaml.name);
     assert_eq!(yaml.version, VERSION, "{}", yaml.name);
     assert_eq!(yaml.inputs.iter().map(|input| &*input.name).collect::<Vec<_>>(), inputs);
+    optional_agrees(&yaml.inputs);
     assert_eq!(yaml.outputs.iter().map(|output| &*output.name).collect::<Vec<_>>(), outputs);
     assert_eq!(yaml.types["T1"].iter().map(|name| element(name)).collect::<Vec<_>>(), multi_head_attention::T1);
 }

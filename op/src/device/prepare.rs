@@ -101,7 +101,9 @@ impl StaticKeyValueCache {
 }
 
 impl MultiHeadAttention {
-    /// Checks a call on a device as far as the host can; nothing is launched yet, and no driver is needed.
+    /// Checks a call on a device as far as the host can; nothing is launched yet, and no driver is needed. A graph of
+    /// CUDA that is replayed with shorter batches comes from [`Operator::check`](crate::Operator::check) of operands
+    /// [`with_rows_at_most`](crate::Operands::with_rows_at_most).
     ///
     /// # Errors
     /// Every [`Error`](crate::Error) that concerns the types, shapes and memory of the inputs, and the values of

@@ -186,9 +186,9 @@ pub(crate) fn stores<'a>(
     let stores = match indices {
         indices::Checked::Host(indices) => {
             // SAFETY: `types` has checked the types, `shapes::check` shapes, `tensors` alignment and overlap,
-            // `indices::check` the indices. Each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`, for
-            // reads or writes of its shape, and borrowed so that no other call writes it. Without `current`, `layer` is
-            // what the stores are used for.
+            // `indices::check` the indices. Each tensor's memory is valid for 'a, as a slice or by `from_raw_parts`,
+            // for reads or writes of its shape, and borrowed so that no other call writes it. Without `current`,
+            // `layer` is what the stores are used for.
             CheckedStores::Host(unsafe { Stores::assume_checked(geometry, indices, pointers) })
         }
         #[cfg(feature = "cuda")]

@@ -29,7 +29,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Test = (&'static str, fn(&Gpu) -> Result<(), Failed>);
 
-const TESTS: [Test; 30] = [
+const TESTS: [Test; 31] = [
     ("streams::every_module_is_taken_by_the_driver", streams::every_module_is_taken_by_the_driver),
     ("golden::key_value_cache", |_| golden::pass(Suite::KeyValueCache)),
     ("golden::static_batching", |_| golden::pass(Suite::Static)),
@@ -40,6 +40,7 @@ const TESTS: [Test; 30] = [
     ("status::keeps_the_first_finding", status::keeps_the_first_finding),
     ("status::attention_that_the_host_cannot_refuse", status::attention_that_the_host_cannot_refuse),
     ("agree::small_calls", agree::small_calls),
+    ("agree::medium_calls", agree::medium_calls),
     ("agree::large_calls", agree::large_calls),
     ("agree::static_calls", agree::static_calls),
     ("agree::rotated_calls", agree::rotated_calls),

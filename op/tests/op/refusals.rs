@@ -229,12 +229,25 @@ fn operands_by_position() {
     #[cfg(feature = "cuda")]
     {
         use kvcache_op::cuda::DeviceRef;
+        use kvcache_op::schema::OperatorKind;
         // SAFETY: the call is refused before it accesses anything.
         let on_device = |shape: &[usize]| unsafe { DeviceRef::from_raw_parts(ElementType::Float32, shape, 64).into() };
         let error = refused(&|operands| operands[1] = Some(on_device(&[2, 2, 4])));
         assert_eq!(error.to_string(), "current_value is in memory of a device, expected memory of the host");
         let error = refused(&|operands| operands[0] = Some(on_device(&[2, 2, 4])));
         assert_eq!(error, Error::Place { input: "current_value", got: "the host", expected: "a device" });
+        // The operators of quantized matrices have no calls on devices.
+        for (kind, input) in [(OperatorKind::QuantizedMatMul, "x"), (OperatorKind::QuantizedGather, "indices")] {
+            let quantized = Operator::new(kind, |attributes| {
+                for (name, value) in [("N", 16), ("K", 32), ("bits", 4), ("block_size", 32)] {
+                    assert!(attributes.set(name, value));
+                }
+                Ok::<_, Error>(())
+            });
+            let operands = (0..3).map(|_| Some(on_device(&[1, 32]))).collect();
+            let error = quantized.and_then(|quantized| quantized.check(operands).map(drop)).unwrap_err();
+            assert_eq!(error, Error::Place { input, got: "a device", expected: "the host" });
+        }
     }
 }
 
