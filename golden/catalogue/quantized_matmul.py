@@ -179,6 +179,8 @@ def _refused() -> Iterator[tuple[str, bytes]]:
     for i, (part, values, error, mentions) in enumerate(shapes):
         name = f"refused-{part}-{i}"
         yield _case(name, f"{part} is misshapen", ["shapes"], _attributes(4), whole | {part: values}, error, mentions)
+    about, mentions = "a row of K columns, which has no second half", [f"x has {K} in axis 1", f"expected {2 * K}"]
+    yield _case("refused-x-gated", about, ["shapes"], _attributes(4, gate=1), whole, "shape_mismatch", mentions)
     gathered = {"indices": np.array([1, 2]), **_matrix(name, 4, 32, True)}
     attributes = {key: value for key, value in _attributes(4).items() if key != "activation_bits"}
     for index in (-1, N, 2**62):

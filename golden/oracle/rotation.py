@@ -1,6 +1,7 @@
 """The rotation of keys before they are quantized: blocks of the normalized Sylvester-Hadamard matrix, its own inverse.
 
-Of a matrix M of order n the matrix of order 2n is [[M, M], [M, -M]]; its butterflies are additions and subtractions.
+The matrix of order 2n is [[M, M], [M, -M]], where M is the one of order n; its butterflies are additions and
+subtractions.
 """
 
 from __future__ import annotations

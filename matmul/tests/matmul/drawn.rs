@@ -14,7 +14,7 @@ use kvcache_testing::guarded::{Guard, Guarded};
 pub struct Drawn {
     shape: MatrixShape,
     activations: Activations,
-    gate: Gate,
+    pub gate: Gate,
     guard: Guard,
     panels: Guarded,
     scales: Guarded,

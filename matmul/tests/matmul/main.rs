@@ -58,6 +58,17 @@ fn rows_beyond_the_memory_for_them() {
     }
 }
 
+/// Rows of more elements than are gated at once.
+#[test]
+fn gated_rows_of_several_parts() {
+    let shape = MatrixShape { n: 17, k: 1100, bits: 4, block_size: 32 };
+    for gate in [Gate::Silu, Gate::Gelu] {
+        let gated = |seed| Drawn::new(&mut Unstructured::seed(seed), shape, Activations::Int16, 3);
+        let drawn = (0..).map(gated).find(|drawn| drawn.gate == gate).expect("seeds do not end");
+        check(&drawn, &Serial);
+    }
+}
+
 /// The largest sums that there are.
 #[test]
 fn codes_and_activations_at_their_limits() {
