@@ -21,6 +21,7 @@ from kvcache_ops.text._text_stream import TextStream
 from tokenizers.pre_tokenizers import ByteLevel
 
 from compare import refused
+from test_tiers import Store
 from tiny_models import TOKENS, Run, random_tensors, with_nan, write_gguf
 
 PROMPTS = [
@@ -96,6 +97,15 @@ def test_equal_prompts_at_once(path: Path, alone: list[list[int]], budget: int) 
     assert [request.answer for request in requests] == [alone[1]] * 3
     assert [request.cached for request in requests] == [0, 32, 32]
     assert sum(sizes) == 40 + 8 + 8 + 3 * 11 and max(sizes) <= budget
+    # Whichever comes first, the shorter one is computed with whole budgets, and then the rest of the longer one.
+    prefix, steps = [7 * i % 60 + 3 for i in range(400)], list[int]()
+    prompts = [prefix + [5] * 60, prefix + [9] * 8]
+    for ordered in (prompts, prompts[::-1]):
+        sharing = stepped(path, token_budget=32)
+        asked = [sharing.submit(prompt, max_new_tokens=1) for prompt in ordered]
+        steps.append(1 + sum(iter(sharing.step, False)))
+        assert {request.finish for request in asked} == {"length"} and max(r.cached for r in asked) == 400
+    assert steps == [15, 15]  # of 408 + 60 tokens
     unshared = stepped(path, token_budget=512, prefix_sharing=False)
     requests = [unshared.submit(PROMPTS[1], max_new_tokens=12) for _ in range(3)]
     assert unshared.step() and unshared.step() and all(request.answer for request in requests)
@@ -266,14 +276,22 @@ def test_a_request_that_is_cancelled_within_a_step(path: Path, alone: list[list[
     assert bad.finish == "cancelled" and bad.answer == alone[0][:1]
 
 
-def test_an_interrupted_step(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in a step that the caller makes comes after it: nobody loses a token."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_step(
+    path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Ctrl-C in a step that the caller makes comes after it, as SIGTERM does: nobody loses a token."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
     shared, draw = stepped(path), Sampler.__call__
     requests, calls = [shared.submit(prompt, max_new_tokens=12) for prompt in PROMPTS], iter(range(10**6))
 
     def interrupted(sampler: Sampler, logits: np.ndarray) -> int:
         if next(calls) % 5 == 1:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return draw(sampler, logits)
 
     monkeypatch.setattr(Sampler, "__call__", interrupted)
@@ -289,6 +307,7 @@ def test_an_interrupted_step(path: Path, alone: list[list[int]], monkeypatch: py
     with refused("prompt_empty"):
         shared.generate([PROMPTS[0], []])
     assert not shared.step() and shared.manager.stats()["sequences"] == 0
+    signal.signal(number, before)
 
 
 def test_requests_that_are_dropped_at_any_place(path: Path, alone: list[list[int]]) -> None:
@@ -639,3 +658,23 @@ def test_a_reused_prefix_gives_the_bits_of_a_recomputed_one(cache: str, tmp_path
     assert logits(first) == (0, alone[1])
     assert first.close(30)
     assert logits(with_folder()) == (56, alone[1])
+
+
+def test_prompts_that_wait_do_not_read_the_tiers_again(path: Path) -> None:
+    """A block is read when a prompt gets a place, and when it gets its first part of a step."""
+
+    class Counting(Store):
+        hits = 0
+
+        def get(self, key: str, default: object = None) -> bytes | None:
+            self.hits += key in self
+            return super().get(key, default)
+
+    store = Counting()
+    prefixes = [[(7 * i + 13 * k) % 60 + 3 for i in range(32)] for k in range(4)]
+    first = stepped(path, tiers=[store])
+    first.generate(prefixes, max_new_tokens=1)
+    assert first.close() and len(store) == 16 and not store.hits
+    later = stepped(path, tiers=[store], token_budget=16)
+    requests = later.generate([[*prefix, *range(3, 53)] for prefix in prefixes], max_new_tokens=1)
+    assert [request.cached for request in requests] == [32] * 4 and 16 <= store.hits <= 32

@@ -104,7 +104,8 @@ def test_a_step_that_fails(path: Path, alone: list[list[int]], monkeypatch: pyte
 def test_a_thread_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All open requests have its error, which the engine says from then on, to each call by name."""
     shared = engine(path, max_batch=1, token_budget=64)
-    begun, fail = Event(), Event()
+    begun, fail, told = Event(), Event(), list[object]()
+    shared.watch(lambda _, changed: told.extend(state.tag for state in changed if state.finish is not None))
 
     def failing(*_: object) -> None:
         begun.set()
@@ -116,13 +117,15 @@ def test_a_thread_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(shared._scheduler, "_run", failing)
     monkeypatch.setattr(shared._scheduler, "_free", broken)
-    running, waiting = (shared.submit(prompt, max_new_tokens=12) for prompt in PROMPTS[:2])
+    running, waiting = (shared.submit(prompt, max_new_tokens=12, tag=prompt) for prompt in PROMPTS[:2])
     assert begun.wait(60)
+    late = shared.submit(PROMPTS[2], tag=PROMPTS[2])
     fail.set()
-    for request in (running, waiting):
+    for request in (running, waiting, late):
         with refused("engine_ended", "the engine has ended: the manager is broken"):
             list(request)
-    soon(lambda: shared.loop.failure is not None)
+    soon(lambda: all(prompt in told for prompt in PROMPTS[:3]))
+    assert shared.loop.failure is not None
     for call in (lambda: shared.submit("a"), lambda: shared.generate(["a"]), shared.step, lambda: list(running)):
         with refused("engine_ended"):
             call()
@@ -146,9 +149,11 @@ def test_an_engine_that_nobody_has(path: Path) -> None:
 
 
 def test_what_a_server_is_told(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step's news, and each end, also where a client goes while its answer ends by itself; `None` ends that."""
+    """Each step's news, and each end, also where a client goes while its answer ends by itself."""
     shared, told, draw = engine(path), list[tuple[object, int, str | None]](), Sampler.__call__
-    shared.watch(lambda _, changed: told.extend((state.tag, len(state.answer), state.finish) for state in changed))
+    end = shared.watch(
+        lambda _, changed: told.extend((state.tag, len(state.answer), state.finish) for state in changed)
+    )
     request = shared.submit(PROMPTS[0], max_new_tokens=12, tag="mine")
     assert list(request) and not shared.step()
     assert told == [*(("mine", count, None) for count in range(1, 12)), ("mine", 12, "length")]
@@ -162,7 +167,7 @@ def test_what_a_server_is_told(path: Path, alone: list[list[int]], monkeypatch: 
     request = shared.submit(PROMPTS[0], max_new_tokens=1, tag="gone")
     soon(lambda: ("gone", 1, "cancelled") in told)
     monkeypatch.undo()
-    shared.watch(None)
+    end()
     told.clear()
     assert shared.generate(PROMPTS[:1], max_new_tokens=12)[0].answer == alone[0] and not told
 

@@ -249,8 +249,8 @@ def test_what_waits_is_not_told_at_each_step(path: Path) -> None:
         engine = Engine(path, threads=1, max_tokens=256, max_batch=1, threaded=False)
         dispatcher, counts = Dispatcher(engine, Metrics(), 1000), list[int]()
         answers = Answers(dispatcher, 1 + count, 1)
-        on_step = engine._scheduler.on_step
-        engine.watch(lambda *step: counts.append(calls(lambda: on_step(*step))))
+        [(key, on_step)] = engine._scheduler.watchers.items()
+        engine._scheduler.watchers[key] = lambda *step: counts.append(calls(lambda: on_step(*step)))
         answers.submit([[5, 6]] * (1 + count), [None] * (1 + count), {"max_new_tokens": 20, "seed": None})
         for _ in range(5):
             engine.step()
@@ -259,3 +259,21 @@ def test_what_waits_is_not_told_at_each_step(path: Path) -> None:
         return min(counts)
 
     assert asyncio.run(told(1)) == asyncio.run(told(300))
+
+
+def test_two_applications_over_one_engine(path: Path) -> None:
+    """Each has its own places, and its own answers."""
+
+    async def answered() -> list[str]:
+        engine = Engine(path, threads=1, max_tokens=256)
+        dispatchers = [Dispatcher(engine, Metrics(), 1) for _ in range(2)]
+        texts = list[str]()
+        for dispatcher in dispatchers * 2:
+            answers = Answers(dispatcher, 1, 1)
+            answers.submit([[5, 6]], [None], {"max_new_tokens": 4, "seed": None})
+            texts.append("".join([piece.text async for piece in answers.pieces() if piece is not None]))
+        assert [dispatcher._count for dispatcher in dispatchers] == [0, 0]
+        return texts
+
+    [text] = set(asyncio.run(answered()))
+    assert text

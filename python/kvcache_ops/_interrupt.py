@@ -6,23 +6,24 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event, current_thread, main_thread
+from threading import current_thread, main_thread
 
 
 @contextmanager
 def postponed_interrupt() -> Iterator[None]:
-    """Ctrl-C comes at the end of what must not end in the middle."""
-    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is None:  # it is not Python's
-        yield
-        return
-    interrupted = Event()
-    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    """Ctrl-C, and a request to end that Python handles, come at the end of what must not end in the middle."""
+    postponed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if current_thread() is main_thread() else ()
+    before = {number: handler for number in postponed if callable(handler := signal.getsignal(number))}
+    came: list[int] = []
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if interrupted.is_set():
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 @contextmanager

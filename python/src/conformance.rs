@@ -180,7 +180,7 @@ fn received(Sent(name, shape, bytes): Sent<'_>) -> PyResult<Tensor> {
 }
 
 /// Runs the cases of suites, those in `folder` or in this library, whose names contain `filter`; there is one at least.
-/// With `messages`, those of refusals must mention what the cases say; cases outside of `only` are not run. With a
+/// With `messages`, refusals must mention what the cases say; cases outside of `only` are not run. With a
 /// number and a seed in `on_demand`, that many cases more are made. `jobs` cases are run at once.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "the function that Python's users call has them")]

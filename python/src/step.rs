@@ -228,9 +228,9 @@ impl Step {
     ///
     /// Shape (s, k); in mode "cells", over the keys of the second entry, (s rounded up to 32, n_kv). Rows of padding
     /// are -inf: ignore what attention makes of them. dtype: "float32" or "float16", or numpy's. window: the last
-    /// positions that a row sees, its own included, beside the first `sink` rows; "spec" is that of the CacheSpec, None
-    /// sees all. alibi: slopes, one per head; the mask then has shape (len(alibi), rows, columns), and is -abs(pos_q -
-    /// pos_k) * slope where a key is seen.
+    /// positions that a row sees, its own included, beside the first `sink` rows; "spec" is the CacheSpec's, None
+    /// sees all. alibi: slopes, one per head; the mask then has shape (len(alibi), rows, columns), and is
+    /// -abs(pos_q - pos_k) * slope where a key is seen.
     ///
     /// Raises ManagerError for numbers out of range, and of kind step_closed.
     #[pyo3(

@@ -67,7 +67,7 @@ impl FileTier {
 }
 
 /// Blocks in an object store: "s3://bucket/prefix", "gs://...", "az://...", or "file:///folder". Further options are
-/// those of the Rust crate object_store, by their names ("aws_endpoint", "aws_access_key_id", "allow_http" ...); what
+/// of the Rust crate object_store, by their names ("aws_endpoint", "aws_access_key_id", "allow_http" ...); what
 /// is not given is read from the environment. What is there is bounded by the store's own rules (a lifecycle of the
 /// bucket).
 ///

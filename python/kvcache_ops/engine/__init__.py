@@ -163,16 +163,18 @@ class Engine:
 
     @property
     def running(self) -> list[RequestState]:
-        """The requests that steps compute now, the youngest last; others wait."""
+        """The states, as `watch` gives them, of the requests that steps compute now, the youngest last; others wait."""
         return self._scheduler.running
 
-    def watch(self, on_step: Callable[[float, list[RequestState]], None] | None) -> None:
-        """Has a function called after each step, in its thread, for servers; None ends that.
+    def watch(self, on_step: Callable[[float, list[RequestState]], None]) -> Callable[[], object]:
+        """Has a function called after each step, in its thread, for servers; returns a function that ends that.
 
         It gets the seconds of the step and the requests of which there is more to read, each with its `tag`; it must
         neither raise nor wait.
         """
-        self._scheduler.on_step = on_step
+        watchers, key = self._scheduler.watchers, object()
+        watchers[key] = on_step
+        return lambda: watchers.pop(key, None)
 
     def json_grammar(self, schema: Mapping[str, Any] | None = None) -> Grammar:
         """A grammar of JSON for `Sampling.grammar`: of a schema, by default any object. Does not wait for a step.

@@ -59,9 +59,10 @@ class Scheduler:
         self._logits = np.empty((max_batch, vocab_size), np.float32)
         self._binding = session.io_binding()
         caches.bind(self._binding)
+        self._asked: set[RequestState] = set()  # in this step, what of them is cached
         self._closed: KvCacheError | None = None
         self.idle = True  # a further step would compute nothing
-        self.on_step: Callable[[float, list[RequestState]], None] | None = None
+        self.watchers: dict[object, Callable[[float, list[RequestState]], None]] = {}
 
     @property
     def running(self) -> list[RequestState]:
@@ -72,8 +73,12 @@ class Scheduler:
         """Lets a request wait for a place, unless it was cancelled before."""
         if self._closed is not None:
             state.end("error", self._closed)
+            self._changed[state] = None
+            self._tell(0.0)
         elif state.finish is None:
             self._waiting[state] = None
+        else:
+            self._changed[state] = None  # the next step tells its end
 
     def forget(self, state: RequestState) -> None:
         """Frees the place of a request that was cancelled."""
@@ -95,7 +100,11 @@ class Scheduler:
         What it raises ends the requests that run, with the error "step_failed"; without any, it is raised.
         """
         begin = perf_counter()
+        self._asked.clear()
         try:
+            for state in self.running:
+                if state.finish is not None:  # cancelled by a thread that has not yet said `forget`
+                    self.forget(state)
             self._join()
             computed = self._advance()
         except BaseException as error:  # of ONNX Runtime, or a panic in Rust
@@ -116,8 +125,9 @@ class Scheduler:
         changed, self._changed = list(self._changed), {}
         for state in changed:
             state.tell()
-        if self.on_step is not None and (changed or self._running):
-            self.on_step(seconds, changed)
+        if changed or self._running:
+            for on_step in list(self.watchers.values()):
+                on_step(seconds, changed)
 
     def _join(self) -> None:
         """Lets requests run in their order. A preempted request waits until all of it fits.
@@ -142,6 +152,13 @@ class Scheduler:
             state.sequence = self._manager.create(salt=os.urandom(16) if state.scoring else b"")
             del self._waiting[state]
             self._running[state] = None
+            self._find(state)  # short ones come first, and what is cached is not computed
+
+    def _find(self, state: RequestState) -> None:
+        """Asks what of a prompt is cached, once in a step: tiers read it."""
+        if state not in self._asked and not state.scoring:  # what would be found in the cache has no logits
+            self._asked.add(state)
+            state.found = self._manager.find_prefix(Append(state.sequence, tokens=state.context))
 
     def _has_room(self, tokens: int, free: list[int]) -> bool:
         return self._caches.has_room(tokens, len(self._running), free)
@@ -232,11 +249,8 @@ class Scheduler:
     def _begin(self) -> tuple[Step | GroupsStep, list[tuple[RequestState, int]]] | None:
         """Opens a step, and gives it with its parts. Without room for all, the youngest requests wait."""
         lookup = self._lookup
-        for state in self._running:
-            if not state.stored and not state.scoring:  # what would be found in the cache has no logits
-                state.found = self._manager.find_prefix(Append(state.sequence, tokens=state.context))
         while self._running:
-            parts = self._parts(lookup)
+            parts, awaited = self._parts(lookup)
             if not parts:  # all running requests are being saved
                 return None
             appends = [Append(s.sequence, tokens=s.context[s.stored : s.stored + n] + s.guess) for s, n in parts]
@@ -257,6 +271,8 @@ class Scheduler:
                     self._preempt(next(s for s in self.running[::-1] if s.missing))
                 continue
             if len(step.token_ids) <= self._budget:
+                for state, end in awaited.items():
+                    state.awaited = end
                 return step, parts
             step.rollback()  # a prefix was evicted for another request of this step
             for a, cached in zip(step.order, step.cached):
@@ -264,19 +280,31 @@ class Scheduler:
                 state.found = min(state.found, int(cached))
         return None
 
-    def _parts(self, lookup: int) -> list[tuple[RequestState, int]]:
-        """The requests of the step, each with its number of tokens, cached ones included.
+    def _parts(
+        self, lookup: int, reserve: bool = True
+    ) -> tuple[list[tuple[RequestState, int]], dict[RequestState, int]]:
+        """The requests of the step, each with its number of tokens, cached ones included; and the pages awaited.
 
-        The rest of the budget goes to guesses.
+        reserve: whether the oldest prompt gets half of the budget. The rest of the budget goes to guesses.
         """
-        oldest = next((s for s in self._running if s.missing > 1), None)
+        oldest = next((s for s in self._running if s.missing > 1), None) if reserve else None
         left = self._budget - sum(s.missing == 1 for s in self._running)
         reserved = 0 if oldest is None else min(oldest.missing, (left + 1) // 2)
         left, parts, scored = self._budget - reserved, list[tuple[RequestState, int]](), self._most_scored
+        awaited = dict[RequestState, int]()
         for state in sorted(self._running, key=lambda s: s.missing):
-            if not state.stored and self._awaits(state, parts):
-                continue
-            computed = reserved if state is oldest else 0
+            if not state.stored:
+                if left or state is oldest:
+                    self._find(state)
+                if (end := self._awaits(state, parts)) is not None:
+                    if state is oldest:  # others get its half
+                        return self._parts(lookup, reserve=False)
+                    awaited[state] = end
+                    continue
+            computed = 0
+            if state is oldest:
+                computed = min(reserved, state.missing)
+                left += reserved - computed
             more = min(state.missing - computed, left)
             left -= more
             computed += more
@@ -291,19 +319,17 @@ class Scheduler:
                 room = min(self._context_length - len(state.context), state.missing_answer - 1, left, lookup)
                 state.guess = state.lookup.guess(state.context, room) if room > 0 else []
                 left -= len(state.guess)
-        return parts
+        return parts, awaited
 
-    def _awaits(self, state: RequestState, parts: list[tuple[RequestState, int]]) -> bool:
-        """Whether a new prompt waits for its next page, which the step computes for another request.
+    def _awaits(self, state: RequestState, parts: list[tuple[RequestState, int]]) -> int | None:
+        """The end of a new prompt's next page, if it waits for that: the step computes it for another request.
 
         The next step finds it. No page is awaited twice: where requests do not share, the second step computes it.
         """
         end = state.found + self._page
         others = (other.context for other, n in parts if other.stored < end <= other.stored + n)
-        if state.awaited < end < len(state.context) and any(other[:end] == state.context[:end] for other in others):
-            state.awaited = end
-            return True
-        return False
+        waits = state.awaited < end < len(state.context)
+        return end if waits and any(other[:end] == state.context[:end] for other in others) else None
 
     def _shift(self, state: RequestState) -> None:
         """Drops tokens after the first `keep` of a full context, or ends the request."""

@@ -72,6 +72,8 @@ def quantized_matmul(
 ) -> Any:
     """QuantizedMatMul: float32 rows (..., K) times the transpose of a quantized matrix (N, K), (..., N).
 
+    With the attribute gate, 1 for SiLU or 2 for GELU, x is (..., 2K): its first half gates its second.
+
         panels = pack_panels(codes, bits=4, block_size=32)
         y = quantized_matmul(dict(N=N, K=K, bits=4, block_size=32, activation_bits=16), x, panels, pack_scales(scales))
 

@@ -12,7 +12,7 @@ from math import isfinite
 from threading import RLock, Timer
 from time import perf_counter
 from typing import Any
-from weakref import WeakMethod, WeakSet
+from weakref import WeakMethod, WeakSet, finalize
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine import Engine, Request, TokenLogprobs
@@ -43,13 +43,19 @@ class Choice:
     """One answer to a call, and how much of it has been sent. It is the tag of its request.
 
     `echo`: the text of the prompt, if the answer begins with it. `news`: gets the request once there is more to send;
-    a reader that is slow gets larger pieces, not more of them.
+    a reader that is slow gets larger pieces, not more of them. `owner`: of its dispatcher, which others may share the
+    engine with.
     """
 
     def __init__(
-        self, index: int, echo: str | None, loop: asyncio.AbstractEventLoop, news: asyncio.Queue[RequestState | None]
+        self,
+        index: int,
+        echo: str | None,
+        loop: asyncio.AbstractEventLoop,
+        news: asyncio.Queue[RequestState | None],
+        owner: object,
     ) -> None:
-        self.loop, self.news, self._index, self._echo = loop, news, index, echo
+        self.loop, self.news, self.owner, self._index, self._echo = loop, news, owner, index, echo
         self._said = self._scored = 0  # characters of the answer after its echo, and logprobs, that were sent
         self._told = self._ended = False  # the echo; the last piece
         self.queued = False  # in `news`
@@ -100,8 +106,9 @@ class Dispatcher:
         self._started = self._closed = False
         self._timer: Timer | None = None
         self._sent: float | None = None  # the oldest news that a loop has not taken
+        self.owner = object()
         on_step = WeakMethod(self._on_step)  # the engine's thread keeps nobody alive
-        engine.watch(lambda *step: (method := on_step()) and method(*step))
+        finalize(self, engine.watch(lambda *step: (method := on_step()) and method(*step)))
         metrics.watch(engine, lambda: self._count, self.stuck)
 
     def start(self) -> None:
@@ -165,7 +172,7 @@ class Dispatcher:
         news: dict[asyncio.AbstractEventLoop, list[RequestState]] = defaultdict(list)
         for state in changed:
             choice = state.tag
-            if not isinstance(choice, Choice) or choice.closed:
+            if not isinstance(choice, Choice) or choice.owner is not self.owner or choice.closed:
                 continue
             if state.answer and not choice.tokens:
                 self._metrics.first_token.observe(perf_counter() - choice.begin)
@@ -217,7 +224,7 @@ class Answers:
         """
         seed = sampling["seed"]
         for i in range(len(prompts) * self._n):
-            choice = Choice(i, echoes[i // self._n], self._loop, self._news)
+            choice = Choice(i, echoes[i // self._n], self._loop, self._news, self._dispatcher.owner)
             seeded = {"seed": None if seed is None else (seed + i % self._n) % LARGEST_SEED}
             with self._lock:
                 if self._cancelled:
