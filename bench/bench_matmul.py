@@ -6,9 +6,8 @@
 
 Every instruction set up to KVCACHE_INSTRUCTION_SET is measured, called directly, and the best one as `QuantizedMatMul`
 in ONNX Runtime, against `MatMulNBits` of level 4 and float32's `MatMul`. Matrices are initializers there, so that the
-runtime packs its own. An answer that
-differs from float64's with the same weights by more than its activations' rounding explains ends the benchmark.
-Contenders are measured in turn; figures are medians of ratios within a round.
+runtime packs its own. An answer that differs from float64's with the same weights by more than its activations'
+rounding explains ends the benchmark. Contenders are measured in turn; figures are medians of ratios within a round.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ use super::block::{Blocks, Heads, Rows, StridedCopy};
 ///
 /// # Safety
 /// The instruction set is supported. Every row is valid for reads, its copies are valid for writes, and these do not
-/// overlap.
+/// overlap. A streaming function writes whole lines to whole lines; a narrow one to multiples of 16 bytes.
 pub(crate) type CopyFunction = unsafe fn(&StridedCopy);
 
 /// Moves rows between values and the cache.

@@ -57,11 +57,11 @@
 //! CUDA provider. It links nothing of CUDA: the driver is opened when a session puts a node on the provider, so the
 //! same file runs CPU sessions on machines without CUDA. `docs/CUDA.md` in the repository has the kernels, their limits
 //! and what becomes of errors that they find. In ONNX Runtime:
-//! - `kvstarts` (but not in `MultiHeadAttention`), `max_seqlen`, `max_kvlen` and `decoding_batches` are read on the
-//!   host. Where a graph computes them on the device, the runtime copies them, and waits for the copy. All other
-//!   tensors stay on the device. Bind `cache` and `scale` there
-//!   (`io.bind_input("cache", "cuda", 0, ...)`): an array given to `session.run` is copied, and what is written is
-//!   lost.
+//! - `kvstarts` (but not in `MultiHeadAttention`), `max_seqlen`, `max_kvlen`, `decoding_batches` and the `start_pos`
+//!   of static batching are read on the host. Where a graph computes them on the device, the runtime copies them, and
+//! waits for the copy. All other   tensors stay on the device. Bind `cache` and `scale` there
+//! (`io.bind_input("cache", "cuda", 0, ...)`): an array given to `session.run` is copied, and what is written is
+//! lost.
 //! - An error that the kernels find is reported by the **next** call of the node, which fails and does nothing. To learn
 //!   of the last call's errors, make a call of no sequences after it.
 //!

@@ -17,8 +17,8 @@ const BURST: usize = 4;
 /// Copies rows by plain stores.
 pub(crate) struct CopyRows;
 
-/// Copies rows by non-temporal stores: the copies are whole lines, at line-aligned addresses. Rows may be at any
-/// address.
+/// Copies rows by non-temporal stores: the copies are as long as whole lines, at addresses that the set's non-temporal
+/// stores need. Rows may be at any address.
 pub(crate) struct StreamRows;
 
 /// Copies rows, once, to any address: lines by non-temporal stores, what is less than a line at either end by plain
@@ -44,7 +44,7 @@ impl<S: Simd> Function<S> for StreamRows {
     #[inline(always)]
     unsafe fn run(all: &StridedCopy) {
         // One copy, the common case, is known to the compiler.
-        // SAFETY: the rows and their copies, whole lines, are valid: CopyFunction's condition.
+        // SAFETY: the rows and their copies are valid: CopyFunction's condition.
         unsafe { if all.copies == 1 { stream_rows::<S>(all, 1) } else { stream_rows::<S>(all, all.copies) } }
     }
 }
@@ -93,7 +93,7 @@ unsafe fn copy_rows<S: Simd>(all: &StridedCopy, copies: usize) {
 #[inline(always)]
 unsafe fn stream_rows<S: Simd>(all: &StridedCopy, copies: usize) {
     for r in 0..all.rows {
-        // SAFETY: r < rows, so this is one of the caller's rows, and its copies are whole aligned lines.
+        // SAFETY: r < rows, so this is one of the caller's rows, and its copies are as long as lines, and aligned.
         unsafe {
             let (from, to) = (all.from.add(r * all.from_step), all.to.add(r * all.to_step));
             match all.prefetch {

@@ -13,8 +13,8 @@ use super::group::{decode_group, product, read_codes};
 use super::lane_tables::{groups_in_register, registers_per_scales};
 use super::quant_simd::{LONG, ODD, QuantSimd, prefetch_bytes};
 
-/// Loads values V from codes Q with scales T, in groups of `GROUP`; with `STREAM` rows are whole registers and written
-/// to whole lines.
+/// Loads values V from codes Q with scales T, in groups of `GROUP`; with `STREAM` rows are whole registers, at
+/// addresses that non-temporal stores need.
 pub(crate) struct LoadQuantized<Q, V, T, const GROUP: usize, const STREAM: bool>(PhantomData<(Q, V, T)>);
 
 impl<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize, const STREAM: bool> Function<S>

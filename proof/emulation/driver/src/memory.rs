@@ -82,8 +82,8 @@ extern "C" fn cuMemAllocAsync(address: Out<u64>, len: usize, stream: usize) -> C
     })
 }
 
-/// Says what launches may do with a part of an allocation; they may no more access what no call has named. A real
-/// driver does so for memory that is mapped.
+/// Says what launches may do with a part of an allocation; after the first such call they may access named parts alone.
+/// A real driver does so for memory that is mapped.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemSetAccess(address: u64, len: usize, description: *const CUmemAccessDesc, _count: usize) -> CUresult {
     // SAFETY: the driver API requires a pointer to a description that is valid for this read.

@@ -206,7 +206,8 @@ impl Operation {
 }
 
 impl Operation {
-    /// Operations of a manager with a store: as `draw`, without reloads and swaps.
+    /// Operations of a manager with a store: as `draw`, without reloads, and with swaps, offloads and
+    /// operations of prefixes.
     pub fn draw_with_store(entropy: &mut Unstructured) -> Self {
         match entropy.below(12) {
             0 | 1 => Self::SwapOut(entropy.below(8)),
