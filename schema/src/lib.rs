@@ -19,8 +19,8 @@ pub use cache_mode::CacheMode;
 pub use combinations::TypeCombination;
 pub use element::ElementType;
 pub use operators::{
-    DOMAINS, INPUTS, NAME, OUTPUTS, OperatorKind, SCHEMA, VERSION, multi_head_attention, multi_head_cache_attention,
-    quantized_gather, quantized_matmul, static_key_value_cache,
+    DOMAINS, INPUTS, NAME, OUTPUTS, OperatorKind, Role, SCHEMA, VERSION, multi_head_attention,
+    multi_head_cache_attention, quantized_gather, quantized_matmul, static_key_value_cache,
 };
 pub use quant::{MAX_ROTATION_ORDER, QuantBit, SCALE_FLOOR, STATIC_SCALES, rotation_order};
 pub use static_cache_layout::{StaticAxis, StaticCacheDims, StaticCacheLayout, StaticCacheStrides};

@@ -1,5 +1,7 @@
 //! The operators by name: domains, inputs and outputs, and their schemas as data.
 
+use crate::ElementType;
+
 /// The operator's name in a graph.
 pub const NAME: &str = "KeyValueCache";
 
@@ -109,7 +111,7 @@ impl OperatorKind {
 
     /// Whether a node may leave out the input of this name.
     pub fn is_optional(input: &str) -> bool {
-        matches!(input, "scale" | "attn_mask" | "head_sink" | "minima" | "bias")
+        matches!(Role::of(input), Role::Scale | Role::Mask) || matches!(input, "minima" | "bias")
     }
 
     /// Whether the host reads the input of this name also in a call on a device: bounds and counts are checked;
@@ -122,6 +124,58 @@ impl OperatorKind {
             "start_pos" => self == Self::StaticKeyValueCache,
             _ => matches!(self, Self::QuantizedMatMul | Self::QuantizedGather),
         }
+    }
+}
+
+/// What an input is for. Its name tells: every operator calls the same thing by the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Queries, keys or values, of T1.
+    Rows,
+    /// `cache`, of T2, which the operator writes.
+    Cache,
+    /// `scale`, of T3, which the operator writes.
+    Scale,
+    /// `attn_mask` and `head_sink`: of T1, or of any type if it has no elements.
+    Mask,
+    /// Indices, bounds and counts.
+    Index,
+    /// What is of float32 in every node of `QuantizedMatMul` and `QuantizedGather`.
+    Floats,
+    /// Codes of a quantized matrix.
+    Panels,
+}
+
+impl Role {
+    /// What the input of this name is for.
+    pub fn of(input: &str) -> Self {
+        match input {
+            "query" | "key" | "value" | "current_key" | "current_value" => Self::Rows,
+            "cache" => Self::Cache,
+            "scale" => Self::Scale,
+            "attn_mask" | "head_sink" => Self::Mask,
+            "x" | "scales" | "minima" | "bias" => Self::Floats,
+            "panels" => Self::Panels,
+            _ => Self::Index,
+        }
+    }
+
+    /// The types that some operator takes, legal together or not.
+    pub fn types(self) -> &'static [ElementType] {
+        match self {
+            Self::Rows => &ElementType::T1,
+            Self::Mask => &multi_head_attention::T1,
+            Self::Cache => &ElementType::T2,
+            Self::Scale => &ElementType::T3,
+            Self::Index => &[ElementType::Int64],
+            Self::Floats => &[ElementType::Float32],
+            Self::Panels => &[ElementType::UInt8],
+        }
+    }
+
+    /// Whether the operator writes the input.
+    pub fn is_state(self) -> bool {
+        matches!(self, Self::Cache | Self::Scale)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ptr;
 
 use kvcache_op::{ElementType, Operator};
-use kvcache_schema::OperatorKind;
+use kvcache_schema::{OperatorKind, Role};
 use ort::operator::KernelContext;
 use ort::sys::{ONNXTensorElementDataType, OrtTypeInfo};
 use ort::value::{DynTensorValueType, TensorElementType};
@@ -11,7 +11,7 @@ use ort::{AsPointer, ortsys};
 
 use crate::error::Error;
 use crate::node_attributes;
-use crate::node_types::{NodeTypes, Role, element_type};
+use crate::node_types::{NodeTypes, element_type};
 
 /// A node for which a kernel has been made, on any provider.
 pub(crate) struct Node {

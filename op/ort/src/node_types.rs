@@ -1,61 +1,10 @@
-//! The element types of a node's inputs, and what they are for.
+//! The element types of a node's inputs.
 
 use std::sync::Arc;
 
 use kvcache_op::ElementType;
-use kvcache_schema::{OperatorKind, multi_head_attention};
+use kvcache_schema::{OperatorKind, Role};
 use ort::value::TensorElementType;
-
-/// What an input is for. Its name tells: every operator calls the same thing by the same name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Queries, keys or values, of T1.
-    Rows,
-    /// `cache`, of T2, which the operator writes.
-    Cache,
-    /// `scale`, of T3, which the operator writes.
-    Scale,
-    /// `attn_mask` and `head_sink`: of T1, or of any type if it has no elements.
-    Mask,
-    /// Indices, bounds and counts.
-    Index,
-    /// What is of float32 in every node of `QuantizedMatMul` and `QuantizedGather`.
-    Floats,
-    /// Codes of a quantized matrix.
-    Panels,
-}
-
-impl Role {
-    pub(crate) fn of(input: &str) -> Self {
-        match input {
-            "query" | "key" | "value" | "current_key" | "current_value" => Self::Rows,
-            "cache" => Self::Cache,
-            "scale" => Self::Scale,
-            "attn_mask" | "head_sink" => Self::Mask,
-            "x" | "scales" | "minima" | "bias" => Self::Floats,
-            "panels" => Self::Panels,
-            _ => Self::Index,
-        }
-    }
-
-    /// The types that some operator takes, legal together or not.
-    pub(crate) fn types(self) -> &'static [ElementType] {
-        match self {
-            Self::Rows => &ElementType::T1,
-            Self::Mask => &multi_head_attention::T1,
-            Self::Cache => &ElementType::T2,
-            Self::Scale => &ElementType::T3,
-            Self::Index => &[ElementType::Int64],
-            Self::Floats => &[ElementType::Float32],
-            Self::Panels => &[ElementType::UInt8],
-        }
-    }
-
-    /// Whether the operator writes the input.
-    pub(crate) fn is_state(self) -> bool {
-        matches!(self, Self::Cache | Self::Scale)
-    }
-}
 
 /// The types that an operator is registered for, of its inputs by position; `None` where a node may have any.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

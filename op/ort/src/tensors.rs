@@ -15,6 +15,7 @@ use std::slice;
 #[cfg(feature = "cuda")]
 use kvcache_op::cuda::{DeviceMut, DeviceRef};
 use kvcache_op::{ElementType, Operand, Output, Shape, TensorMut, TensorRef};
+use kvcache_schema::Role;
 use ort::operator::ComputeContext;
 use ort::sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
 use ort::value::TensorElementType;
@@ -25,7 +26,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::cuda;
 use crate::error::Error;
 use crate::node::Input;
-use crate::node_types::{Role, element_type};
+use crate::node_types::element_type;
 use crate::runtime::{TypeAndShapeReference, type_and_shape_reference};
 
 /// The tensors of one call, by their positions in the node.

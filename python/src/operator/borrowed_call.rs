@@ -1,6 +1,6 @@
 //! One call of an operator on borrowed tensors.
 
-use kvcache_op::schema::{OperatorKind, STATIC_SCALES};
+use kvcache_op::schema::{OperatorKind, Role, STATIC_SCALES};
 use kvcache_op::{Checked, ElementType, Error, Operands, Operator, Output, TensorMut};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -10,10 +10,6 @@ use super::kind::{cache_attributes, kind, operator};
 use super::tensor::{Access, Tensor};
 use crate::refusal::Refusal;
 use crate::threads::Threads;
-
-/// The inputs that decide where bytes are read and written.
-const INDICES: [&str; 8] =
-    ["seqstarts", "kvstarts", "cachestarts", "start_pos", "decoding_batches", "max_seqlen", "max_kvlen", "indices"];
 
 /// Checks a call of the operator and makes it; returns its outputs: those given, in place, new numpy arrays for the
 /// others. `inputs` and `outputs` are in the operator's order, with None for what is left out; attention writes its
@@ -70,9 +66,9 @@ fn borrow<'py>(
     let operator = operator(kind, attributes)?;
     let cache = cache_attributes(&operator);
     // What an export writes that has no mask, sinks or scale: tensors without elements, which count as not given.
-    let may_be_empty = |name| match name {
-        "attn_mask" | "head_sink" => true,
-        "scale" => cache.is_some_and(|cache| cache.quant_bit == 0),
+    let may_be_empty = |name| match Role::of(name) {
+        Role::Mask => true,
+        Role::Scale => cache.is_some_and(|cache| cache.quant_bit == 0),
         _ => false,
     };
     let reads_scale = cache.is_some_and(|cache| cache.quant_type == STATIC_SCALES);
@@ -83,14 +79,14 @@ fn borrow<'py>(
                 false => Err(Refusal::from(Error::InputMissing { input: name }).into()),
             };
         };
-        let access = match *name {
-            "cache" => Access::WriteInt4,
-            "scale" if !reads_scale => Access::Write,
-            "panels" => Access::ReadBytes,
-            name if INDICES.contains(&name) => Access::Index,
+        let access = match Role::of(name) {
+            Role::Cache => Access::WriteInt4,
+            Role::Scale if !reads_scale => Access::Write,
+            Role::Panels => Access::ReadBytes,
+            Role::Index => Access::Index,
             _ => Access::Read,
         };
-        let tensor = match may_be_empty(*name) {
+        let tensor = match may_be_empty(name) {
             true => Tensor::with_elements(name, &given, access),
             false => Tensor::new(name, &given, access).map(Some),
         }?;
