@@ -382,3 +382,24 @@ fn damaged_files_change_nothing() {
     }
     assert_eq!(refuses(&[&file[..], &[0]].concat()), "trailing");
 }
+
+/// A file whose digest is wrong was read into pages that the prefix index had: these are not found again.
+#[test]
+fn a_damaged_file_is_read_into_cached_pages() {
+    let mut cache = paged(2, 12);
+    create(&mut cache, &[1, 2, 3, 4, 5, 6]);
+    let path = save(&mut cache);
+    let mut file = std::fs::read(&path).unwrap();
+    *file.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, file).unwrap();
+    let (mut target, tokens) = (paged(2, 12), Vec::from_iter(11..23));
+    let seq = create(&mut target, &tokens);
+    let (_, rows) = target.contents(seq);
+    target.manager.free(seq).unwrap();
+    let error = target.manager.load_seq(&path, &mut target.memory, 0).unwrap_err();
+    assert_eq!(error.kind(), "digest");
+    let seq = target.manager.create();
+    let found = target.append(&[Append::tokens(seq, &tokens)])[0];
+    let len = found * rows.len() / tokens.len();
+    assert!((1..12).contains(&found) && target.contents(seq).1[..len] == rows[..len], "{found}");
+}
