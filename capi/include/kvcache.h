@@ -102,7 +102,8 @@ typedef struct kvcache_attributes {
   /// What the elements of a quantized cache are: 0 integers, 1 float8e4m3fn, where quant_bit is 8, 2 float8e4m3fn
   /// with static scales: scale then has the shape (L, 2, H), each of which may be 1, and is only read.
   int64_t quant_type;
-  /// 1: keys are multiplied by a Hadamard matrix before they are quantized, and once more when they are loaded; 0: not.
+  /// 1: keys are multiplied by a Hadamard matrix before they are quantized, and once more when they are loaded; 0:
+  /// not.
   int64_t quant_rotation;
 } kvcache_attributes;
 
@@ -193,8 +194,8 @@ struct kvcache_error *kvcache_check(const struct kvcache_operator *op,
                                     int64_t *shape);
 
 /// Stores the current tokens into `cache` (and `scale`, which is NULL where quant_bit is 0), then writes all tokens of
-/// all sequences to `key` and `value`: T1, shape (`kvstarts[B]`, H * num_repeat, Dh). `workers` may be NULL: the calling
-/// thread does it all.
+/// all sequences to `key` and `value`: T1, shape (`kvstarts[B]`, H * num_repeat, Dh). `workers` may be NULL: the
+/// calling thread does it all.
 ///
 /// Calls on one cache may run at once if none writes slots of a layer that another one reads or writes.
 ///
