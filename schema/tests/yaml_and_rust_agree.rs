@@ -309,9 +309,10 @@ fn quantized_matrices() {
             (quantized_matmul::DOMAINS.map(str::to_owned).to_vec(), vec!["y".into()])
         );
         assert_eq!(names("inputs"), inputs);
-        optional_agrees(&serde_yaml::from_value::<Vec<Operand>>(yaml["inputs"].clone()).unwrap());
         assert_eq!(names("attributes"), rust.iter().map(|spec| spec.name).collect::<Vec<_>>());
+        // Inputs of a gather are "as in" the product.
         if !gather {
+            optional_agrees(&serde_yaml::from_value::<Vec<Operand>>(yaml["inputs"].clone()).unwrap());
             let attributes: Vec<Attribute> = serde_yaml::from_value(yaml["attributes"].clone()).unwrap();
             attributes_agree(attributes.iter(), rust, &[]);
         }
