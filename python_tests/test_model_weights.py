@@ -149,7 +149,7 @@ def zipped(name: str) -> bytes:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "probably a pointer of Git LFS"),
         (b"\n<!DOCTYPE html><html>", "probably a web page"),
         (b"<?xml version='1.0'?><Error>", "probably XML"),
-        (gzip.compress(b"GGUF"), "probably a gzip file"),
+        (gzip.compress(b"GGUF", mtime=0), "probably a gzip file"),
         (zipped("archive/data.pkl"), "probably a PyTorch checkpoint"),
         (zipped("model.txt"), "probably a zip archive"),
         (b"\x80\x02}q\x00", "probably a pickle"),
