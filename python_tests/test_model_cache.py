@@ -153,7 +153,9 @@ def test_what_another_process_has_just_built_stays(source: Path, monkeypatch: py
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_build_that_is_ended(sent: signal.Signals, source: Path, tmp_path: Path) -> None:
     """SIGTERM removes what was written; after SIGKILL the next build there does, and leaves what is not ours."""
-    code = "import sys, time; from kvcache_ops.cli._command import main; from kvcache_ops.models import _build\n"
+    # Tests may run under nohup.
+    code = "import signal, sys, time; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+    code += "from kvcache_ops.cli._command import main; from kvcache_ops.models import _build\n"
     code += "_build.Decoder.write = lambda self: time.sleep(600)\nsys.exit(main(['build', *sys.argv[1:]]))"
     out = tmp_path / "out"
     (out / "download.part").mkdir(parents=True)
