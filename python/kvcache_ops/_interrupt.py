@@ -22,8 +22,8 @@ def postponed_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for caught in came:
+            signal.raise_signal(caught)
 
 
 @contextmanager

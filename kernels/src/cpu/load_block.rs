@@ -76,15 +76,16 @@ impl BlockKernel<'_> {
         else {
             for outer in 0..block.outer {
                 let copies = loaded_copies(&block.rows_from(outer, 0), block.copies, bytes);
-                // SAFETY: outer < block.outer, so these rows are the block's; they are whole lines, or, for a narrow function, as
-                // long and at multiples of 16 bytes: `load` has looked.
+                // SAFETY: outer < block.outer, so these rows are the block's; they are whole lines, or, for a narrow
+                // function, as long and at multiples of 16 bytes: `load` has looked.
                 unsafe { copy(&copies) }
             }
             return;
         };
         if block.copies == 1 && block.rows.row.is_whole_registers() && self.order == 1 {
             for outer in 0..block.outer {
-                // SAFETY: outer < block.outer, so these rows are the block's, of whole registers, and placed as for copies.
+                // SAFETY: outer < block.outer, so these rows are the block's, of whole registers, and placed as for
+                // copies.
                 unsafe { load(&block.rows_from(outer, 0)) }
             }
             return;

@@ -12,7 +12,7 @@ from math import isfinite
 from threading import RLock, Timer
 from time import perf_counter
 from typing import Any
-from weakref import WeakMethod, WeakSet, finalize
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet, finalize
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.engine import Engine, Request, TokenLogprobs
@@ -105,7 +105,7 @@ class Dispatcher:
         self._open: WeakSet[Answers] = WeakSet()
         self._started = self._closed = False
         self._timer: Timer | None = None
-        self._sent: float | None = None  # the oldest news that a loop has not taken
+        self._sent: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()  # what it has not taken
         self.owner = object()
         on_step = WeakMethod(self._on_step)  # the engine's thread keeps nobody alive
         finalize(self, engine.watch(lambda *step: (method := on_step()) and method(*step)))
@@ -113,7 +113,8 @@ class Dispatcher:
 
     def start(self) -> None:
         """Takes requests, also after a `close`."""
-        self._started, self._closed, self._sent = True, False, None
+        self._started, self._closed = True, False
+        self._sent.clear()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -122,9 +123,10 @@ class Dispatcher:
         return not self._closed and self.engine.loop.failure is None
 
     def stuck(self) -> float:
-        """For how many seconds neither a step has ended nor a loop has taken what it was sent."""
+        """For how many seconds neither a step has ended nor a loop, if it is open, has taken what it was sent."""
         now = perf_counter()
-        return max(now - (begin or now) for begin in (self.engine.loop.began, self._sent))
+        sent = (begin for loop, begin in list(self._sent.items()) if not loop.is_closed())
+        return max(now - (begin or now) for begin in (self.engine.loop.began, *sent))
 
     def reserve(self, answers: Answers, count: int) -> None:
         """Takes places for that many requests. Raises KvCacheError "shutting_down" and "overloaded"."""
@@ -184,18 +186,16 @@ class Dispatcher:
                 self._metrics.ended(state, perf_counter() - choice.begin)
             news[choice.loop].append(state)
         for loop, states in news.items():
-            self._sent = self._sent or perf_counter()
+            self._sent.setdefault(loop, perf_counter())
             try:
-                loop.call_soon_threadsafe(self._deliver, states)
+                loop.call_soon_threadsafe(self._deliver, loop, states)
             except RuntimeError:  # it is closed: nobody listens
-                self._sent = None
                 for state in states:
                     state.cancel()
 
-    def _deliver(self, states: list[RequestState]) -> None:
-        if (sent := self._sent) is not None:  # of several loops, another may have taken it
+    def _deliver(self, loop: asyncio.AbstractEventLoop, states: list[RequestState]) -> None:
+        if (sent := self._sent.pop(loop, None)) is not None:  # of several deliveries, the first takes it
             self._metrics.loop.observe(perf_counter() - sent)
-            self._sent = None
         for state in states:
             if not state.tag.queued:
                 state.tag.queued = True

@@ -11,7 +11,8 @@ use super::quant_simd::{last_inside, prefetch_bytes};
 /// Stores values V in a cache of C; with `STREAM` rows are whole registers, at addresses that non-temporal stores need.
 pub(crate) struct StoreConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
 
-/// Loads values V from a cache of C; with `STREAM` rows are whole registers, at addresses that non-temporal stores need.
+/// Loads values V from a cache of C; with `STREAM` rows are whole registers, at addresses that non-temporal stores
+/// need.
 pub(crate) struct LoadConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
 
 impl<S: Simd, V: Float, C: Float, const STREAM: bool> Function<S> for StoreConverted<V, C, STREAM> {
