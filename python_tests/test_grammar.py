@@ -32,6 +32,7 @@ SCHEMA = {
     },
     "required": ["name", "kind", "list"],
     "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": r"[ \n]{0,2}"},  # at most 300 tokens, whatever is drawn
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
 HOT = {"temperature": 1.5, "max_new_tokens": 300}
