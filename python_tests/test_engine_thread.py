@@ -184,7 +184,6 @@ def in_a_fork(call: Callable[[], object]) -> int:
         os._exit(status)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_forks(path: Path, alone: list[list[int]]) -> None:
     """An engine that has begun refuses in a child, and nothing waits for ever; one that has not answers there."""

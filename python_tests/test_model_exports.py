@@ -14,7 +14,7 @@ from kvcache_ops import KvCacheError, models
 from kvcache_ops.engine import Engine
 from onnx import TensorProto, helper
 
-from tiny_exports import CONTEXT, VOCABULARY, Graph, as_on_the_hub, write_export
+from tiny_exports import CONTEXT, VOCABULARY, Graph, as_on_the_hub, refused_export, write_export
 from tiny_models import TEXT, Run, expect_near
 
 FLOAT32 = dict(cache="float32", activations="int16")
@@ -249,13 +249,7 @@ REFUSED: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
 def test_a_graph_that_cannot_be_rewritten_is_refused(tmp_path: Path, case: str) -> None:
     """The error names what cannot be rewritten, and nothing is written."""
     change, message = REFUSED[case]
-    source = write_export(tmp_path / "export", Graph())
-    model = onnx.load(source / "model.onnx", load_external_data=False)
-    change(model)
-    onnx.save(model, source / "model.onnx")
-    with pytest.raises(KvCacheError, match=message):
-        models.build(source, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
+    refused_export(tmp_path, Graph(), change, message)
 
 
 def test_files_that_are_no_export_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from kvcache_ops.models._onnx_products import Products
 from onnx import helper, numpy_helper
 
 from oracle.quantized_matmul import quantized_gather
-from tiny_exports import Graph, write_export
+from tiny_exports import Graph, refused_export, write_export
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
@@ -103,13 +103,7 @@ PRODUCTS: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
 def test_a_product_that_cannot_be_rewritten_is_refused(tmp_path: Path, case: str) -> None:
     """The error names the product, and nothing is written; with products="MatMulNBits" all products stay."""
     change, message = PRODUCTS[case]
-    source = write_export(tmp_path / "export", Graph(quantized=dict(bits=4, block_size=32)))
-    model = onnx.load(source / "model.onnx", load_external_data=False)
-    change(model)
-    onnx.save(model, source / "model.onnx")
-    with pytest.raises(KvCacheError, match=message):
-        models.build(source, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
+    source = refused_export(tmp_path, Graph(quantized=dict(bits=4, block_size=32)), change, message)
     kept = onnx.load(models.build(source, tmp_path / "model", products="MatMulNBits"), load_external_data=False)
     assert "QuantizedMatMul" not in {node.op_type for node in kept.graph.node}
 

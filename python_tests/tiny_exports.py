@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -10,6 +11,9 @@ from zlib import crc32
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
+from kvcache_ops import KvCacheError
+from kvcache_ops.models import build
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -222,6 +226,18 @@ def write_export(folder: Path, graph: Graph, **decoder: Any) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": TOKENS[-2], "chat_template": "{{ 1 }}"}))
     return folder
+
+
+def refused_export(folder: Path, graph: Graph, change: Callable[[onnx.ModelProto], object], message: str) -> Path:
+    """An export whose graph was changed. The error says the message, and nothing is written."""
+    source = write_export(folder / "export", graph)
+    model = onnx.load(source / "model.onnx", load_external_data=False)
+    change(model)
+    onnx.save(model, source / "model.onnx")
+    with pytest.raises(KvCacheError, match=message):
+        build(source, folder / "model")
+    assert not (folder / "model").exists()
+    return source
 
 
 def as_on_the_hub(export: Path) -> Path:
