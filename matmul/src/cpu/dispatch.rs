@@ -38,8 +38,9 @@ pub(super) struct Functions {
 pub(super) struct UnpackedFunctions {
     pub(super) unpack: unsafe fn(&Packed),
     pub(super) multiply: for<'a> unsafe fn(&Task<'a>),
-    /// Rows of a tile, at most.
+    /// Rows and panels of a tile, at most.
     pub(super) rows: usize,
+    pub(super) panels: usize,
 }
 
 /// The functions of an instruction set for a matrix.
@@ -66,16 +67,16 @@ pub(super) fn functions(instructions: InstructionSet, shape: &MatrixShape, activ
         #[cfg(target_arch = "x86_64")]
         (InstructionSet::AvxVnni, Activations::Int16) => unpacking::<Avx2<VNNI, true>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx512, _) if as_pairs => of::<Avx512<false, true>>(shape),
+        (InstructionSet::Avx512, _) if as_pairs => unpacking::<Avx512<false, true>>(shape),
         #[cfg(target_arch = "x86_64")]
-        (InstructionSet::Avx512, _) => of::<Avx512<false, false>>(shape),
+        (InstructionSet::Avx512, _) => unpacking::<Avx512<false, false>>(shape),
         #[cfg(target_arch = "x86_64")]
         (InstructionSet::Avx512Vnni | InstructionSet::Avx512Fp16, Activations::Int8) => {
-            of::<Avx512<true, false>>(shape)
+            unpacking::<Avx512<true, false>>(shape)
         }
         #[cfg(target_arch = "x86_64")]
         (InstructionSet::Avx512Vnni | InstructionSet::Avx512Fp16, Activations::Int16) => {
-            of::<Avx512<true, true>>(shape)
+            unpacking::<Avx512<true, true>>(shape)
         }
         #[cfg(target_arch = "aarch64")]
         (InstructionSet::NeonDotprod, Activations::Int8) => unpacking::<Dotprod>(shape),
@@ -116,6 +117,7 @@ fn unpacking<S: Dot>(shape: &MatrixShape) -> Functions {
         unpack: if shape.bits == 4 { S::outlined::<Unpack<S, 4>>() } else { S::outlined::<Unpack<S, 8>>() },
         multiply: S::outlined::<Multiply<S, UNPACKED>>(),
         rows: S::UNPACKED_ROWS,
+        panels: S::UNPACKED_PANELS,
     };
     Functions { unpacked: Some(unpacked), ..of::<S>(shape) }
 }

@@ -36,6 +36,8 @@ pub(crate) trait Dot: Sized {
     /// Rows of a tile, at most, where the codes of a panel are unpacked into memory before they are multiplied, which
     /// takes fewer registers.
     const UNPACKED_ROWS: usize = Self::ROWS;
+    /// Panels of a tile there, 1 or 2: a word is read once for both.
+    const UNPACKED_PANELS: usize = 1;
     /// A panel's code of 8 bits less the one that [`codes`](Self::codes) gives.
     const OFFSET: i32 = 0;
 
@@ -57,8 +59,8 @@ pub(crate) trait Dot: Sized {
     unsafe fn codes<const BITS: usize, const PART: usize>(line: *const u8) -> Self::Codes;
     /// Sums that begin at `start`, or at 0 if [`finish`](Self::finish) adds it.
     unsafe fn begin(start: i32) -> Self::Sums;
-    /// Adds the products with a word.
-    unsafe fn dot(sums: Self::Sums, codes: Self::Codes, word: *const u32) -> Self::Sums;
+    /// Adds the products of each panel's codes with a word.
+    unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32);
     /// The sums as float32, rounded to nearest.
     unsafe fn finish(sums: Self::Sums, start: i32) -> Self::Floats;
 }
@@ -69,7 +71,7 @@ pub(crate) const fn words<S: Dot>(block_size: usize) -> usize {
 }
 
 /// Words that a line has codes for.
-pub(crate) const fn parts<S: Dot>(bits: usize) -> usize {
+pub(crate) const fn line_parts<S: Dot>(bits: usize) -> usize {
     (if S::PAIRS { 2 } else { 1 }) * 8 / bits
 }
 

@@ -10,7 +10,7 @@ use super::activations::{ENDS, Rows};
 use super::dispatch::{self, Functions};
 use super::gather::Column;
 use super::scratch;
-use super::tile::{Operands, Packed, Task, tiles};
+use super::tile::{Operands, Packed, Task, parts};
 use crate::matrix::{LINE, Matrix};
 use crate::product::{MatmulKernel, Product, column};
 
@@ -30,8 +30,12 @@ const MOST_ROWS: usize = 12;
 /// Tasks for each thread, so that they end at about the same time.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Rows from which on panels are unpacked.
-const UNPACK_FROM: usize = 13;
+/// Tiles of rows beyond which panels are unpacked.
+const PACKED_TILES: usize = 3;
+
+/// Bytes of unpacked codes that are multiplied with all rows before the next ones are unpacked: they stay in the
+/// first-level cache.
+const UNPACKED_BYTES: usize = 1 << 15;
 
 /// Indices of a task, and elements of y below which one thread gathers them.
 const GATHERED: usize = 16;
@@ -128,8 +132,8 @@ impl MatmulCpu {
         let (matrix, shape, rows) = (product.matrix(), product.matrix().shape(), operands.rows);
         let worth = (rows * shape.k).saturating_mul(shape.n).checked_div(self.parallel_work).unwrap_or(usize::MAX);
         let threads = workers.threads().min(worth).max(1);
-        let unpacked = functions.unpacked.filter(|_| rows >= UNPACK_FROM);
-        let tiles = tiles(rows, unpacked.map_or(functions.rows, |unpacked| unpacked.rows));
+        let unpacked = functions.unpacked.filter(|_| rows > PACKED_TILES * functions.rows);
+        let tiles = parts(rows, unpacked.map_or(functions.rows, |unpacked| unpacked.rows));
         run_each(tiles.len(), if x.len() < QUANTIZE_ALONE { 1 } else { threads }, workers, |tile| {
             let Some(tile) = tiles.clone().nth(tile) else { return };
             let x = &x[tile.start * product.columns()..tile.end * product.columns()];
@@ -156,16 +160,24 @@ impl MatmulCpu {
             let Some(unpacked) = unpacked else {
                 // SAFETY: the instruction set is supported; the operands are the product's, whose lengths `Matrix`,
                 // `Product` and `multiply` have checked; each task has panels, and thus elements of y, of its own.
-                return unsafe { (functions.multiply)(&Task { operands, codes, panels }) };
+                return unsafe { (functions.multiply)(&Task { operands, codes, panels, blocks: 0..operands.blocks }) };
             };
-            scratch::panel(operands.blocks * functions.words * LINE, |to| {
-                for (i, p) in panels.enumerate() {
-                    // SAFETY: as above; the panel has `panel_bytes`, and there is room for a line a word.
-                    unsafe {
-                        let codes = codes.add(i * panel_bytes);
-                        let (blocks, block_size) = (operands.blocks, operands.block_size);
-                        (unpacked.unpack)(&Packed { codes, blocks, block_size, to });
-                        (unpacked.multiply)(&Task { operands, codes: to, panels: p..p + 1 });
+            let block_bytes = functions.words * LINE;
+            let most = (UNPACKED_BYTES / unpacked.panels / block_bytes).max(1);
+            scratch::panels(unpacked.panels * most * block_bytes, |to| {
+                for first in panels.clone().step_by(unpacked.panels) {
+                    let some = first..panels.end.min(first + unpacked.panels);
+                    for blocks in parts(operands.blocks, most) {
+                        // SAFETY: as above; a panel has `panel_bytes`, and there is room for a line a word of each.
+                        unsafe {
+                            for (i, p) in some.clone().enumerate() {
+                                let at = (p - panels.start) * panel_bytes + blocks.start * shape.block_bytes();
+                                let (codes, to) = (codes.add(at), to.add(i * blocks.len() * block_bytes));
+                                let block_size = operands.block_size;
+                                (unpacked.unpack)(&Packed { codes, blocks: blocks.len(), block_size, to });
+                            }
+                            (unpacked.multiply)(&Task { operands, codes: to, panels: some.clone(), blocks });
+                        }
                     }
                 }
             });

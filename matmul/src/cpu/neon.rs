@@ -144,13 +144,15 @@ impl Dot for Pairs {
     }
 
     #[inline(always)]
-    unsafe fn dot(sums: Self::Sums, codes: Self::Codes, word: *const u32) -> Self::Sums {
+    unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32) {
         let word = vreinterpretq_s16_u32(vld1q_dup_u32(word));
-        each!(|i| {
-            let codes = vreinterpretq_s16_u8(codes[i]);
-            let (low, high) = (vmull_s16(vget_low_s16(codes), vget_low_s16(word)), vmull_high_s16(codes, word));
-            vaddq_s32(sums[i], vpaddq_s32(low, high))
-        })
+        for p in 0..P {
+            sums[p] = each!(|i| {
+                let codes = vreinterpretq_s16_u8(codes[p][i]);
+                let (low, high) = (vmull_s16(vget_low_s16(codes), vget_low_s16(word)), vmull_high_s16(codes, word));
+                vaddq_s32(sums[p][i], vpaddq_s32(low, high))
+            });
+        }
     }
 }
 
@@ -173,8 +175,10 @@ impl Dot for Dotprod {
     }
 
     #[inline(always)]
-    unsafe fn dot(sums: Self::Sums, codes: Self::Codes, word: *const u32) -> Self::Sums {
+    unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32) {
         let word = vreinterpretq_s8_u32(vld1q_dup_u32(word));
-        each!(|i| sdot(sums[i], vreinterpretq_s8_u8(codes[i]), word))
+        for p in 0..P {
+            sums[p] = each!(|i| sdot(sums[p][i], vreinterpretq_s8_u8(codes[p][i]), word));
+        }
     }
 }

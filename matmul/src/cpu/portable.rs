@@ -89,9 +89,9 @@ impl<const PAIRS: bool> Dot for Portable<PAIRS> {
     }
 
     #[inline(always)]
-    unsafe fn dot(mut sums: Self::Sums, codes: Self::Codes, word: *const u32) -> Self::Sums {
+    unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32) {
         let word = unsafe { word.read() };
-        for (sum, code) in sums.iter_mut().zip(codes) {
+        for (sum, &code) in sums.as_flattened_mut().iter_mut().zip(codes.as_flattened()) {
             if PAIRS {
                 let product = |shift: u32| (code >> shift & 0xffff) as i32 * i32::from((word >> shift) as i16);
                 *sum += product(0) + product(16);
@@ -100,7 +100,6 @@ impl<const PAIRS: bool> Dot for Portable<PAIRS> {
                 *sum += product(0) + product(8) + product(16) + product(24);
             }
         }
-        sums
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@ type Lines = RefCell<Vec<Line>>;
 
 thread_local! {
     static ROWS: Lines = const { RefCell::new(Vec::new()) };
-    static PANEL: Lines = const { RefCell::new(Vec::new()) };
+    static PANELS: Lines = const { RefCell::new(Vec::new()) };
 }
 
 /// Runs `work` with memory for the rows of a call.
@@ -20,9 +20,9 @@ pub(super) fn rows<R>(bytes: usize, work: impl FnOnce(*mut u8) -> R) -> R {
     with(&ROWS, bytes, work)
 }
 
-/// Runs `work` with memory for a panel of a task, which may run inside of a call.
-pub(super) fn panel<R>(bytes: usize, work: impl FnOnce(*mut u8) -> R) -> R {
-    with(&PANEL, bytes, work)
+/// Runs `work` with memory for panels of a task, which may run inside of a call.
+pub(super) fn panels<R>(bytes: usize, work: impl FnOnce(*mut u8) -> R) -> R {
+    with(&PANELS, bytes, work)
 }
 
 /// Runs `work` with so many bytes of any values, aligned to a cache line, which nobody else uses.

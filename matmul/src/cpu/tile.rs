@@ -6,7 +6,7 @@ use std::ops::Range;
 use kvcache_simd::{Function, prefetch_l1, prefetch_write};
 
 use super::activations::ENDS;
-use super::dot::{Columns, Dot, parts, word, words};
+use super::dot::{Columns, Dot, line_parts, word, words};
 use crate::matrix::{COLUMNS, LINE};
 
 /// How far ahead of what is read by few rows codes are prefetched, in bytes: hardware does not look past a page.
@@ -34,18 +34,20 @@ pub(super) struct Operands {
 // SAFETY: nothing but y is written, and each element by one task.
 unsafe impl Sync for Operands {}
 
-/// The rows of the tiles, in order: as equal as can be, `most` or fewer.
-pub(super) fn tiles(rows: usize, most: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
-    let count = rows.div_ceil(most);
-    (0..count).map(move |i| rows * i / count..rows * (i + 1) / count)
+/// Parts of `0..len`, in order: as equal as can be, `most` or fewer.
+pub(super) fn parts(len: usize, most: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
+    let count = len.div_ceil(most);
+    (0..count).map(move |i| len * i / count..len * (i + 1) / count)
 }
 
-/// Products of all tiles with some panels.
+/// Products of all tiles with some blocks of some panels.
 pub(super) struct Task<'a> {
     pub(super) operands: &'a Operands,
-    /// The codes of the first panel.
+    /// The codes of these panels' blocks, and of no others.
     pub(super) codes: *const u8,
     pub(super) panels: Range<usize>,
+    /// All of them, unless codes are unpacked: where these begin with a later one, y has the sums of those before.
+    pub(super) blocks: Range<usize>,
 }
 
 /// Runs a task whose codes have `BITS` bits, or are [unpacked](UNPACKED).
@@ -60,19 +62,22 @@ impl<S: Dot, const BITS: usize> Function<S> for Multiply<S, BITS> {
 
     #[inline(always)]
     unsafe fn run(task: &Task<'_>) {
-        let &Task { operands, codes, .. } = task;
-        let panel_bytes = operands.blocks * block_lines::<S, BITS>(operands.block_size) * LINE;
-        for (i, p) in task.panels.clone().enumerate() {
+        let panel_bytes = task.blocks.len() * block_lines::<S, BITS>(task.operands.block_size) * LINE;
+        let (most, panels) = if BITS == UNPACKED { (S::UNPACKED_ROWS, S::UNPACKED_PANELS) } else { (S::ROWS, 1) };
+        for p in task.panels.clone().step_by(panels) {
             // SAFETY: the task has so many panels.
-            let codes = unsafe { codes.add(i * panel_bytes) };
-            let most = if BITS == UNPACKED { S::UNPACKED_ROWS } else { S::ROWS };
-            for tile in tiles(operands.rows, most) {
+            let codes = unsafe { task.codes.add((p - task.panels.start) * panel_bytes) };
+            let several = panels > 1 && p + 1 < task.panels.end;
+            for tile in parts(task.operands.rows, most) {
                 macro_rules! by_rows {
                     ($($rows:literal)*) => {
                         match tile.len() {
-                            // SAFETY: p is one of the panels, and the tile has so many of the rows.
+                            // SAFETY: the panels are the task's, and the tile has so many of the rows.
                             $($rows if $rows <= most => unsafe {
-                                multiply::<S, BITS, $rows>(operands, p, codes, tile.start);
+                                match several {
+                                    true => multiply::<S, BITS, $rows, 2>(task, p, codes, tile.start),
+                                    false => multiply::<S, BITS, $rows, 1>(task, p, codes, tile.start),
+                                }
                             })*
                             rows => unreachable!("{rows} rows of a tile"),
                         }
@@ -99,10 +104,10 @@ macro_rules! each_part {
             }};
         }
         one!(0);
-        if parts::<$S>($BITS) > 1 {
+        if line_parts::<$S>($BITS) > 1 {
             one!(1);
         }
-        if parts::<$S>($BITS) > 2 {
+        if line_parts::<$S>($BITS) > 2 {
             one!(2);
             one!(3);
         }
@@ -143,100 +148,145 @@ impl<S: Dot, const BITS: usize> Function<S> for Unpack<S, BITS> {
     }
 }
 
-/// Multiplies a tile of `R` rows, of which `first` is the first, with panel `p`.
+/// Multiplies a tile of `R` rows, of which `first` is the first, with a task's blocks of `P` panels from `p` on.
 ///
 /// # Safety
 /// The operands' pointers are valid for the sizes beside them, and `y` for writes of these rows and columns by this
-/// thread alone; `codes` is valid for reads of the panel's bytes. The instruction set is enabled.
+/// thread alone; `codes` is valid for reads of the panels' blocks. The instruction set is enabled.
 #[inline(always)]
-unsafe fn multiply<S: Dot, const BITS: usize, const R: usize>(
-    operands: &Operands,
+unsafe fn multiply<S: Dot, const BITS: usize, const R: usize, const P: usize>(
+    task: &Task<'_>,
     p: usize,
     codes: *const u8,
     first: usize,
 ) {
+    let operands = task.operands;
     let &Operands { n, blocks, block_size, .. } = operands;
+    let Range { start, end } = if BITS == UNPACKED { task.blocks.clone() } else { 0..blocks };
     let (lines, words) = (block_lines::<S, BITS>(block_size), words::<S>(block_size));
     let tile_block = (words + ENDS) * R;
-    // SAFETY: the tile's rows, the panel and their blocks are the operands', and y has the elements.
+    // SAFETY: the tile's rows, the panels and their blocks are the operands', and y has the elements.
     unsafe {
-        let x = operands.x.add(first * blocks * (words + ENDS));
+        let x = operands.x.add(first * blocks * (words + ENDS) + start * tile_block);
+        let at_scales = (p * blocks + start) * COLUMNS;
         let y = operands.y.add(first * n + p * COLUMNS);
-        let at_scales = p * blocks * COLUMNS;
         for r in 0..R {
-            prefetch_write(y.add(r * n).cast());
+            for i in 0..P {
+                prefetch_write(y.add(r * n + i * COLUMNS).cast());
+            }
         }
-        let mut c = [S::Floats::splat(0.0); R];
-        for b in 0..blocks {
+        let width = |i: usize| COLUMNS.min(n - (p + i) * COLUMNS);
+        let mut c = [[S::Floats::splat(0.0); P]; R];
+        if start > 0 {
+            for (r, c) in c.iter_mut().enumerate() {
+                for (i, c) in c.iter_mut().enumerate() {
+                    *c = read(y.add(r * n + i * COLUMNS), width(i));
+                }
+            }
+        }
+        for b in 0..end - start {
             let (codes, x) = (codes.add(b * lines * LINE), x.add(b * tile_block));
             let sa = x.add(words * R).cast::<f32>();
-            let start = sa.add(R).cast::<i32>();
+            let begin = sa.add(R).cast::<i32>();
             let shift = sa.add(2 * R);
-            let mut sums = [S::begin(0); R];
-            for (r, sum) in sums.iter_mut().enumerate() {
-                *sum = S::begin(*start.add(r));
+            let mut sums = [[S::begin(0); P]; R];
+            for (r, sums) in sums.iter_mut().enumerate() {
+                *sums = [S::begin(*begin.add(r)); P];
             }
             for line in 0..lines {
                 let codes = codes.add(line * LINE);
+                let of_panel = |i: usize| codes.add(i * (end - start) * lines * LINE);
                 if R <= FEW && BITS != UNPACKED {
                     prefetch_l1(codes.wrapping_add(AHEAD));
                 }
                 macro_rules! add {
                     ($codes:expr, $word:expr) => {{
-                        let (codes, word) = ($codes, x.add($word * R));
-                        for (r, sum) in sums.iter_mut().enumerate() {
-                            *sum = S::dot(*sum, codes, word.add(r));
+                        let word = x.add($word * R);
+                        let mut codes = [$codes(of_panel(0)); P];
+                        for i in 1..P {
+                            codes[i] = $codes(of_panel(i));
+                        }
+                        for (r, sums) in sums.iter_mut().enumerate() {
+                            S::dot(sums, codes, word.add(r));
                         }
                     }};
                 }
                 if BITS == UNPACKED {
-                    add!(S::read(codes), line);
+                    add!(S::read, line);
                 } else {
                     each_part!(S, BITS, |PART| {
-                        add!(S::codes::<BITS, PART>(codes), word::<S>(line, PART, lines));
+                        add!(S::codes::<BITS, PART>, word::<S>(line, PART, lines));
                     });
                 }
             }
-            let at = at_scales + b * COLUMNS;
-            let scales = S::Floats::read(operands.scales.add(at));
-            for r in 0..R {
-                c[r] = S::finish(sums[r], *start.add(r)).mul_add(scales.scale(*sa.add(r)), c[r]);
-            }
-            if !operands.minima.is_null() {
-                let minima = S::Floats::read(operands.minima.add(at));
-                for (r, c) in c.iter_mut().enumerate() {
-                    *c = minima.mul_add(S::Floats::splat(*shift.add(r)), *c);
+            for i in 0..P {
+                let at = at_scales + (i * blocks + b) * COLUMNS;
+                let scales = S::Floats::read(operands.scales.add(at));
+                for r in 0..R {
+                    c[r][i] = S::finish(sums[r][i], *begin.add(r)).mul_add(scales.scale(*sa.add(r)), c[r][i]);
+                }
+                if !operands.minima.is_null() {
+                    let minima = S::Floats::read(operands.minima.add(at));
+                    for (r, c) in c.iter_mut().enumerate() {
+                        c[i] = minima.mul_add(S::Floats::splat(*shift.add(r)), c[i]);
+                    }
                 }
             }
         }
-        let width = COLUMNS.min(n - p * COLUMNS);
         for (r, c) in c.into_iter().enumerate() {
-            store::<S::Floats>(operands, c, y.add(r * n), p, width);
+            for (i, c) in c.into_iter().enumerate() {
+                let c = if end == blocks { finished(operands, c, p + i, width(i)) } else { c };
+                write(c, y.add(r * n + i * COLUMNS), width(i));
+            }
         }
     }
 }
 
-/// Writes the outputs of a row of panel `p`, which has `width` columns.
+/// The outputs of a row of panel `p`: with the bias, and one NaN.
 ///
 /// # Safety
-/// `y` is valid for writes of `width` float32, and the bias, if there is one, for reads of N. The instruction set is
-/// enabled.
+/// The bias, if there is one, is valid for reads of N. The instruction set is enabled.
 #[inline(always)]
-unsafe fn store<C: Columns>(operands: &Operands, mut c: C, y: *mut f32, p: usize, width: usize) {
-    // SAFETY: the panel has so many columns, which y and the bias have; the instruction set is enabled.
+unsafe fn finished<C: Columns>(operands: &Operands, c: C, p: usize, width: usize) -> C {
+    // SAFETY: the bias has the panel's columns; the instruction set is enabled.
+    unsafe {
+        match operands.bias.is_null() {
+            true => c.one_nan(),
+            false => c.add(read(operands.bias.add(p * COLUMNS), width)).one_nan(),
+        }
+    }
+}
+
+/// Reads `width` columns; the others are 0.
+///
+/// # Safety
+/// `from` is valid for reads of so many float32. The instruction set is enabled.
+#[inline(always)]
+unsafe fn read<C: Columns>(from: *const f32, width: usize) -> C {
+    // SAFETY: as above; `some` has all columns.
     unsafe {
         if width == COLUMNS {
-            if !operands.bias.is_null() {
-                c = c.add(C::read(operands.bias.add(p * COLUMNS)));
-            }
-            return c.one_nan().write(y);
+            return C::read(from);
         }
         let mut some = [0.0; COLUMNS];
-        if !operands.bias.is_null() {
-            some.as_mut_ptr().copy_from_nonoverlapping(operands.bias.add(p * COLUMNS), width);
-            c = c.add(C::read(some.as_ptr()));
+        some.as_mut_ptr().copy_from_nonoverlapping(from, width);
+        C::read(some.as_ptr())
+    }
+}
+
+/// Writes `width` columns.
+///
+/// # Safety
+/// `to` is valid for writes of so many float32. The instruction set is enabled.
+#[inline(always)]
+unsafe fn write<C: Columns>(c: C, to: *mut f32, width: usize) {
+    // SAFETY: as above; `some` has all columns.
+    unsafe {
+        if width == COLUMNS {
+            return c.write(to);
         }
-        c.one_nan().write(some.as_mut_ptr());
-        y.copy_from_nonoverlapping(some.as_ptr(), width);
+        let mut some = [0.0; COLUMNS];
+        c.write(some.as_mut_ptr());
+        to.copy_from_nonoverlapping(some.as_ptr(), width);
     }
 }

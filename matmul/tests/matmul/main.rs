@@ -49,11 +49,11 @@ fn every_number_of_rows_around_the_tiles() {
     }
 }
 
-/// More rows than are quantized at once.
+/// More rows than are quantized at once, and more blocks than are unpacked at once.
 #[test]
 fn rows_beyond_the_memory_for_them() {
     for (bits, activations) in [(4, Activations::Int8), (8, Activations::Int16)] {
-        let shape = MatrixShape { n: 17, k: 2000, bits, block_size: 32 };
+        let shape = MatrixShape { n: 40, k: 2000, bits, block_size: 32 };
         check(&Drawn::new(&mut Unstructured::seed(7), shape, activations, 250), &Threads(2));
     }
 }

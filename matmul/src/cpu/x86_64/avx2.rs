@@ -120,20 +120,18 @@ macro_rules! dot_of {
             }
 
             #[inline(always)]
-            unsafe fn dot(sums: Self::Sums, codes: Self::Codes, word: *const u32) -> Self::Sums {
+            unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32) {
                 let word = _mm256_set1_epi32(word.read() as i32);
-                let [low, high] = codes;
-                match ($SET != AVX2, PAIRS) {
-                    (false, false) => [
-                        _mm256_add_epi16(sums[0], _mm256_maddubs_epi16(low, word)),
-                        _mm256_add_epi16(sums[1], _mm256_maddubs_epi16(high, word)),
-                    ],
-                    (false, true) => [
-                        _mm256_add_epi32(sums[0], _mm256_madd_epi16(low, word)),
-                        _mm256_add_epi32(sums[1], _mm256_madd_epi16(high, word)),
-                    ],
-                    (true, false) => [$dpbusd(sums[0], low, word), $dpbusd(sums[1], high, word)],
-                    (true, true) => [$dpwssd(sums[0], low, word), $dpwssd(sums[1], high, word)],
+                for p in 0..P {
+                    for half in 0..2 {
+                        let (sum, codes) = (&mut sums[p][half], codes[p][half]);
+                        *sum = match ($SET != AVX2, PAIRS) {
+                            (false, false) => _mm256_add_epi16(*sum, _mm256_maddubs_epi16(codes, word)),
+                            (false, true) => _mm256_add_epi32(*sum, _mm256_madd_epi16(codes, word)),
+                            (true, false) => $dpbusd(*sum, codes, word),
+                            (true, true) => $dpwssd(*sum, codes, word),
+                        };
+                    }
                 }
             }
 

@@ -65,18 +65,28 @@ unsafe fn outlined_vnni<const PAIRS: bool, F: Function<Avx512<true, PAIRS>>>(
 /// `_mm512_dpwssd_epi32`, which the compiler takes apart where it thinks that two instructions are as fast.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-unsafe fn dpwssd(mut sums: __m512i, codes: __m512i, word: *const u32) -> __m512i {
-    std::arch::asm!(
-        "vpdpwssd {}, {}, dword ptr [{}]{{1to16}}", inout(zmm_reg) sums, in(zmm_reg) codes, in(reg) word,
-        options(pure, readonly, nostack, preserves_flags)
-    );
-    sums
+unsafe fn dpwssd<const P: usize>(sums: &mut [__m512i; P], codes: [__m512i; P], word: *const u32) {
+    if P == 1 {
+        return std::arch::asm!(
+            "vpdpwssd {}, {}, dword ptr [{}]{{1to16}}", inout(zmm_reg) sums[0], in(zmm_reg) codes[0], in(reg) word,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    let words = _mm512_set1_epi32(word.read() as i32);
+    for p in 0..P {
+        std::arch::asm!(
+            "vpdpwssd {}, {}, {}", inout(zmm_reg) sums[p], in(zmm_reg) codes[p], in(zmm_reg) words,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
 }
 
 macro_rules! dot_of {
     ($VNNI:literal, $outlined:ident) => {
         impl<const PAIRS: bool> Dot for Avx512<$VNNI, PAIRS> {
             const ROWS: usize = 12;
+            const UNPACKED_ROWS: usize = 6;
+            const UNPACKED_PANELS: usize = 2;
             const PAIRS: bool = PAIRS;
             type Codes = __m512i;
             type Sums = __m512i;
@@ -119,13 +129,17 @@ macro_rules! dot_of {
             }
 
             #[inline(always)]
-            unsafe fn dot(sums: __m512i, codes: __m512i, word: *const u32) -> __m512i {
+            unsafe fn dot<const P: usize>(sums: &mut [__m512i; P], codes: [__m512i; P], word: *const u32) {
+                if $VNNI && PAIRS {
+                    return dpwssd(sums, codes, word);
+                }
                 let words = _mm512_set1_epi32(word.read() as i32);
-                match ($VNNI, PAIRS) {
-                    (false, false) => _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, words)),
-                    (false, true) => _mm512_add_epi32(sums, _mm512_madd_epi16(codes, words)),
-                    (true, false) => _mm512_dpbusd_epi32(sums, codes, words),
-                    (true, true) => dpwssd(sums, codes, word),
+                for p in 0..P {
+                    sums[p] = match ($VNNI, PAIRS) {
+                        (true, _) => _mm512_dpbusd_epi32(sums[p], codes[p], words),
+                        (false, false) => _mm512_add_epi16(sums[p], _mm512_maddubs_epi16(codes[p], words)),
+                        (false, true) => _mm512_add_epi32(sums[p], _mm512_madd_epi16(codes[p], words)),
+                    };
                 }
             }
 
