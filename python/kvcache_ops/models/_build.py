@@ -24,7 +24,8 @@ from kvcache_ops.models._gguf import read_gguf
 from kvcache_ops.models._graph_writer import ACTIVATIONS, Graph
 from kvcache_ops.models._hugging_face import read_folder
 from kvcache_ops.models._layer_groups import LayerGroups
-from kvcache_ops.models._onnx_export import GENAI, Export, is_export
+from kvcache_ops.models._onnx_export import Export
+from kvcache_ops.models._onnx_files import GENAI, is_export
 from kvcache_ops.models._weights import Weight, convert
 from kvcache_ops.ops._cache_spec import T2, CacheSpec
 
@@ -156,12 +157,13 @@ def build(
     if layer_groups and cache_mode == 1 and config.window is None and config.windows:
         groups = LayerGroups.by_window(config.windows, config.context_length)
     if isinstance(checkpoint, Export):
-        checkpoint.rewrite(spec, groups, attention, rounded)  # refuses before anything is written
+        # Refuses before anything is written.
+        checkpoint.graph.rewrite(spec, groups, attention, rounded, config.vocab_size)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with part_in(folder, ".kvcache-") as part:
         if isinstance(checkpoint, Export):
-            model, facts = checkpoint.model, checkpoint.link(part / DATA, progress)
+            model, facts = checkpoint.graph.model, checkpoint.link(part / DATA, progress)
         else:
             model, facts = _write(
                 checkpoint, spec, groups, part / DATA, weights, rounded, attention, balance, center, progress

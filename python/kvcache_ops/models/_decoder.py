@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from kvcache_ops import _native
 from kvcache_ops.models._centering import MEAN
 from kvcache_ops.models._config import Config
 from kvcache_ops.models._graph_writer import MICROSOFT, Graph
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.models._weights import Dense, Weight
-from kvcache_ops.ops._cache_spec import ONNX_TYPES, CacheSpec
-from kvcache_ops.ops._indices import AttentionIndices
-from kvcache_ops.ops._nodes import make_node
-from kvcache_ops.ops._operators import node_attributes
-
-INDICES = tuple(AttentionIndices.__annotations__)
-"""The operators' index inputs, as a step of the manager has them."""
-
-
-def graph_inputs(spec: CacheSpec, groups: LayerGroups, masked: bool) -> Iterator[tuple[str, int, list[str | int]]]:
-    """Names, types and shapes of the inputs of a graph over caches of `spec`, one for each group of layers."""
-    for name in ("token_ids", "positions"):
-        yield name, TensorProto.INT64, ["T"]
-    shapes: dict[str, list[str | int]] = {"seqstarts": ["B+1"], "kvstarts": ["B+1"], "start_pos": ["B"]}
-    shapes["cachestarts"] = ["B", "MaxP"] if spec.cache_mode == 1 else ["B"]
-    for name in INDICES:
-        yield name, TensorProto.INT64, shapes.get(name, [1])
-    yield "logit_rows", TensorProto.INT64, ["R"]
-    if masked:
-        yield "attn_mask", TensorProto.FLOAT, ["T or 0", "W"]
-    for group in range(len(groups.windows)):
-        names, of = groups.inputs(group), groups.spec(group, spec)
-        if group:
-            yield names["cachestarts"], TensorProto.INT64, shapes["cachestarts"]
-        for name, dtype, shape in (
-            ("cache", of.cache_dtype, of.cache_shape),
-            ("scale", of.scale_dtype, of.scale_shape),
-        ):
-            if shape is not None:
-                slots = f"MaxT.{group}" if group else "MaxT"
-                dims = [slots if axis == "MaxT" else length for axis, length in zip(of.axes, shape)]
-                yield names[name], ONNX_TYPES[str(dtype)], dims
+from kvcache_ops.ops._cache_spec import CacheSpec
 
 
 def balanced(query: NDArray[np.float32], key: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -84,7 +52,7 @@ class Decoder:
     def write(self) -> None:
         """All of it: inputs, layers, head."""
         graph, config = self._graph, self._config
-        for value in graph_inputs(self._spec, self._groups, masked=config.window is not None):
+        for value in self._groups.graph_inputs(self._spec, masked=config.window is not None):
             graph.input(*value)
         x = graph.embedding("embedding", "token_ids", self._tensor("token_embd.weight"))
         if config.gemma:
@@ -206,34 +174,19 @@ class Decoder:
         return graph.node("Reshape", [qk, graph.constant("rows", [0, -1])], f"{name}.head_norms")
 
     def _operators(self, name: str, i: int, query: str, key: str, value: str) -> str:
-        """Stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
+        """Stores keys and values and attends, (T, num_heads, head_dim)."""
         config = self._config
+        inputs = {"query": query, "current_key": key, "current_value": value}
+        if config.window is not None:
+            inputs["attn_mask"] = "attn_mask"
         sizes: dict[str, int | float] = {"num_heads": config.num_heads}
         sizes |= {name: getattr(config, name) for name in ("scale", "softcap") if getattr(config, name)}
         if config.windows and config.windows[i]:
             sizes["local_window_size"] = config.windows[i]
-        group = self._groups.of[i]
-        layer: dict[str, int | float] = {"layer_idx": self._groups.index(i)}
-        inputs = {index: index for index in INDICES} | self._groups.inputs(group)
-        inputs |= {"query": query, "current_key": key, "current_value": value}
-        if self._spec.scale_dtype is None:
-            del inputs["scale"]
-        if self._config.window is not None:
-            inputs["attn_mask"] = "attn_mask"
-        output = f"{name}.heads_mixed"
-        if self._attention == "fused":
-            kinds = [("MultiHeadCacheAttention", [output], layer | sizes)]
-        else:
-            inputs |= {"key": f"{name}.keys", "value": f"{name}.values"}
-            kinds = [
-                ("KeyValueCache", [f"{name}.keys", f"{name}.values"], layer),
-                ("MultiHeadAttention", [output], sizes),
-            ]
-        for op_type, outputs, attributes in kinds:
-            taken = {theirs: inputs[theirs] for theirs in _native.input_names(op_type) if theirs in inputs}
-            whole = node_attributes(op_type, self._groups.spec(group, self._spec), attributes)
-            self._graph.add(make_node(op_type, taken, outputs, whole, name=outputs[0]))
-        return output
+        names = (f"{name}.heads_mixed", f"{name}.keys", f"{name}.values")
+        for node in self._groups.attention_nodes(i, self._spec, self._attention, inputs, names, sizes):
+            self._graph.add(node)
+        return names[0]
 
     def _feed_forward(self, name: str, i: int, normal: str) -> str:
         """down(silu(gate(x)) * up(x)), or GELU in its place, (T, hidden)."""

@@ -13,6 +13,13 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from kvcache_ops._errors import KvCacheError
+from kvcache_ops.ops._nodes import all_nodes, graphs_in
+
+REMEDY = (
+    "export the model with `python -m onnxruntime_genai.models.builder -e cpu`, or build from its checkpoint, a GGUF "
+    "file or a folder of safetensors"
+)
+"""What to do with a graph of another exporter."""
 
 
 def unsupported(message: str) -> KvCacheError:
@@ -128,7 +135,7 @@ def bytes_of(tensor: TensorProto) -> int:
 def _reads(node: NodeProto) -> Iterator[str]:
     """The values that a node reads, also in the graphs inside it, where no name is one of outside."""
     yield from filter(None, node.input)
-    for graph in _graphs(node):
+    for graph in graphs_in(node):
         own = {value.name for value in (*graph.initializer, *graph.input)}
         own.update(name for inner in graph.node for name in inner.output)
         for inner in graph.node:
@@ -136,26 +143,11 @@ def _reads(node: NodeProto) -> Iterator[str]:
         yield from (value.name for value in graph.output if value.name not in own)
 
 
-def _graphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """These nodes, and those of the graphs inside them."""
-    for node in nodes:
-        yield node
-        for inner in _graphs(node):
-            yield from all_nodes(inner.node)
-
-
 def sort(graph: GraphProto) -> None:
     """Puts every node after those that it reads from, as ONNX requires; ONNX Runtime takes any order."""
     nodes = list(graph.node)
     for node in nodes:
-        for inner in _graphs(node):
+        for inner in graphs_in(node):
             sort(inner)
     makers = {name: place for place, node in enumerate(nodes) for name in node.output}
     reads = {place: {makers[name] for name in _reads(node) if name in makers} for place, node in enumerate(nodes)}
@@ -188,7 +180,7 @@ def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
             if attribute.type == AttributeProto.TENSOR:
                 yield attribute.t
             yield from attribute.tensors
-        for inner in _graphs(node):
+        for inner in graphs_in(node):
             yield from all_tensors(inner)
 
 
@@ -199,7 +191,7 @@ def rename(graph: GraphProto, names: dict[str, str]) -> None:
     for node in all_nodes(graph.node):
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-        for inner in _graphs(node):
+        for inner in graphs_in(node):
             for value in (*inner.initializer, *inner.output):
                 value.name = names.get(value.name, value.name)
 
@@ -217,7 +209,7 @@ class LengthChoice:
         self._choices = [
             node
             for node in values.nodes
-            if node.op_type == "If" and len(list(_graphs(node))) == 2 and values.inputs_of(node.input[0])
+            if node.op_type == "If" and len(list(graphs_in(node))) == 2 and values.inputs_of(node.input[0])
         ]
 
     def at(self, length: int) -> tuple[bool, ...]:

@@ -21,7 +21,8 @@ from kvcache_ops.models._build import DATA, FORMAT, FORMAT_OF_GROUPS, METADATA, 
 from kvcache_ops.models._config import Config
 from kvcache_ops.models._grouped_manager import Caches
 from kvcache_ops.models._layer_groups import LayerGroups
-from kvcache_ops.models._onnx_export import GraphConfig, LinkedFile
+from kvcache_ops.models._onnx_config import GraphConfig
+from kvcache_ops.models._onnx_files import LinkedFile
 from kvcache_ops.ops._cache_spec import CacheSpec
 from kvcache_ops.ops._nodes import check_nodes
 from kvcache_ops.ops._registration import register

@@ -15,14 +15,10 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
-from kvcache_ops import _native
-from kvcache_ops.models._decoder import INDICES
 from kvcache_ops.models._graph_reader import Values, attributes, called, shape_of, unsupported
 from kvcache_ops.models._graph_writer import MICROSOFT
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.ops._cache_spec import CacheSpec
-from kvcache_ops.ops._nodes import make_node
-from kvcache_ops.ops._operators import node_attributes
 
 # The inputs in their order.
 _QKV_AND_PAST = ("query", "key", "value", "past_key", "past_value")
@@ -248,36 +244,20 @@ class Replacement:
         )
 
     def _operators(self, name: str, attention: Attention, layer: int, query: str, key: str, value: str) -> str:
-        """Stores keys and values and attends, (T, num_heads, head_dim): one operator of ours, or two."""
-        given, group = attention.given, self._groups.of[layer]
-        spec, index = self._groups.spec(group, self._spec), {"layer_idx": self._groups.index(layer)}
-        more: dict[str, Any] = {"num_heads": given["num_heads"]}
+        """Stores keys and values and attends, (T, num_heads, head_dim)."""
+        given, spec = attention.given, self._spec
+        sizes: dict[str, int | float] = {"num_heads": given["num_heads"]}
         if given["scale"] and np.float32(given["scale"]) != np.float32(1 / sqrt(spec.head_dim)):
-            more["scale"] = given["scale"]
+            sizes["scale"] = given["scale"]
         if given["softcap"]:
-            more["softcap"] = given["softcap"]
+            sizes["softcap"] = given["softcap"]
         if attention.window is not None:
-            more["local_window_size"] = attention.window
-        inputs = {name: name for name in INDICES} | self._groups.inputs(group)
-        inputs |= {"query": query, "current_key": key, "current_value": value}
-        if spec.scale_dtype is None:
-            del inputs["scale"]
+            sizes["local_window_size"] = attention.window
+        inputs = {"query": query, "current_key": key, "current_value": value}
         if "head_sink" in attention.inputs:
             inputs["head_sink"] = attention.inputs["head_sink"]
         elif given["smooth_softmax"]:
             inputs["head_sink"] = self.constant("head_sink", np.zeros(given["num_heads"], spec.dtype))
-        output = f"{name}/attention"
-        if self._kind == "fused":
-            kinds = [("MultiHeadCacheAttention", [output], index | more)]
-        else:
-            inputs |= {"key": f"{name}/keys", "value": f"{name}/values"}
-            kinds = [
-                ("KeyValueCache", [inputs["key"], inputs["value"]], index),
-                ("MultiHeadAttention", [output], more),
-            ]
-        for op_type, outputs, chosen in kinds:
-            taken = {theirs: inputs[theirs] for theirs in _native.input_names(op_type) if theirs in inputs}
-            self._nodes.append(
-                make_node(op_type, taken, outputs, node_attributes(op_type, spec, chosen), name=outputs[0])
-            )
-        return output
+        names = (f"{name}/attention", f"{name}/keys", f"{name}/values")
+        self._nodes.extend(self._groups.attention_nodes(layer, spec, self._kind, inputs, names, sizes))
+        return names[0]

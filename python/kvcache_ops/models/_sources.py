@@ -13,7 +13,7 @@ from kvcache_ops.models._build import METADATA, MODEL, build
 from kvcache_ops.models._chat_template import ChatTemplate
 from kvcache_ops.models._gguf import parts
 from kvcache_ops.models._model import Model, load
-from kvcache_ops.models._onnx_export import described_by
+from kvcache_ops.models._onnx_files import described_by
 from kvcache_ops.ops._cache_spec import T2
 
 

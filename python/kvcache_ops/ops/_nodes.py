@@ -87,7 +87,7 @@ def check_model(path: str | PathLike[str]) -> None:
 def check_nodes(model: ModelProto, path: str | PathLike[str]) -> None:
     """Checks a model that was read from `path` as `check_model` does."""
     unknown = []
-    for node in _nodes_in([*model.graph.node, *(node for function in model.functions for node in function.node)]):
+    for node in all_nodes([*model.graph.node, *(node for function in model.functions for node in function.node)]):
         operator = BY_DOMAIN_AND_NAME.get((node.domain, node.op_type))
         known = {attribute.name for attribute in operator.attributes} if operator else set()
         names = [attribute.name for attribute in node.attribute if operator and attribute.name not in known]
@@ -127,9 +127,8 @@ def _computed_states(graph: GraphProto, outside: Mapping[str, str], within: str 
             is_written = tensor.in_out and value and not (static and tensor.name == "scale")
             if is_written and (giver := givers.get(value, "a value that nothing gives")):
                 yield f"{_called(node)} gets {tensor.name} from {value}, {giver}"
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _computed_states(inner, givers, _called(node))
+        for inner in graphs_in(node):
+            yield from _computed_states(inner, givers, _called(node))
 
 
 def _called(node: NodeProto) -> str:
@@ -137,13 +136,20 @@ def _called(node: NodeProto) -> str:
     return f"{node.op_type} node {name}"
 
 
-def _nodes_in(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """These nodes, and those in their graphs."""
+def graphs_in(node: NodeProto) -> Iterator[GraphProto]:
+    """The graphs in a node's attributes, as the branches of an If."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """These nodes, and the nodes of the graphs in them."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _nodes_in(graph.node)
+        for graph in graphs_in(node):
+            yield from all_nodes(graph.node)
 
 
 def _are_names(values: object) -> bool:
