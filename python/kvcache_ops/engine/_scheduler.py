@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
-from kvcache_ops.engine._request import RequestState
+from kvcache_ops.engine._request import PromptLookup, RequestState
 from kvcache_ops.manager import Append, Step
-from kvcache_ops.models._grouped_manager import Caches, GroupsStep
-from kvcache_ops.text._prompt_lookup import PromptLookup
+from kvcache_ops.models._grouped_manager import Caches, GroupsStep, StepInputs
 
 LOG = logging.getLogger("kvcache_ops.engine")
 _SCORED_BYTES = 64 << 20  # of logits of prompts in a step
@@ -47,9 +46,7 @@ class Scheduler:
         self._session, self._caches, self._manager, self._memory = session, caches, caches.manager, caches.memory
         self._context_length, self._max_batch = context_length, max_batch
         self._budget, self._lookup, self._page = token_budget, prompt_lookup, caches.caches[0].spec.page_size
-        names = [value.name for value in session.get_inputs()]
-        self._inputs = [name for name in names if hasattr(Step, name.partition(".")[0])]
-        self._masked = "attn_mask" in names
+        self._inputs = StepInputs(session)
         # A step costs what runs, however many wait.
         self._waiting: OrderedDict[RequestState, None] = OrderedDict()
         self._running: dict[RequestState, None] = {}  # the youngest last
@@ -348,10 +345,7 @@ class Scheduler:
 
     def _run(self, step: Step | GroupsStep, rows: list[int]) -> NDArray[np.float32]:
         """Runs an open step; the logits (rows, vocabulary) of these tokens, valid until the next run."""
-        feeds = {name: np.atleast_1d(np.asarray(getattr(step, name), np.int64)) for name in self._inputs}
-        feeds["logit_rows"] = np.array(rows, np.int64)
-        if self._masked:
-            feeds["attn_mask"] = step.mask()
+        feeds = self._inputs(step, rows)  # which the binding does not keep
         for name, array in feeds.items():
             self._binding.bind_cpu_input(name, array)
         if len(rows) > len(self._logits):  # of prompts whose logprobs somebody wants

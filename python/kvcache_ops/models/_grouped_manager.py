@@ -9,6 +9,9 @@ from operator import methodcaller
 from time import monotonic
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.manager import Append, HostMemory, Manager, Step
 from kvcache_ops.models._layer_groups import LayerGroups
@@ -206,6 +209,23 @@ class Caches:
             names = self._groups.inputs(group)
             values |= {names[name]: value for name, value in cache.ortvalues().items()}
         return values
+
+
+class StepInputs:
+    """What a session's inputs get of a step, beside the caches."""
+
+    def __init__(self, session: Any) -> None:
+        names = [value.name for value in session.get_inputs()]
+        self._names = [name for name in names if hasattr(Step, name.partition(".")[0])]
+        self._masked = "attn_mask" in names
+
+    def __call__(self, step: Step | GroupsStep, rows: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """The arrays by name; rows: the tokens whose logits are asked for."""
+        feeds = {name: np.atleast_1d(np.asarray(getattr(step, name), np.int64)) for name in self._names}
+        feeds["logit_rows"] = np.array(rows, np.int64)
+        if self._masked:
+            feeds["attn_mask"] = step.mask()
+        return feeds
 
 
 def _each(all_: Sequence[Any], name: str, *arguments: object, **more: object) -> list[Any]:

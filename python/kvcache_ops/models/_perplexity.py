@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvcache_ops._errors import KvCacheError
 from kvcache_ops.manager import Append
+from kvcache_ops.models._grouped_manager import StepInputs
 from kvcache_ops.models._model import Model, session_options
 
 _CHUNK = 128  # tokens of a step, whose logits are in memory at once
@@ -58,7 +59,7 @@ def perplexity(
     page = model.cache.page_size
     caches = model.caches((context + page - 1) // page * page, prefix_sharing=False)
     session, manager = model.session(session_options(threads)), caches.manager
-    names, feeds = [value.name for value in session.get_inputs()], caches.ortvalues()
+    inputs, memory = StepInputs(session), caches.ortvalues()
     losses: list[NDArray[np.float64]] = []
     for i, window in enumerate(windows):
         sequence = manager.create()
@@ -66,11 +67,7 @@ def perplexity(
             chunk = window[at : at + _CHUNK]
             rows = [row for row in range(len(chunk)) if context // 2 <= at + row < context - 1]
             with manager.begin_step([Append(sequence, tokens=chunk)], caches.memory) as step:
-                indices = {name: np.atleast_1d(getattr(step, name)) for name in names if hasattr(step, name)}
-                indices["logit_rows"] = np.array(rows, np.int64)
-                if "attn_mask" in names:
-                    indices["attn_mask"] = step.mask()
-                [logits] = session.run(None, indices | feeds)
+                [logits] = session.run(None, inputs(step, rows) | memory)
             losses.append(losses_of(logits, [window[at + row + 1] for row in rows]))
             if progress is not None:
                 progress(i * context + at + len(chunk), len(windows) * context)

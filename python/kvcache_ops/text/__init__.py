@@ -1,1 +1,1 @@
-"""From logits to text: sampling, grammars, drafts from the prompt, and pieces of text as tokens come."""
+"""From logits to text: sampling, grammars, and pieces of text as tokens come."""
