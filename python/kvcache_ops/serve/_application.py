@@ -106,8 +106,8 @@ class _Routes:
         routes = [
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
-            Route("/v1/completions", self._completions, methods=["POST"]),
-            Route("/v1/chat/completions", self._chat_completions, methods=["POST"]),
+            Route("/v1/completions", partial(self._answer, chat=False), methods=["POST"]),
+            Route("/v1/chat/completions", partial(self._answer, chat=True), methods=["POST"]),
             Route("/health", self._health),
             Route("/metrics", self._read_metrics),
         ]
@@ -153,12 +153,6 @@ class _Routes:
     async def _read_metrics(self, _: Request) -> Response:
         text = await asyncio.to_thread(self._metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def _completions(self, request: Request) -> Response:
-        return await self._answer(request, chat=False)
-
-    async def _chat_completions(self, request: Request) -> Response:
-        return await self._answer(request, chat=True)
 
     def _check_model(self, name: str) -> None:
         if name != self._name:
