@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,31 +20,6 @@ if TYPE_CHECKING:
 
     from kvcache_ops.engine import Engine
     from kvcache_ops.models import Model
-
-_BUILD = (
-    "weights",
-    "activations",
-    "products",
-    "cache",
-    "quant_group",
-    "rotation",
-    "balance",
-    "center",
-    "cache_layout",
-    "cache_mode",
-    "page_size",
-    "layer_groups",
-    "attention",
-    "context",
-    "rope",
-)
-_FORMATS = ("weights", "cache", "quant_group", "rotation")
-_ENGINE = ("max_tokens", "window_tokens", "max_batch", "token_budget", "prompt_lookup", "threads")
-_SERVE = (
-    "host", "port", "name", "max_requests", "grace", "context_shift", "api_key", "allow_origin", "stuck_after",
-    "keep_alive",
-)  # fmt: skip
-_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
 
 def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -90,18 +66,16 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     perplexity.set_defaults(run=_perplexity)
 
     serve = _add_model(commands, "serve", "OpenAI's HTTP interface")
-    serve.add_argument("--host", default="127.0.0.1", help="the address to listen at (127.0.0.1)")
-    serve.add_argument("--port", type=int, default=8000, help="0 for any free one (8000)")
+    serve.add_argument("--host", help="the address to listen at (127.0.0.1)")
+    serve.add_argument("--port", type=int, help="0 for any free one (8000)")
     serve.add_argument("--name", help="the model's name for clients (its own)")
-    serve.add_argument("--max-requests", type=int, default=256, help="requests that run and wait; others get 503 (256)")
-    serve.add_argument("--grace", type=float, default=5, help="seconds that requests get at shutdown (5)")
+    serve.add_argument("--max-requests", type=int, help="requests that run and wait; others get 503 (256)")
+    serve.add_argument("--grace", type=float, help="seconds that requests get at shutdown (5)")
     key = os.environ.get("KVCACHE_API_KEY") or None
     serve.add_argument("--api-key", default=key, help="the key that clients must send ($KVCACHE_API_KEY)")
-    serve.add_argument(
-        "--allow-origin", action="append", default=[], help="a page's origin, or *; several times (CORS)"
-    )
-    serve.add_argument("--stuck-after", type=float, default=30, help="seconds of a step until /health says so (30)")
-    serve.add_argument("--keep-alive", type=float, default=75, help="seconds until idle connections end (75)")
+    serve.add_argument("--allow-origin", action="append", help="a page's origin, or *; several times (CORS)")
+    serve.add_argument("--stuck-after", type=float, help="seconds of a step until /health says so (30)")
+    serve.add_argument("--keep-alive", type=float, help="seconds until idle connections end (75)")
     _add_context_shift(serve)
     _add_engine(serve)
     serve.set_defaults(run=_serve)
@@ -152,9 +126,9 @@ def _add_sampling(parser: ArgumentParser, max_new_tokens: str) -> None:
     parser.add_argument("--stop", action="append", help="a text that ends the answer; may be given several times")
 
 
-def _given(given: Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    """The options that were given, and those with another default than the library's."""
-    return {name: value for name in names if (value := getattr(given, name, None)) is not None}
+def _given(given: Namespace, function: Callable[..., Any]) -> dict[str, Any]:
+    """The options that were given, or have another default than the library's, of those that a function takes."""
+    return {name: value for name in signature(function).parameters if (value := getattr(given, name, None)) is not None}
 
 
 @contextmanager
@@ -173,7 +147,8 @@ def _open(given: Namespace, chat: bool = False) -> Model:
     from kvcache_ops import models
 
     with terminable(), _bar("building", " tensors") as progress:
-        return models.open_model(given.model, chat=chat, progress=progress, **_given(given, _FORMATS))
+        options = _given(given, models.open_model) | {"chat": chat}
+        return models.open_model(given.model, progress=progress, **options)
 
 
 def _engine(given: Namespace, chat: bool = False) -> Engine:
@@ -184,11 +159,11 @@ def _engine(given: Namespace, chat: bool = False) -> Engine:
     from kvcache_ops.text._sampling import Sampling
 
     tiers = [tier(address) for address in given.tier]
-    Sampling(**_given(given, _SAMPLING))
+    Sampling(**_given(given, Sampling))
     session_options(given.threads or 0)
-    model = _open(given, chat)
+    options = _given(given, Engine) | {"model": _open(given, chat), "tiers": tiers}
     try:
-        return Engine(model, tiers=tiers, **_given(given, _ENGINE))
+        return Engine(**options)
     except TypeError as error:  # of a host that is not the first
         raise KvCacheError(str(error), "tier_address") from error
 
@@ -197,7 +172,7 @@ def _build(given: Namespace) -> int:
     from kvcache_ops import models
 
     with _bar("building", " tensors") as progress:
-        path = models.build(given.source, given.out, progress=progress, **_given(given, _BUILD))
+        path = models.build(progress=progress, **_given(given, models.build))
     size = sum(file.stat().st_size for file in path.parent.iterdir())
     model = models.load(path)
     print(f"{path.parent}: {size / 1e6:,.1f} MB, {_cache(model)}", *model.notes, sep="\n")
@@ -217,18 +192,20 @@ def _cache(model: Model) -> str:
 def _chat(given: Namespace) -> int:
     engine = _engine(given, chat=True)
     from kvcache_ops.cli._chat import Chat
+    from kvcache_ops.text._sampling import Sampling
 
     with closing(engine):
-        return Chat(engine, given.system, **_given(given, _SAMPLING)).run()
+        return Chat(engine, given.system, **_given(given, Sampling)).run()
 
 
 def _generate(given: Namespace) -> int:
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given.prompts]
     engine = _engine(given, given.chat)
     from kvcache_ops.cli._generate import generate
+    from kvcache_ops.text._sampling import Sampling
 
     with closing(engine):
-        return generate(engine, prompts, given.chat, given.context_shift, **_given(given, _SAMPLING))
+        return generate(engine, prompts, given.chat, given.context_shift, **_given(given, Sampling))
 
 
 def _perplexity(given: Namespace) -> int:
@@ -245,5 +222,5 @@ def _perplexity(given: Namespace) -> int:
 def _serve(given: Namespace) -> int:
     from kvcache_ops.serve import serve  # before a build: its packages may not be there
 
-    serve(_engine(given), **_given(given, _SERVE))
+    serve(_engine(given), **_given(given, serve))
     return 0
