@@ -51,11 +51,11 @@ torch.library = types.SimpleNamespace(custom_op=lambda *_, **__: types.SimpleNam
 sys.modules["torch"] = torch
 from kvcache_ops import DOMAIN
 from kvcache_ops.ops._schemas import BY_DOMAIN_AND_NAME
-from kvcache_ops.torch import _attention, _key_value_cache, _operator
+from kvcache_ops.torch import _functions, _operator
 _operator.Operator.__call__ = lambda self, *given: calls.append((self, *given)) or [None] * self._outputs
-for op_type, function in (("KeyValueCache", _key_value_cache.key_value_cache),
-                          ("MultiHeadAttention", _attention.multi_head_attention),
-                          ("MultiHeadCacheAttention", _attention.multi_head_cache_attention)):
+for op_type, function in (("KeyValueCache", _functions.key_value_cache),
+                          ("MultiHeadAttention", _functions.multi_head_attention),
+                          ("MultiHeadCacheAttention", _functions.multi_head_cache_attention)):
     calls, parameters = [], inspect.signature(function).parameters
     function(**{name: name for name in parameters})
     [(operator, inputs, attributes)] = calls

@@ -11,7 +11,11 @@ A refused operation changes nothing, and raises `ManagerError` with `kind` and `
 raises `TypeError`.
 """
 
-from kvcache_ops._errors import CapacityError, ManagerError
+from __future__ import annotations
+
+import re
+
+from kvcache_ops._errors import CapacityError, KvCacheError, ManagerError
 from kvcache_ops._native import (
     Append,
     FileTier,
@@ -32,7 +36,6 @@ from kvcache_ops._native import (
     self_extend_positions,
     slot_stable,
 )
-from kvcache_ops._tier import tier
 from kvcache_ops.ops._cache_spec import CacheSpec
 
 __all__ = [
@@ -59,3 +62,23 @@ __all__ = [
     "slot_stable",
     "tier",
 ]
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def tier(address: str) -> HostTier | FileTier | ObjectTier | RedisTier:
+    """A tier of `Manager`: "host:4G", "file:FOLDER,20G", "redis://HOST:PORT/0", "s3://BUCKET/PREFIX" and the like.
+
+    Sizes are in bytes, or in K, M, G or T of 2^10 and so on. Raises KvCacheError "tier_address" for another address,
+    and what the tier raises.
+    """
+    if address.startswith(("redis:", "rediss:", "unix:")):
+        return RedisTier(address)
+    if "://" in address:
+        return ObjectTier(address)
+    found = re.fullmatch(r"(?:host:|file:(?P<folder>.+),)(?P<size>\d+)(?P<unit>[KMGT]?)", address)
+    if found is None:
+        expected = "host:SIZE, file:FOLDER,SIZE, redis://... or the address of an object store"
+        raise KvCacheError(f"the tier is {address!r}, expected {expected}", "tier_address")
+    size = int(found["size"]) * _UNITS[found["unit"]]
+    return HostTier(size) if found["folder"] is None else FileTier(found["folder"], size)

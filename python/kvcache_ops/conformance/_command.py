@@ -18,6 +18,7 @@ from kvcache_ops.conformance._library import PROVIDERS, Library
 from kvcache_ops.conformance._program import Program
 from kvcache_ops.conformance._report import Report
 from kvcache_ops.conformance._run import SUITES, check_numbers, run, run_suites
+from kvcache_ops.ops._nodes import DOMAIN
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -56,7 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     program.add_argument("--serve", action="store_true", help="started once, reads lines of both paths, answers: done")
     program.add_argument("--jobs", metavar="N", type=_jobs, help="cases at once (the number of CPUs)")
     library = parser.add_argument_group("of a library")
-    library.add_argument("--domain", default="opmx.dynamic_batching", help="of its operators (%(default)s)")
+    library.add_argument("--domain", default=DOMAIN, help="of its operators (%(default)s)")
     library.add_argument("--static-domain", default="opmx", help="of the operator of static batching (%(default)s)")
     library.add_argument("--provider", choices=list(PROVIDERS), default="cpu", help="what runs its nodes (%(default)s)")
 

@@ -25,6 +25,7 @@ from kvcache_ops.conformance._call import Int4Array, NotRun
 from kvcache_ops.conformance._models import node_model, operator
 from kvcache_ops.ops._cache_spec import OF_ML_DTYPES, ONNX_TYPES, numpy_type, type_name
 from kvcache_ops.ops._int4 import pack_int4, unpack_int4
+from kvcache_ops.ops._nodes import DOMAIN
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -57,7 +58,7 @@ class Library:
         path: str | os.PathLike[str],
         *,
         provider: str = "cpu",
-        domain: str = "opmx.dynamic_batching",
+        domain: str = DOMAIN,
         static_domain: str = "opmx",
         limit: float = 60,
     ) -> None:

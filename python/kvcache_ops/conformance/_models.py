@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvcache_ops._optional import load
 from kvcache_ops.ops._cache_spec import ONNX_TYPES
+from kvcache_ops.ops._nodes import DOMAIN
 from kvcache_ops.ops._schemas import BY_DOMAIN_AND_NAME, Operator
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _NO_SHAPES: Mapping[str, Sequence[int | None] | None] = {}
 
 def operator(op_type: str, inputs: Mapping[str, object]) -> Operator:
     """The operator of a call with these inputs: only those of dynamic batching have `seqstarts`."""
-    return BY_DOMAIN_AND_NAME["opmx.dynamic_batching" if "seqstarts" in inputs else "opmx", op_type]
+    return BY_DOMAIN_AND_NAME[DOMAIN if "seqstarts" in inputs else "opmx", op_type]
 
 
 def node_model(

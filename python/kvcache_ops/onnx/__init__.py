@@ -10,9 +10,11 @@ Needs the package `onnx`, which the extra `onnx` brings.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kvcache_ops._optional import load, require
+from kvcache_ops.ops._nodes import DOMAIN
 from kvcache_ops.ops._schemas import BY_DOMAIN_AND_NAME
 
 require("onnx")
@@ -27,23 +29,20 @@ if TYPE_CHECKING:
 
 __all__ = ["opset"]
 
-_OPSETS: dict[str, Any] = {}
-
 register()
 
 
-def opset(domain: str = "opmx.dynamic_batching") -> Opset:
+def opset(domain: str = DOMAIN) -> Opset:
     """The operators of a domain for onnxscript: `opset().KeyValueCache(...)` in an `@onnxscript.script` function.
 
     The attribute `scale` of MultiHeadCacheAttention, whose name an input has, cannot be given there.
     Needs the package `onnxscript`. Raises KvCacheError "package_missing" without it.
     """
-    if domain not in _OPSETS:
-        _OPSETS[domain] = _opset(domain)
-    operators: Opset = _OPSETS[domain]
+    operators: Opset = _opset(domain)
     return operators
 
 
+@cache
 def _opset(domain: str) -> Any:
     values = load("onnxscript.values", "opset()")
 

@@ -4,9 +4,13 @@
                                  max_kvlen, cache, scale, num_layer=32, layer_idx=7, cache_mode=1)
     attn_output = multi_head_cache_attention(query, current_key, ..., num_heads=32, head_dim=128, num_kv_heads=8)
 
+Inputs are as in `kvcache_ops.run`, `multi_head_attention` and `multi_head_cache_attention`, index inputs int64 tensors;
+keyword arguments are the operators' attributes, of which `scale` is called attention_scale.
+
 Called eagerly, or in a compiled function, the operators run on the CPU and write `cache` and `scale` in place, the very
-memory of the tensors: nothing is copied. While a model is exported, each call becomes one node of the domain
-`opmx.dynamic_batching`, which the library of this package runs in ONNX Runtime:
+memory of the tensors: nothing is copied. What is refused raises KvCacheError, and has then written nothing. While a
+model is exported, each call becomes one node of the domain `opmx.dynamic_batching`, which the library of this package
+runs in ONNX Runtime:
 
     program = torch.onnx.export(model, (), kwargs=inputs, dynamic_shapes=..., opset_version=20)
 
@@ -23,8 +27,11 @@ Needs torch 2.8 or later; importing `kvcache_ops` alone imports no torch.
 
 from __future__ import annotations
 
-from kvcache_ops.torch._attention import multi_head_attention, multi_head_cache_attention
-from kvcache_ops.torch._int4 import int4_inputs
-from kvcache_ops.torch._key_value_cache import key_value_cache
+from kvcache_ops.torch._functions import (
+    int4_inputs,
+    key_value_cache,
+    multi_head_attention,
+    multi_head_cache_attention,
+)
 
 __all__ = ["int4_inputs", "key_value_cache", "multi_head_attention", "multi_head_cache_attention"]

@@ -10,8 +10,8 @@ import torch  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
 from kvcache_ops import _native
+from kvcache_ops.ops._nodes import DOMAIN
 
-DOMAIN = "opmx.dynamic_batching"
 WRITTEN = ("cache", "scale")
 OPTIONAL = ("scale", "attn_mask", "head_sink")
 OF_FLOAT8 = ("quant_type",)  # such a cache is not for torch, so the attribute keeps its default
