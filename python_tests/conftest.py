@@ -2,8 +2,9 @@
 
 Helpers, in the order in which to read them: `compare` (bits and refusals), `sessions` (models of one node, sessions,
 runs), `one_node` (calls of the operators), `managed` (managers). `tiny_models`, `tiny_folders` and `tiny_exports` write
-models, which `numpy_gguf` computes; `served` has a server of one, and `tool_templates` its tools. `pmx_export` writes
-exports of PMX, which `pmx_numpy` computes and `pmx_steps` runs. `device_call` runs on a GPU, or an emulated one.
+models, which `numpy_gguf` computes; `engines` has engines of one, `served` a server, and `tool_templates` its tools.
+`pmx_export` writes exports of PMX, which `pmx_numpy` computes and `pmx_steps` runs. `device_call` runs on a GPU, or an
+emulated one.
 """
 
 import os

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 import uvicorn
@@ -25,6 +24,7 @@ NAN_TOKEN = TOKENS.index("~")
 TEXTS = ["the theme", "a", "of the others, the most", "42"]
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the theme"}]
 GREEDY = dict(model="tiny", temperature=0)
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 class Serving:
@@ -46,14 +46,17 @@ class Serving:
         self.thread.join(30)
         assert not self.thread.is_alive()
 
+    def response(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[HTTPResponse, bytes]:
+        """The response to any request, and its body."""
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            return response, response.read()
+
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """The status and the body of a response to any request."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path, body)
-        response = connection.getresponse()
-        status, content = response.status, response.read()
-        connection.close()
-        return status, content
+        """The status and the body of a response."""
+        response, content = self.response(method, path, body)
+        return response.status, content
 
     def metric(self, name: str) -> float:
         """A line of /metrics."""
@@ -61,13 +64,6 @@ class Serving:
         assert status == 200
         found = re.search(rf"^{re.escape(name)} (\S+)$", text.decode(), re.MULTILINE)
         return float(found[1]) if found else 0.0
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Waits until the condition holds, at most a minute."""
-        until = time.perf_counter() + 60
-        while not condition():
-            assert time.perf_counter() < until
-            time.sleep(0.02)
 
 
 @contextmanager
@@ -78,6 +74,24 @@ def serving(path: Path, **options: object) -> Iterator[Serving]:
         yield found
     finally:
         found.stop()
+
+
+@contextmanager
+def blocked(monkeypatch: pytest.MonkeyPatch, of: object, name: str) -> Iterator[tuple[list[object], Event]]:
+    """Calls of a function wait for the event, at the latest until the end. The list has one entry for each."""
+    go_on, begun, function = Event(), list[object](), getattr(of, name)
+
+    def wait(*arguments: object, **named: object) -> object:
+        begun.append(arguments)
+        assert go_on.wait(60)
+        return function(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(of, name, wait)
+        try:
+            yield begun, go_on
+        finally:
+            go_on.set()
 
 
 @pytest.fixture(scope="module")

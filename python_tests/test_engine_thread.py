@@ -15,21 +15,11 @@ from weakref import ref
 
 import numpy as np
 import pytest
-from kvcache_ops.engine import Engine
-from kvcache_ops.text._sampling import Sampler
 
 from compare import refused
-from test_engine import PROMPTS, alone, engine, path, stepped
+from engines import PROMPTS, alone, engine, idle, on_draw, path, soon, stepped
 
 __all__ = ["alone", "path"]  # fixtures
-
-
-def soon(condition: Callable[[], bool]) -> None:
-    """Waits until it holds, which it does soon."""
-    until = time.perf_counter() + 60
-    while not condition():
-        assert time.perf_counter() < until
-        time.sleep(0.01)
 
 
 def test_an_answer_that_nobody_reads(path: Path, alone: list[list[int]]) -> None:
@@ -52,18 +42,17 @@ def test_an_interrupt_ends_the_readers_request_alone(
     path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C comes in the main thread, which reads; other answers go on, and the next ones begin."""
-    shared, draw, drawn = engine(path), Sampler.__call__, list[int]()
+    shared, drawn = engine(path), list[int]()
     other = shared.submit(PROMPTS[1], max_new_tokens=12)
     soon(lambda: other.finish is not None)
     other = shared.submit(PROMPTS[1], max_new_tokens=300)
 
-    def interrupting(sampler: Sampler, logits: np.ndarray) -> int:
+    def interrupt() -> None:
         drawn.append(1)
         if len(drawn) == 9:
             _thread.interrupt_main()
-        return draw(sampler, logits)
 
-    monkeypatch.setattr(Sampler, "__call__", interrupting)
+    on_draw(monkeypatch, interrupt)
     read = shared.submit(PROMPTS[0], max_new_tokens=10**6, keep=1)
     with pytest.raises(KeyboardInterrupt):
         for _ in read:
@@ -73,7 +62,7 @@ def test_an_interrupt_ends_the_readers_request_alone(
     with pytest.raises(KeyboardInterrupt):
         shared.generate(PROMPTS, max_new_tokens=10**6, keep=1)
     assert shared.generate(PROMPTS[:1], max_new_tokens=12)[0].answer == alone[0]
-    assert not shared.step() and shared.manager.stats()["sequences"] == 0
+    assert idle(shared)
 
 
 def test_a_step_that_fails(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +87,7 @@ def test_a_step_that_fails(path: Path, alone: list[list[int]], monkeypatch: pyte
             assert request.finish == "error" and isinstance(request.error.__cause__, MemoryError)
         assert "".join(requests[2]) and requests[2].answer == alone[2]
         assert shared._scheduler._run == run and shared.loop.failure is None
-        assert not shared.step() and shared.manager.stats()["sequences"] == 0
+        assert idle(shared)
 
 
 def test_a_thread_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +139,7 @@ def test_an_engine_that_nobody_has(path: Path) -> None:
 
 def test_what_a_server_is_told(path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step's news, and each end, also where a client goes while its answer ends by itself."""
-    shared, told, draw = engine(path), list[tuple[object, int, str | None]](), Sampler.__call__
+    shared, told = engine(path), list[tuple[object, int, str | None]]()
     end = shared.watch(
         lambda _, changed: told.extend((state.tag, len(state.answer), state.finish) for state in changed)
     )
@@ -158,12 +147,7 @@ def test_what_a_server_is_told(path: Path, alone: list[list[int]], monkeypatch: 
     assert list(request) and not shared.step()
     assert told == [*(("mine", count, None) for count in range(1, 12)), ("mine", 12, "length")]
     told.clear()
-
-    def leaving(sampler: Sampler, logits: np.ndarray) -> int:
-        shared.running[0].cancel()
-        return draw(sampler, logits)
-
-    monkeypatch.setattr(Sampler, "__call__", leaving)
+    on_draw(monkeypatch, lambda: shared.running[0].cancel())
     request = shared.submit(PROMPTS[0], max_new_tokens=1, tag="gone")
     soon(lambda: ("gone", 1, "cancelled") in told)
     monkeypatch.undo()
@@ -233,11 +217,8 @@ except KeyboardInterrupt:
 
 
 def test_an_engine_without_a_thread(path: Path, alone: list[list[int]]) -> None:
-    """Computes nothing but in calls, and starts no thread; servers refuse it."""
+    """Computes nothing but in calls, and starts no thread."""
     shared = stepped(path)
     request = shared.submit(PROMPTS[0], max_new_tokens=12)
     assert not request.answer and shared.step() and len(request.answer) == 1
     assert "".join(request) == request.text and request.answer == alone[0] and not shared.loop._executor._threads
-    assert (
-        shared.loop.began is None and not shared.loop.threaded and Engine(path, max_tokens=64, threads=1).loop.threaded
-    )

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from threading import Event
 
 import pytest
 import uvicorn
@@ -24,12 +21,11 @@ from kvcache_ops.serve._replies import event
 from kvcache_ops.text._grammar import _end
 
 from compare import refused
-from served import GREEDY, TEXTS, Serving, expected, path, serving, shared
-from test_engine import calls
+from engines import calls, soon
+from served import CHAT, GREEDY, TEXT, TEXTS, Serving, blocked, expected, path, serving, shared
 
 __all__ = ["expected", "path", "shared"]  # fixtures
 
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
 
 
@@ -53,24 +49,6 @@ def sent(server: Serving, content: bytes, length: int | None = None) -> socket.s
     return connection
 
 
-@contextmanager
-def blocked(monkeypatch: pytest.MonkeyPatch, of: object, name: str) -> Iterator[tuple[list[object], Event]]:
-    """Calls of a function wait for the event, at the latest until the end. The list has one entry for each."""
-    go_on, begun, function = Event(), list[object](), getattr(of, name)
-
-    def wait(*arguments: object, **named: object) -> object:
-        begun.append(arguments)
-        assert go_on.wait(60)
-        return function(*arguments, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(of, name, wait)
-        try:
-            yield begun, go_on
-        finally:
-            go_on.set()
-
-
 def test_grammars_do_not_keep_others_waiting(
     shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,31 +59,17 @@ def test_grammars_do_not_keep_others_waiting(
         first = pool.submit(shared.ask, "POST", TEXT, with_grammar)
         gone = [sent(shared, with_grammar) for _ in range(application_module._MOST_COMPILING - 1)]
         waiting = 'kvcache_requests_now{state="waiting"}'
-        shared.wait(lambda: shared.metric(waiting) == before + application_module._MOST_COMPILING)
-        shared.wait(lambda: len(begun) == 2)
+        soon(lambda: shared.metric(waiting) == before + application_module._MOST_COMPILING)
+        soon(lambda: len(begun) == 2)
         assert error_of(shared.ask("POST", TEXT, with_grammar))[:2] == (503, "overloaded")
         assert shared.client.completions.create(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
         assert shared.ask("GET", "/health")[0] == 200
         for connection in gone:
             connection.close()
-        shared.wait(lambda: shared.metric(waiting) <= before + 2)
+        soon(lambda: shared.metric(waiting) <= before + 2)
         go_on.set()
         assert first.result()[0] == 200
     assert len(begun) <= 3  # those in the two threads, and the first if it was behind them
-
-
-def test_schemas_are_refused(shared: Serving, expected: list[str]) -> None:
-    """With 400 and what was expected; one that would end the process, too."""
-    chain = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(1000)}
-    for schema, message in (
-        ({"properties": {f"p{i}": {} for i in range(10_000)}}, b"10000 properties in an object"),
-        ({"type": "string", "pattern": "^(a{1000}){1000}$"}, b"1000000 characters in a pattern"),
-        ({"$defs": chain | {"d1000": {}}, "$ref": "#/$defs/d0"}, b"llguidance crashes"),
-    ):
-        format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-        answer = shared.ask("POST", TEXT, body(response_format=format))
-        assert error_of(answer) == (400, "grammar_schema", "response_format") and message in answer[1]
-    assert shared.client.completions.create(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
 
 
 def test_no_process_is_the_servers_fault(shared: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +100,8 @@ def test_bodies(shared: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(application_module, "_MOST_HELD", 100)
         with sent(shared, b"{" * 80, length=200):
-            shared.wait(lambda: error_of(shared.ask("POST", TEXT, body(user="a" * 50)))[:2] == (503, "overloaded"))
-    shared.wait(lambda: shared.ask("POST", TEXT, body(max_tokens=1))[0] == 200)
+            soon(lambda: error_of(shared.ask("POST", TEXT, body(user="a" * 50)))[:2] == (503, "overloaded"))
+    soon(lambda: shared.ask("POST", TEXT, body(max_tokens=1))[0] == 200)
     monkeypatch.setattr(application_module, "_BODY_SECONDS", 0.2)
     with sent(shared, b"{", length=200) as slow:
         response = HTTPResponse(slow)
@@ -150,21 +114,21 @@ def test_health_says_what_is_stuck(path: Path, monkeypatch: pytest.MonkeyPatch) 
     with serving(path, app={"stuck_after": 0.1}) as server, ThreadPoolExecutor(5) as pool:
         with blocked(monkeypatch, server.engine._scheduler, "_run") as (_, go_on):
             asked = pool.submit(server.ask, "POST", TEXT, body(max_tokens=1))
-            server.wait(lambda: server.ask("GET", "/health")[0] == 503)
+            soon(lambda: server.ask("GET", "/health")[0] == 503)
             assert json.loads(server.ask("GET", "/health")[1])["status"] == "stuck"
             assert server.metric("kvcache_stuck_seconds") > 0
             go_on.set()
             assert asked.result()[0] == 200
-        server.wait(lambda: server.ask("GET", "/health") == (200, b'{"status":"ok"}'))
+        soon(lambda: server.ask("GET", "/health") == (200, b'{"status":"ok"}'))
         monkeypatch.setattr(application_module, "_HEALTH_SECONDS", 0.1)
         with blocked(monkeypatch, application_module, "read_call") as (begun, go_on):
             several = [pool.submit(server.ask, "POST", TEXT, body(max_tokens=1)) for _ in range(4)]
-            server.wait(lambda: len(begun) == 4)
+            soon(lambda: len(begun) == 4)
             status, content = server.ask("GET", "/health")
             assert status == 503 and json.loads(content)["parsing_seconds"] > 0
             go_on.set()
             assert [one.result()[0] for one in several] == [200] * 4
-        server.wait(lambda: server.ask("GET", "/health")[0] == 200)
+        soon(lambda: server.ask("GET", "/health")[0] == 200)
     with refused("serve_range", "stuck_after is 0"):
         application(server.engine, stuck_after=0)
 
@@ -224,8 +188,8 @@ def test_a_client_that_has_closed_its_sending_side(shared: Serving, expected: li
     cancelled = 'kvcache_requests_total{finish="cancelled"}'
     before = shared.metric(cancelled)
     with sent(shared, body(stream=stream, max_tokens=4000)):
-        shared.wait(lambda: shared.metric('kvcache_requests_now{state="running"}') == 1)
-    shared.wait(lambda: shared.metric(cancelled) == before + 1)
+        soon(lambda: shared.metric('kvcache_requests_now{state="running"}') == 1)
+    soon(lambda: shared.metric(cancelled) == before + 1)
 
 
 def test_idle_connections(shared: Serving, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +211,8 @@ def test_what_waits_is_not_told_at_each_step(path: Path) -> None:
 
     async def told(count: int) -> int:
         engine = Engine(path, threads=1, max_tokens=256, max_batch=1, threaded=False)
+        with refused("serve_range", "threaded=False"):
+            application(engine)
         dispatcher, counts = Dispatcher(engine, Metrics(), 1000), list[int]()
         answers = Answers(dispatcher, 1 + count, 1)
         [(key, on_step)] = engine._scheduler.watchers.items()
