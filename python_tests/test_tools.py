@@ -90,6 +90,7 @@ def test_calls(server: Serving, family: str) -> None:
         ("\n\n" + written(family, one, two), None, [one, two]),
         ("I look.\n" + written(family, two) + "\n", "I look.", [two]),
         ("I look.", "I look.", []),
+        (bad := f"I look. {written(family, ('nothing', '{}'))} So.", bad, []),
         (" 1 < 2 [a] {b} \n", " 1 < 2 [a] {b} \n", []),
     ):
         with saying(server, text):
@@ -117,13 +118,6 @@ def test_a_call_that_takes_long(server: Serving, family: str, monkeypatch: pytes
             lines = list(response.iter_lines())
     role, first, *_ = (i for i, line in enumerate(lines) if line.startswith("data: "))
     assert lines[role:first].count(":") > 1 and '"name": "weather"' in lines[first]
-
-
-def test_what_is_no_call_stays_content(server: Serving, family: str) -> None:
-    """Streamed or not."""
-    for call in (("weather", '{"city": }'), ("nothing", "{}")):
-        with saying(server, text := f"I look. {written(family, call)} So."):
-            assert both(server) == (text, [], "stop"), text
 
 
 def test_history(server: Serving, family: str, model: Model) -> None:
