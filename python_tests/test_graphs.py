@@ -127,12 +127,9 @@ def test_both_operators_are_in_one_graph() -> None:
 CURRENT = ["tokens", "heads", "head_dim"]
 # Operator, domain, attributes, declared shapes, and what is inferred: `...` is a new name.
 SHAPES = [
-    ("KeyValueCache", DOMAIN, dict(num_repeat=4), dict(current_key=["tokens", 3, 16]), [..., 12, 16]),
-    ("KeyValueCache", DOMAIN, {}, dict(current_key=CURRENT), [..., "heads", "head_dim"]),
     ("KeyValueCache", DOMAIN, dict(num_repeat=4), dict(current_value=CURRENT), [..., ..., "head_dim"]),
     ("KeyValueCache", DOMAIN, dict(num_repeat=3, cache_layout=3), dict(cache=[1, 2, 5, "slots", 16]), [..., 15, 16]),
     ("MultiHeadAttention", DOMAIN, HEADS, dict(query=CURRENT), ["tokens", 4, 8]),
-    ("MultiHeadCacheAttention", DOMAIN, HEADS, dict(query=[5, 4, 8]), [5, 4, 8]),
     ("MultiHeadCacheAttention", DOMAIN, HEADS, {}, [..., 4, 8]),
     ("KeyValueCache", "opmx", dict(num_repeat=4), dict(current_key=["batch", "tokens", 2, 8]), ["batch", ..., 8, 8]),
     ("KeyValueCache", "pmx", {}, dict(current_key=["batch", *CURRENT]), ["batch", ..., "heads", "head_dim"]),

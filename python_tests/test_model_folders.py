@@ -188,7 +188,7 @@ def test_what_a_file_says_and_is_not_used(tmp_path: Path) -> None:
 
 
 def test_beginnings_and_templates(tmp_path: Path) -> None:
-    """A Llama tokenizer obeys add_bos_token; a template may lie in a file of its own."""
+    """A Llama tokenizer obeys add_bos_token; a template may lie in a file of its own; of several, default counts."""
     folder = write_folder(tmp_path / "source")
     for asked, expected in ((True, [COUNT - 2]), (False, [])):
         configure(folder, add_bos_token=asked, tokenizer_class="LlamaTokenizerFast")
@@ -203,6 +203,11 @@ def test_beginnings_and_templates(tmp_path: Path) -> None:
     assert silent(folder).chat_template == "of jinja"
     configure(folder, chat_template=[{"name": "rag", "template": "a"}, {"name": "default", "template": "of jinja"}])
     assert silent(folder).chat_template == "of jinja"
+    for name in ("chat_template.json", "chat_template.jinja"):
+        (folder / name).unlink()
+    for templates, expected in (([{"name": "default", "template": "x"}, "a"], "x"), (["a"], None)):
+        configure(folder, chat_template=templates)
+        assert open_checkpoint(folder).chat_template == expected
 
 
 def test_an_answer_ends_at_an_added_token(tmp_path: Path) -> None:
