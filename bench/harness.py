@@ -75,7 +75,7 @@ class Contender:
     measured: list[Measured] = field(default_factory=list)
 
     def sample(self, turn: int) -> Measured:
-        """Runs on the layer that is the turn's."""
+        """Runs on the next layer."""
         self.prepare()
         run, clock = (
             self.runs[turn % len(self.runs)],

@@ -20,7 +20,7 @@ LISTS = ("attributes", "inputs", "outputs", "rules")
 
 
 def resolved(schemas: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The operators, each entry `as_in` another operator with what that says, under what stands beside it."""
+    """The operators; an entry that is `as_in` another operator gets that operator's fields, under its own."""
     return [{key: part(schemas, page, key) for key in KEPT} for page in schemas]
 
 
@@ -58,7 +58,7 @@ def main() -> int:
     """Writes the file, or compares."""
     files = sorted((FOLDER.parent / "schema").glob("*.yaml"))
     schemas = [yaml.safe_load(file.read_text()) for file in files]
-    # Two operators of different domains may have one name; `as_in` says that of the page.
+    # Two operators of different domains may have one name; `as_in` has the page's name.
     operators = resolved({schema.get("page", schema["name"]): schema for schema in schemas})
     text = json.dumps(operators, indent=1, ensure_ascii=False) + "\n"
     if "--check" not in sys.argv[1:]:

@@ -45,7 +45,7 @@ GOALS = {
 
 
 def serve(connection: Any, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """A contender's process: makes it, then does what it is told, and says how long that took."""
+    """A contender's process: makes it, runs the commands that it receives, and sends how long each took."""
     peer = make(*arguments)
     connection.send(None)
     while (told := received(connection)) is not None:
@@ -74,7 +74,7 @@ def decode(peer: Any, text: list[int], batch: int, first: int, steps: int) -> np
 
 
 class Process:
-    """A process, to be told what to do. The last of its arguments is how many threads it has."""
+    """A process that receives commands. The last of its arguments is how many threads it has."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any, sequences: int = 0) -> None:
         self.sequences, self.threads = sequences, arguments[-1]  # and one more, that others are copied from
@@ -100,7 +100,7 @@ class Process:
 
 
 class Told(Contender):
-    """A process that is told one thing after another; `told` says what, by how often it was asked."""
+    """A process that gets one command after another; `told` gives the command for each sample's number."""
 
     def __init__(
         self, name: str, process: Process, told: Callable[[int], tuple], logits: dict[int, np.ndarray]

@@ -34,7 +34,7 @@ def cases() -> Iterator[Case]:
 def group_case(
     name: str, subject: str, rules: str, types: str, bits: int, parts: dict[str, np.ndarray], any_nan: str | None = None
 ) -> Case:
-    """One token of one head that is made of each part's groups (n, GROUP), then with their signs turned."""
+    """One token of one head that is made of each part's groups (n, GROUP), then with their signs changed."""
     about, first = f"{subject}.", 0
     for what, values in parts.items():
         about += f" Groups {first} to {first + len(values) - 1}: {what}."

@@ -42,7 +42,7 @@ def butterfly(x: np.ndarray, distance: int) -> np.ndarray:
 
 
 def distances(n: int) -> list[int]:
-    """Those of the stages, in their order."""
+    """The stages' distances, in their order."""
     return [distance for distance in POWERS if distance < n]
 
 

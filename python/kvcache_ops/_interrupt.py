@@ -28,7 +28,7 @@ def postponed_interrupt() -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM, or the end of the terminal, raises an exception, as Ctrl-C does: what is half written goes."""
+    """SIGTERM, or the end of the terminal, raises an exception, as Ctrl-C does: half-written files are removed."""
     if current_thread() is not main_thread():  # others get no signals
         yield
         return

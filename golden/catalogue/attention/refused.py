@@ -1,4 +1,4 @@
-"""Calls that break one rule each. What KeyValueCache refuses, its fused twin refuses too: one case of each kind."""
+"""Calls that break one rule each. What KeyValueCache refuses, the fused operator refuses too: one case of each kind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def attributes() -> Iterator[Case]:
 
 
 def types() -> Iterator[Case]:
-    """Types that have no scores, or are not those of the other tensors."""
+    """Types that have no scores, or differ from the other tensors' type."""
     about = "int8 keys and values, which KeyValueCache stores, have no scores."
     case = over_cache("refuse-int8", about, "int8 int8", (2, 2), 8, proves="types.illegal")
     yield case.refuse("attention_type", ["int8"], *BATCH)

@@ -1,4 +1,4 @@
-"""Values: bits that must be kept, roundings, and values that are not finite. The arithmetic's own cases are those of
+"""Values: bits that must be kept, roundings, and values that are not finite. The arithmetic has its cases in
 dynamic batching; these show that it is the same here."""
 
 from __future__ import annotations

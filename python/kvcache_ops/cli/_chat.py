@@ -69,7 +69,7 @@ class Chat:
             _say(_HELP)
 
     def _answer(self, line: str) -> None:
-        """Says an answer. One that is interrupted stays as far as it came; one that fails takes its question along."""
+        """Prints an answer. An interrupted one stays as far as it came; a failed one is removed with its question."""
         begin = first = time.perf_counter()
         messages, tokens = self._in_context([*self._messages, {"role": "user", "content": line}])
         keep = min(self._template.beginning(messages), self._engine.context_length // 2)

@@ -46,7 +46,7 @@ mass, an extension: to an implementation that takes a keyword `outputs` it is th
 and it gives both, the second float32 (Hq, kvstarts[B]). For others these cases are unsupported.
 
 Some calls are illegal: types, shapes or numbers that the operator must refuse. Then the implementation raises, having
-written nothing. If the exception has a text `kind`, it must be that of the case (the kinds are those of
+written nothing. If the exception has a text `kind`, it must be the case's (kinds as in
 kvcache_ops.KvCacheError); with `messages=True`, what it says must mention the inputs and numbers that are wrong.
 NotImplementedError says that the implementation does not do what the case needs, which is reported as unsupported. The
 exceptions of BUGS (AttributeError, NameError, ...) are no refusals: the case fails.

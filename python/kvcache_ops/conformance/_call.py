@@ -187,7 +187,7 @@ def check_signature(implementation: Callable[..., Any], attends: bool) -> None:
 
 
 def _bind(implementation: Callable[..., Any], *arguments: object, **named: object) -> None:
-    """Raises TypeError if the implementation cannot be called so, as far as it tells."""
+    """Raises TypeError if the implementation's signature, where it is known, does not allow this call."""
     try:
         signature = inspect.signature(implementation)
     except (TypeError, ValueError):

@@ -148,7 +148,7 @@ def _only(given: Namespace) -> dict[str, list[str]]:
 
 
 def _suites(given: Namespace) -> list[str]:
-    """The named suites; else all, or those in a folder of cases."""
+    """The named suites; else all, or the ones in a folder of cases."""
     folders = dict(zip(SUITES, ("cases", "static_cases", "attention_cases")))
     if given.cases is None or given.suite:
         return list(dict.fromkeys(given.suite or SUITES))

@@ -31,8 +31,8 @@ def export_onnx(
 ) -> str:
     """Writes the cases of these suites into a folder that has no tests yet; returns how many there are.
 
-    Needs the package onnx. Raises KvCacheError: "package_missing", "export" if a file cannot be written, and those of
-    `run` that are about cases.
+    Needs the package onnx. Raises KvCacheError: "package_missing", "export" if a file cannot be written, and what `run`
+    raises about cases.
     """
     load("onnx", "export_onnx()")
     home, written = Path(folder), {"node": 0, "refused": 0}
@@ -133,7 +133,7 @@ class _Call:
 def _model(case: _native.ConformanceCase, calls: list[_Call]) -> bytes:
     """The model of calls of one signature, with the lengths that all of them have."""
     first = calls[0]
-    # A refused call has no outputs: those of static batching have four axes.
+    # A refused call has no outputs: in static batching they would have four axes.
     rank = 3 if "seqstarts" in first.inputs else 4
     outputs = list(first.outputs) or first.operator.required_outputs
     shapes: dict[str, list[int | None]] = {name: [None] * rank for name in outputs}

@@ -20,7 +20,7 @@ _NO_SHAPES: Mapping[str, Sequence[int | None] | None] = {}
 
 
 def operator(op_type: str, inputs: Mapping[str, object]) -> Operator:
-    """The operator of a call with these inputs: only those of dynamic batching have `seqstarts`."""
+    """The operator of a call with these inputs: `seqstarts` are an input of dynamic batching alone."""
     return BY_DOMAIN_AND_NAME[DOMAIN if "seqstarts" in inputs else "opmx", op_type]
 
 
@@ -35,7 +35,7 @@ def node_model(
     about: str = "",
     fill: bool = False,
 ) -> ModelProto:
-    """A model whose inputs, of these types, and outputs are those of its node.
+    """A model of one node, with the node's inputs, of these types, and its outputs.
 
     outputs: their names, if it gives others than it always gives. What `shapes` does not name may have any rank. An
     input that is left out before one that is given has the empty name, or, with `fill`, is a constant without elements:

@@ -120,7 +120,7 @@ class Program:
             process.kill()
 
     def _living(self) -> _Process | None:
-        """A process that has nothing to do. One that has ended since its last case did so by no case's fault."""
+        """An idle process. If it ended after its last case, no case is at fault."""
         while True:
             try:
                 process = self.idle.pop()

@@ -44,7 +44,7 @@ class Difference:
 
     @property
     def location(self) -> Mapping[str, Any] | None:
-        """What the first element that differs stands for, where that can be told."""
+        """What the first element that differs stands for, where that is known."""
         location = self.details.get("location")
         return location if isinstance(location, dict) else None
 

@@ -71,10 +71,10 @@ def run(
 
     implementation: called for every call of a case, as the package's documentation says. suite: one of SUITES.
     only: values that properties of cases may have, by name: types, attributes, sizes; the other cases are not run.
-    filter: only cases whose name contains this. messages: whether those of refusals must mention the inputs and numbers
-    that are wrong. random: that many cases more, made from `seed`; there are none of the attention. int4: the form of a
+    filter: only cases whose name contains this. messages: whether a refusal's must mention the inputs and numbers that
+    are wrong. random: that many cases more, made from `seed`; there are none of the attention. int4: the form of a
     cache of int4, uint8 with two elements in a byte ("packed"), or an Int4Array with one ("unpacked"). cases: a folder
-    of cases of the suite, instead of those in the package. name: what the report calls the implementation.
+    of cases of the suite, instead of the package's. name: what the report calls the implementation.
 
     What the implementation raises counts as a refusal, with the exception's `kind` if it has one; NotImplementedError
     says that it does not do what the case needs; an exception of BUGS fails the case. Others than Exception, such as

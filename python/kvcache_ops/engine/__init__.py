@@ -167,7 +167,7 @@ class Engine:
         return self._scheduler.running
 
     def watch(self, on_step: Callable[[float, list[RequestState]], None]) -> Callable[[], object]:
-        """Has a function called after each step, in its thread, for servers; returns a function that ends that.
+        """Calls a function after each step, in the steps' thread, for servers; returns a function that ends that.
 
         It gets the seconds of the step and the requests of which there is more to read, each with its `tag`; it must
         neither raise nor wait.

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Loop:
-    """Has one thread alone use a scheduler. It begins with the first request, and ends with the engine or the program.
+    """Lets one thread alone use a scheduler. It begins with the first request, and ends with the engine or the program.
 
     failure: why the engine answers no more; None while it answers. began: `time.perf_counter()` when the step began
     that the thread is in; None where it is in none.
@@ -56,7 +56,7 @@ class Loop:
             raise KvCacheError(str(self.failure), self.failure.kind) from self.failure
 
     def forget(self, state: RequestState) -> None:
-        """Has the next step free a request's place. Takes no lock: garbage collection may call it at any place."""
+        """Makes the next step free a request's place. Takes no lock: garbage collection may call it at any place."""
         self._cancelled.append(state)
 
     def wait(self, state: RequestState) -> None:

@@ -1,7 +1,7 @@
 """The mean key of each layer and head, which a model with a quantized cache subtracts before it stores keys.
 
 All scores of a query change by its product with the mean, so that attention stays the same, and what is left of a key
-is smaller, so that its codes are finer. The mean is that of a run of the model itself, after RoPE.
+is smaller, so that its codes are finer. The mean is taken in a run of the model itself, after RoPE.
 """
 
 from __future__ import annotations

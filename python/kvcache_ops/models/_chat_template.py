@@ -170,7 +170,7 @@ class ChatTemplate:
         return [*messages[:kept], *messages[first:]], tokens
 
     def beginning(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> int:
-        """How many first tokens are those of the system's messages, or of what the template says in their place.
+        """How many first tokens the system's messages have, or what the template says in their place.
 
         options: further arguments of `tokens`.
         """

@@ -166,7 +166,7 @@ def hugging_face_name(name: str, gemma: bool) -> str:
 
 
 def unknown_family(key: str, got: object, names: Iterable[str], families: Iterable[str]) -> KvCacheError:
-    """The refusal of a family: which ones there are, and which of its tensors, by GGUF names, those do not have."""
+    """The refusal of a family: which families there are, and which tensors, by GGUF names, none of them has."""
     known = {*_layer_tensors(gemma=True), *_MODEL_TENSORS}
     others = [name for name in names if (name.split(".", 2)[-1] if name.startswith("blk.") else name) not in known]
     differs = f"; it has {_some(others)}, which they do not have" if others else ""

@@ -50,7 +50,7 @@ class Decoder:
         self._groups, self._attention, self._balance, self._center = groups, attention, balance, center
 
     def write(self) -> None:
-        """All of it: inputs, layers, head."""
+        """Writes the whole graph: inputs, layers, head."""
         graph, config = self._graph, self._config
         for value in self._groups.graph_inputs(self._spec, masked=config.window is not None):
             graph.input(*value)

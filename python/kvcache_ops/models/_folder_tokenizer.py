@@ -115,7 +115,7 @@ def _content(token: Any, file: str) -> str:
 
 
 def _token(token: Any, file: str, special: bool) -> AddedToken:
-    """An added token by what is said of it."""
+    """An added token with the flags that its entry has."""
     said = token if isinstance(token, dict) else {}
     flags = {name: bool(said[name]) for name in _FLAGS if said.get(name) is not None}
     flags["special"] = flags.get("special", False) or special

@@ -58,7 +58,7 @@ class _Fields:
         return value
 
     def unused(self, prefix: str, neutral: dict[str, Any]) -> list[str]:
-        """The keys that begin so and were not asked for, with their values, but for those with a neutral one."""
+        """The keys that begin so and were not read, with their values, unless the value is a neutral one."""
         found = []
         for key, field in self._reader.fields.items():
             if key.startswith(prefix) and key not in self._asked:

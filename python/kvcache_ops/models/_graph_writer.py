@@ -152,7 +152,7 @@ class Graph:
         shared: str | None = None,
         gate: str | None = None,
     ) -> str:
-        """One product with its weights, or with those of the embedding `shared`, of rows that are gated or not."""
+        """One product with its weights, or with the embedding's, `shared`, of rows that are gated or not."""
 
         def put(part: str, values: NDArray[Any]) -> str:
             if shared is None:
@@ -236,7 +236,7 @@ class Graph:
 
 
 def _sizes(weight: Blocks) -> dict[str, int]:
-    """Attributes of whatever computes with a matrix."""
+    """The attributes of a node that computes with a matrix."""
     return {"N": len(weight), "K": weight.codes.shape[1], "bits": weight.bits, "block_size": weight.block}
 
 

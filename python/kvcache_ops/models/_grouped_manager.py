@@ -67,7 +67,7 @@ class GroupsManager:
         return lambda *arguments, **more: _each(self._managers, name, *arguments, **more)[0]
 
     def seq_rm(self, s: int, p0: int) -> int:
-        """Removes the rows from position p0 on. Windows come first, for only they may refuse."""
+        """Removes the rows from position p0 on. Caches with a window come first: only they may refuse."""
         return int(_each(self._managers[::-1], "seq_rm", s, p0)[-1])
 
     def begin_step(self, appends: Sequence[Append], memories: Sequence[HostMemory]) -> GroupsStep:
@@ -162,7 +162,7 @@ class Caches:
                     slots, most = room if group else max_tokens, least
                     own |= {"window": window, "keep_rows": True}
             if len(groups.windows) > 1 or most < inf:
-                own["rope"] = None  # positions of one group alone cannot change, nor those of rows without pages
+                own["rope"] = None  # positions cannot change in one group alone, nor where rows have no pages
             cache = groups.spec(group, replace(spec, max_tokens=slots)).allocate()
             self.caches.append(cache)
             self.managers.append(new_manager(cache.spec, group, **own))
@@ -182,7 +182,7 @@ class Caches:
 
     @property
     def held_bytes(self) -> int:
-        """Those of slots that sequences have, or that are kept for prompts to come."""
+        """Bytes of the slots that sequences have, or that are kept for prompts to come."""
         stats = [manager.stats() for manager in self.managers]
         each = zip(self.caches, stats)
         return sum((slots["used"] + slots["cached"]) * cache.spec.bytes_per_token for cache, slots in each)

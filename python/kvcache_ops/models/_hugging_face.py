@@ -123,7 +123,7 @@ def _contradictions(folder: Path, given: dict[str, Any], config: Config) -> Iter
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of the weights: those that an index names, else all shards, else those of no other use."""
+    """The files of the weights: what an index names, else all shards, else files that have no other use."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return _files_without_index(folder)

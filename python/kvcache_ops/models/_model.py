@@ -117,7 +117,7 @@ class Model:
         """A manager of that cache, with the model's RoPE, window and fingerprint. management: as `Manager` has it.
 
         Prefixes in tiers are found where the instruction set and the versions that compute them are the same, so that
-        they have the bits of computed ones; with `computed_by=""` those of other machines are found, too.
+        they have the bits of computed ones; with `computed_by=""` other machines' are found, too.
 
         Raises KvCacheError "layer_groups" where layers have caches of their own, and what `Manager` raises.
         """
@@ -173,7 +173,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     """The model in a folder that `build` has written, or whose model.onnx this is.
 
     Raises KvCacheError: "model_missing" for a missing file, "model_damaged", "model_format" for a model that
-    `build` has not made, or that of another version, "tokenizer_mismatch" for the tokenizer of a larger vocabulary, and
+    `build` has not made, or in another version, "tokenizer_mismatch" for the tokenizer of a larger vocabulary, and
     what `check_model` raises where another program has changed the graph.
     """
     given = Path(path)
@@ -236,7 +236,7 @@ def _check_data(path: Path, expected: int, stamp: bytes) -> None:
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer in a file, none of whose tokens is one that the model has not."""
+    """The tokenizer in a file; the model must have all of its tokens."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no narrower one

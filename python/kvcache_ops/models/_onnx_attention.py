@@ -36,7 +36,7 @@ INPUTS = {
 }
 _REFUSED_INPUTS = ("attention_bias", "k_scale", "v_scale", "query_seqlens")
 
-# Attributes that are read, with their defaults; those that must have a value; and those of a cache that goes.
+# Attributes that are read, with their defaults; that must have a value; and that belong to a cache that goes.
 _READ = {
     "num_heads": 0,
     "kv_num_heads": 0,

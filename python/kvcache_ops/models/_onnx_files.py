@@ -60,7 +60,7 @@ def graph_of(path: Path, named: Any) -> Path:
 
 
 def described_by(path: Path) -> Path:
-    """The folder of the configuration and the tokenizer: that of the graph, or the one around a folder onnx."""
+    """The folder of the configuration and the tokenizer: the graph's own, or the one around a folder onnx."""
     folder = path if path.is_dir() else path.parent
     place = folder.absolute()
     here = (folder / GENAI).is_file() or (folder / CONFIG).is_file()
@@ -141,7 +141,7 @@ def check_values(graph: GraphProto, folder: Path, made: set[str]) -> None:
 
 
 def _array(tensor: TensorProto, values: Values, folder: Path) -> NDArray[Any]:
-    """The elements of a tensor; of one in a file of its own they are not read yet."""
+    """The elements of a tensor; a tensor in a data file is mapped, not read."""
     if tensor.data_location != TensorProto.EXTERNAL or not all(tensor.dims):
         return values.array(tensor)
     where = {entry.key: entry.value for entry in tensor.external_data}

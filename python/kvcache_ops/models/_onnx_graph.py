@@ -132,7 +132,7 @@ class ExportGraph:
     ) -> None:
         """Turns `model` into a graph over caches of `spec`, one for each group of layers; only once.
 
-        activations: of our products; with None those of the export stay.
+        activations: of our products; None keeps the export's products.
         """
         values, names, graph = self.values, self._names, self.model.graph
         paged = self.attentions[0].node.op_type == "PagedAttention"

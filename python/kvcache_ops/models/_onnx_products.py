@@ -19,7 +19,7 @@ _LARGEST_BLOCK = 32
 
 
 class Products:
-    """Replaces products; `initializers` are those of the new graph, whose contents `write` gives."""
+    """Replaces products; `initializers` belong to the new graph, and `write` gives their contents."""
 
     def __init__(self, values: Values, activations: str) -> None:
         self._values, self.activations = values, activations

@@ -41,7 +41,7 @@ def perplexity(
     """The perplexity of a text in windows of `context` tokens, each with an empty cache of the model's format.
 
     Tokens with more than half a window before them are scored, as llama.cpp's program does; what follows the last
-    whole window is left out. threads: those of ONNX Runtime, 0 for all processors. progress: called with how many
+    whole window is left out. threads: ONNX Runtime's, 0 for all processors. progress: called with how many
     tokens are computed, and of how many.
 
     Raises KvCacheError: "context_range", "text_too_short" for less than a window, "logits_not_finite".

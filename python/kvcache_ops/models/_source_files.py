@@ -36,7 +36,7 @@ _PAGES = (b"<!doctype html", b"<html")
 
 
 def probably(path: Path) -> str:
-    """What a file is by its first bytes, as the end of a sentence; nothing where that cannot be told."""
+    """What a file is by its first bytes, as the end of a sentence; empty where its kind is unknown."""
     try:
         with path.open("rb") as file:
             begin = file.read(4096)

@@ -1,6 +1,6 @@
 """Weights as a model has them: floats, or blocks of codes with their scales and minima, taken from GGUF's blocks.
 
-Nothing is dequantized: the codes are those of the file, and scales and minima are its, in float32.
+Nothing is dequantized: codes are the file's own, and so are scales and minima, in float32.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _in_range(name: str, given: Dense, made: Weight, weights: str) -> Weight:
 
 
 def _blocks(bits: int, block: int, codes: _Bytes, scales: _Floats, minima: _Floats | None = None) -> Blocks:
-    """The matrix of these blocks, of whatever shape but for the first axis, that of its rows."""
+    """The matrix of these blocks, of any shape whose first axis is the rows."""
     flat = (len(codes), -1)
     minima = None if minima is None else minima.reshape(flat)
     return Blocks(bits, block, codes.reshape(flat), scales.reshape(flat), minima)

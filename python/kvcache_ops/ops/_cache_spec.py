@@ -32,7 +32,7 @@ LINE = 64
 ONNX_TYPES = dict(_native.element_types())
 """The types of tensors by their names, as onnx.TensorProto numbers them."""
 
-# Those that numpy has by another name than ours: of int4, packed bytes, and those of the package ml_dtypes.
+# Types that numpy has by another name than ours: int4 as packed bytes, and the types of the package ml_dtypes.
 _PACKED, OF_ML_DTYPES = {"int4": "uint8"}, {"bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn"}
 
 # The memory that IOBindings point to, which they do not keep themselves.
@@ -297,7 +297,7 @@ class Cache:
     def ortvalues(self) -> dict[str, Any]:
         """`onnxruntime.OrtValue`s on this memory by "cache" and, with quantization, "scale": feeds of `session.run`.
 
-        They keep the memory alive. Those of int4 have the type and the shape that the operator expects.
+        They keep the memory alive. An int4 cache has the type and the shape that the operator expects.
         """
         ort_value = load("onnxruntime", "ortvalues()").OrtValue
         values = {}

@@ -29,7 +29,7 @@ class AttentionIndices(TypedDict):
 
 
 class StepIndices(NamedTuple):
-    """The index inputs of KeyValueCache in its order, int64; `attention()` are those of MultiHeadCacheAttention."""
+    """The index inputs of KeyValueCache in its order, int64; `attention()` has MultiHeadCacheAttention's."""
 
     seqstarts: _Ints
     kvstarts: _Ints

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
 DOMAIN = "opmx.dynamic_batching"
-"""The domain of current exports. That of older ones, "pmx.dynamic_batching", has the same operators."""
+"""The domain of current exports. Older exports have the same operators in "pmx.dynamic_batching"."""
 
 
 def make_node(

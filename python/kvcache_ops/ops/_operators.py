@@ -182,7 +182,7 @@ def multi_head_cache_attention(
 def _call(
     op_type: str, attributes: Attributes, more: Mapping[str, float], inputs: list[Any], outputs: list[Any]
 ) -> Any:
-    """The outputs: those given, new arrays for the others. Tensors are checked against the CacheSpec, if it is one."""
+    """The outputs: given ones, new arrays for the others. Tensors are checked against the CacheSpec, if it is one."""
     tensors = _tensors(op_type, inputs)
     return _native.run(op_type, node_attributes(op_type, attributes, more), tensors, outputs, _operands(attributes))
 
@@ -221,7 +221,7 @@ def _operands(attributes: Attributes) -> dict[str, Operand] | None:
 
 
 def _tensors(op_type: str, inputs: list[Any]) -> list[Any]:
-    """The inputs, those of indices as tensors: an int or a list becomes an array of int64."""
+    """The inputs, indices as tensors: an int or a list becomes an array of int64."""
     return [
         _array(name, given) if name in _INDICES and isinstance(given, int | np.integer | list | tuple) else given
         for name, given in zip(_INPUTS[op_type], inputs, strict=True)

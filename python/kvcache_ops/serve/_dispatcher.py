@@ -248,7 +248,7 @@ class Answers:
                 yield piece
 
     def nudge(self) -> None:
-        """Has `pieces` give None."""
+        """Makes `pieces` give None."""
         self._news.put_nowait(None)
 
     def cancel(self, error: KvCacheError | None = None) -> None:

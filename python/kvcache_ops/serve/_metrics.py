@@ -78,5 +78,5 @@ class Metrics:
         self._seconds.observe(seconds)
 
     def text(self) -> bytes:
-        """All of it."""
+        """All metrics as text."""
         return generate_latest(self._registry)

@@ -95,7 +95,7 @@ def serve(
     """Serves until SIGINT or SIGTERM. port: 0 for any free one, which the log says.
 
     grace: seconds that running requests get at the end, fewer than supervisors give. keep_alive: seconds after which
-    connections end on which nothing comes, more than those of a proxy before it. The others are `application`'s.
+    connections end on which nothing comes, more than a proxy before it has. The others are `application`'s.
 
     Raises KvCacheError "serve_range" for an impossible port, a negative `grace` or `keep_alive`, and what `application`
     refuses.
