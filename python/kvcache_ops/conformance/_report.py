@@ -122,9 +122,11 @@ class Report:
         """How many were left out."""
         self.cases: tuple[CaseResult, ...] = tuple(map(_case, document["cases"]))
         """Every case."""
-        self.rules: tuple[RuleResult, ...] = tuple(map(_rule, document["rules"]))
+        self.rules: tuple[RuleResult, ...] = tuple(RuleResult(**row) for row in document["rules"])
         """Every rule of the operators of these cases."""
-        self.flaws: tuple[Flaw, ...] = tuple(map(_flaw, document["flaws"]))
+        self.flaws: tuple[Flaw, ...] = tuple(
+            Flaw(row["flaw"], row["cases"], tuple(row["only_where"])) for row in document["flaws"]
+        )
         """What is wrong in the cases that failed."""
 
     @property
@@ -161,19 +163,8 @@ class Report:
 
 
 def _case(row: dict[str, Any]) -> CaseResult:
-    difference = row.get("difference")
     fields: dict[str, Any] = {name: row.get(name) for name in CaseResult.__dataclass_fields__}
-    fields |= {"name": row["case"], "rules": tuple(row["rules"]), "difference": difference and _difference(difference)}
+    fields |= {"name": row["case"], "rules": tuple(row["rules"])}
+    if found := row.get("difference"):
+        fields["difference"] = Difference(found["text"], found["kind"], found["call"], found)
     return CaseResult(**fields)
-
-
-def _flaw(row: dict[str, Any]) -> Flaw:
-    return Flaw(row["flaw"], row["cases"], tuple(row["only_where"]))
-
-
-def _difference(row: dict[str, Any]) -> Difference:
-    return Difference(row["text"], row["kind"], row["call"], row)
-
-
-def _rule(row: dict[str, Any]) -> RuleResult:
-    return RuleResult(**{name: row[name] for name in RuleResult.__dataclass_fields__})

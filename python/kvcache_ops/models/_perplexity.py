@@ -72,7 +72,9 @@ def perplexity(
             if progress is not None:
                 progress(i * context + at + len(chunk), len(windows) * context)
         manager.free(sequence)
-    return _summary(np.concatenate(losses), len(windows))
+    scored = np.concatenate(losses)
+    value = exp(scored.mean())
+    return Perplexity(value, value * float(scored.std(ddof=1)) / sqrt(len(scored)), len(scored), len(windows))
 
 
 def losses_of(logits: NDArray[np.float32], following: list[int]) -> NDArray[np.float64]:
@@ -83,8 +85,3 @@ def losses_of(logits: NDArray[np.float32], following: list[int]) -> NDArray[np.f
     sums = np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64)
     losses: NDArray[np.float64] = np.log(sums) + largest - logits[np.arange(len(following)), following]
     return losses
-
-
-def _summary(losses: NDArray[np.float64], windows: int) -> Perplexity:
-    value = exp(losses.mean())
-    return Perplexity(value, value * float(losses.std(ddof=1)) / sqrt(len(losses)), len(losses), windows)
