@@ -10,6 +10,7 @@ emulated one.
 import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # pytest runs in two processes
 
@@ -33,6 +34,13 @@ def pytest_sessionstart() -> None:
     except FileNotFoundError as error:
         pytest.exit(str(error), returncode=1)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # what tests start finds what they find
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of models that are built on the way."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kvcache_ops" / "models"
 
 
 def pytest_report_header() -> str:

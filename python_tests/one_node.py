@@ -243,7 +243,7 @@ def one_call(node: Node, seqlens: list[int], past: list[int] | None = None) -> t
 
 
 class Example:
-    """A call, and what the node by itself makes of it: outputs and memory."""
+    """A call, and its outputs and memory after the node alone has run it."""
 
     def __init__(self, node: Node, seqlens: list[int], past: list[int] | None = None):
         self.node = node

@@ -40,12 +40,12 @@ def quiet_options(threads: int = 1) -> onnxruntime.SessionOptions:
 
 
 def create_session(
-    model: bytes | ModelProto, options: onnxruntime.SessionOptions | None = None
+    model: bytes | ModelProto | Path, options: onnxruntime.SessionOptions | None = None
 ) -> onnxruntime.InferenceSession:
     """A session on the CPU that knows the operators; `options` are `quiet_options()` unless they are given."""
     options = options or quiet_options()
     options.register_custom_ops_library(str(find_library()))
-    model = model if isinstance(model, bytes) else model.SerializeToString()
+    model = str(model) if isinstance(model, Path) else model if isinstance(model, bytes) else model.SerializeToString()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -108,7 +108,7 @@ def among(
     outputs += [f"{TEXT_TYPES[types[next(iter(types))]]}[] {results[0]}"] if output else []
     declared = ", ".join(f"{TEXT_TYPES[type_]}[] {name}" for name, type_ in types.items())
     nodes, given = "\n".join(lines), ", ".join(outputs)
-    if branch:  # which is taken; nothing folds the condition, and the other branch gives something of the same types
+    if branch:  # which is taken; the condition is no constant, and the other branch gives values of the same types
         names = [value.split()[1] for value in outputs]
         other = [f"{value}_else" for value in outputs]
         to = [HALF if value.startswith("float16") else FLOAT for value in outputs]
@@ -130,7 +130,7 @@ def through(operator: str, x: np.ndarray) -> np.ndarray:
 def check_stored(
     node: Node, model: bytes, before: str, behind: str, *, unit: bool = False, level: str = LEVELS[-1]
 ) -> None:
-    """A session of the model stores what the node by itself does, and gives that behind the last neighbors."""
+    """A session of the model stores what the node alone does, and gives its outputs after the last neighbors."""
     options = quiet_options()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     inputs, memory = one_float16_call(node)
@@ -148,7 +148,7 @@ def check_stored(
 @pytest.mark.parametrize("branch", [False, True], ids=["graph", "branch"])
 @pytest.mark.parametrize("node", NODES, ids=str)
 def test_neighbors_without_a_float16_kernel(node: Node, branch: bool) -> None:
-    """Never lost in silence: a session stores rightly, or cannot be made, in words that say what to do."""
+    """Nothing is lost silently: a session stores correctly, or is refused in words that say what to do."""
     for (before, behind), domain in zip([*product(OPERANDS, OPERANDS)][::3], DOMAINS * 3):
         model = among(node, before, behind, domain=domain, branch=branch)
         try:

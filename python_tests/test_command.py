@@ -59,7 +59,7 @@ def test_the_self_test_finds_a_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_cases_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A damaged installation is told, not a crash."""
+    """A damaged installation is reported, not a crash."""
     monkeypatch.setattr(_selftest, "FILE", "missing.json")
     assert main(["doctor"]) == 1
     assert "the cases of the package cannot be made: FileNotFoundError" in capsys.readouterr().out

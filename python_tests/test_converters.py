@@ -1,4 +1,4 @@
-"""Models after the programs that convert, simplify and optimize ONNX models: each stores, or is refused aloud.
+"""Models after the programs that convert, simplify and optimize ONNX models: each stores, or is refused with an error.
 
 A program that does not know the operators may put a node before `cache`. What is stored would then be lost: ONNX
 Runtime gives the operator the node's result, and no error.
@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import kvcache_ops
 import numpy as np
 import onnx
 import onnxconverter_common.float16
@@ -28,6 +27,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.optimizer import optimize_model
 
 from compare import refused
+from sessions import create_session, quiet_options
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 SPEC = CacheSpec(max_tokens=8, num_kv_heads=2, head_dim=4, dtype="float32", num_layers=1)
@@ -59,17 +59,9 @@ def model() -> ModelProto:
     return helper.make_model(graph, ir_version=10, opset_imports=opsets)
 
 
-def options() -> Any:
-    """Options of a session that knows the operators and prints nothing."""
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4
-    kvcache_ops.register(made)
-    return made
-
-
 def stores(path: Path) -> bool:
     """Whether a run leaves the keys and values of three tokens in the cache that is given to it."""
-    session = onnxruntime.InferenceSession(str(path), options(), providers=["CPUExecutionProvider"])
+    session = create_session(path)
     types = {value.name: np.float16 if "float16" in value.type else np.float32 for value in session.get_inputs()}
     cache = np.zeros(SPEC.cache_shape, types["cache"])
     session.run(
@@ -86,10 +78,10 @@ def quantized(path: Path) -> ModelProto:
 
 def optimized(path: Path, level: str) -> ModelProto:
     """The model as ONNX Runtime optimizes and saves it."""
-    made = options()
+    made = quiet_options()
     made.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     made.optimized_model_filepath = str(path.with_suffix(".optimized"))
-    onnxruntime.InferenceSession(str(path), made, providers=["CPUExecutionProvider"])
+    create_session(path, made)
     return onnx.load(made.optimized_model_filepath)
 
 

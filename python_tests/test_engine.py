@@ -67,7 +67,7 @@ def test_equal_prompts_at_once(path: Path, alone: list[list[int]], budget: int) 
 
 @pytest.mark.parametrize("cache", ["float16", "int4"])
 def test_an_answer_outgrows_the_context(tmp_path: Path, cache: str) -> None:
-    """It ends, or goes on without the middle of it, in int4 also where keys may be turned no more."""
+    """It ends, or goes on without the middle of it, in int4 also where keys may be rotated no more."""
     source = write_gguf(tmp_path / "model.gguf")
     path = models.build(source, tmp_path / "model", cache=cache, page_size=8)
     prompt = [10, 17, 24, 31, 38]

@@ -130,7 +130,7 @@ def test_logprobs(path: Path, alone: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"max_batch": 4, "token_budget": 7}, {"max_tokens": 72, "max_batch": 3}])
 def test_prompt_logprobs(path: Path, alone: list[list[int]], options: dict[str, int]) -> None:
-    """Those of a run of the whole, also of a prompt that the cache has, in chunks and when it is computed again."""
+    """A run of the whole has the same, also where the cache has the prompt, in chunks and when it is computed again."""
     shared, run = engine(path, **options), Run(path)
     shared.generate(PROMPTS, max_new_tokens=1)
     requests = [shared.submit(prompt, prompt_logprobs=2, max_new_tokens=12) for prompt in PROMPTS]

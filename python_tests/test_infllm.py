@@ -53,7 +53,7 @@ def test_arguments_reach_the_planner(tmp_path: Path) -> None:
                 infllm.observe(layer, np.ones((HEADS * REPEAT, 17), np.float32))
 
 
-def test_steps_end_as_those_of_a_manager() -> None:
+def test_steps_end_as_a_managers_do() -> None:
     """Committed at the end of `with`, rolled back on an exception or when dropped; forks and refusals between."""
     infllm = InfLlm(paged(), **CONFIG, topk=1, score="page_bounds")
     memory = HostMemory(infllm.spec, *infllm.spec.allocate())

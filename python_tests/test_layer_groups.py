@@ -127,7 +127,7 @@ def test_prompts_of_which_each_group_has_another(paths: list[Path]) -> None:
 
 
 def test_both_groups_have_a_step_or_none(paths: list[Path]) -> None:
-    """Without room for the windows, or where a memory is another's, all is as it was, and a smaller step goes on."""
+    """Without room for the windows, or with another cache's memory, nothing changes, and a smaller step goes on."""
     run = Run(paths[0])
     caches = run.model.caches(512, batch=1, step_tokens=32, window_tokens=64)
     manager, memory = caches.manager, caches.memory

@@ -19,12 +19,7 @@ from kvcache_ops.models import _sources
 
 from tiny_models import random_tensors, write_gguf
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of models that are built on the way."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "kvcache_ops" / "models"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

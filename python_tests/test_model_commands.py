@@ -24,6 +24,8 @@ from compare import refused
 from numpy_gguf import NumpyGguf
 from tiny_models import TEMPLATE, random_tensors, write_gguf
 
+pytestmark = pytest.mark.usefixtures("home")
+
 SMALL = ["--max-tokens", "512", "--threads", "1"]
 
 
@@ -34,13 +36,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = random_tensors(tied=False)
     tensors["output.weight"][-1] = 0
     return write_gguf(path, tensors=tensors, fields={"tokenizer.chat_template": TEMPLATE})
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of models that are built on the way."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "kvcache_ops" / "models"
 
 
 def test_build(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +241,7 @@ def test_chat_templates(source: Path) -> None:
 
 @pytest.mark.parametrize(("package", "command"), [("gguf", "generate"), ("jinja2", "chat"), ("starlette", "serve")])
 def test_packages_that_are_missing(source: Path, package: str, command: str) -> None:
-    """The command that installs them is said."""
+    """The message has the command that installs them."""
     extra = "serve" if command == "serve" else "models"
     program = (
         f"import sys; sys.modules[{package!r}] = None; from kvcache_ops.cli._command import main; main(sys.argv[1:])"

@@ -87,9 +87,9 @@ def test_rotary_tables_may_depend_on_the_context(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_export_may_lie_in_the_folder_of_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("home")
+def test_an_export_may_lie_in_the_folder_of_its_checkpoint(tmp_path: Path) -> None:
     """Without genai_config.json; among several graphs, the user chooses by a path."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = as_on_the_hub(write_export(tmp_path / "export", graph := Graph()))
     model = models.open_model(source, cache="float32")
     assert (model.name, model.stops, model.config.context_length) == ("export", (VOCABULARY - 1,), CONTEXT)
@@ -151,11 +151,9 @@ def test_weights_may_lie_in_several_files_and_on_another_file_system(
 
 
 @pytest.mark.parametrize("second", [dict(), dict(do_rotary=0)])
-def test_an_engine_answers_from_an_export(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: dict[str, int]
-) -> None:
+@pytest.mark.usefixtures("home")
+def test_an_engine_answers_from_an_export(tmp_path: Path, second: dict[str, int]) -> None:
     """Opened by its path, as the commands do, and past the context: keys are rotated, or all computed again."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     graph = Graph(attention=({}, second))
     engine = Engine(models.open_model(write_export(tmp_path / "export", graph)), keep=1)
     requests = engine.generate([TEXT, [*TEXT, 4]], max_new_tokens=CONTEXT)

@@ -48,7 +48,7 @@ def silent(folder: Path) -> Any:
 
 
 def test_another_head_than_the_embedding(tmp_path: Path) -> None:
-    """Beside tie_word_embeddings it counts, and that is said; a copy of the embedding is none."""
+    """Beside tie_word_embeddings it counts, with a warning; a copy of the embedding is none."""
     tensors = random_tensors() | {"output.weight": random_tensors(tied=False)["output.weight"]}
     folder = write_folder(tmp_path / "source")
     part = load_file(folder / "model-0.safetensors") | load_file(folder / "model-1.safetensors")
@@ -113,7 +113,7 @@ def test_tokens_of_other_files(tmp_path: Path) -> None:
 
 
 def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
-    """Tokens beyond the model are left out aloud; two numbers of one token, and other things than tokens, refused."""
+    """Tokens beyond the model are left out with a warning; two numbers of one token, or no token, are refused."""
     folder = roomy(tmp_path / "source", 1)
     (folder / "added_tokens.json").write_text(json.dumps({"<a>": COUNT, "<b>": COUNT + 1}))
     with pytest.warns(UserWarning, match=rf"<b> of added_tokens\.json are left out: the model has {COUNT + 1} tokens"):
@@ -232,11 +232,8 @@ def test_an_answer_ends_at_an_added_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["chat"], ["generate", "--chat"]])
-def test_no_chat_template(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_chat_template(command: list[str], tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing or broken chat template is refused before anything is built, and for a built model, too."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = write_folder(tmp_path / "source")
     name, *options = command
     prompt = ["a"] if name == "generate" else []
@@ -244,7 +241,7 @@ def test_no_chat_template(
         configure(folder, chat_template=template)
         assert main([name, str(folder), *prompt, *options]) == 2
         assert text in capsys.readouterr().err
-        assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").rglob("*.onnx*"))
+        assert not list(home.rglob("*.onnx*"))
         with refused("chat_template", text):
             models.build(folder, tmp_path / "model", chat=True)
         assert not (tmp_path / "model").exists()
@@ -253,7 +250,7 @@ def test_no_chat_template(
         with refused("chat_template", text):
             models.open_model(models.build(folder, tmp_path / "other"), chat=True)
         capsys.readouterr()
-        for path in (tmp_path / "cache").rglob("*.onnx*"):
+        for path in home.rglob("*.onnx*"):
             path.unlink()
 
 
@@ -267,10 +264,9 @@ def test_no_chat_template(
     ],
 )
 def test_what_is_known_before_a_build(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], says: str, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is said before it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    """It is refused before the model is built."""
     name, *more = arguments
     assert main([name, str(write_folder(tmp_path / "source")), *more]) == 2
-    assert capsys.readouterr().err.startswith(says) and not (tmp_path / "cache").exists()
+    assert capsys.readouterr().err.startswith(says) and not home.exists()

@@ -205,7 +205,7 @@ def test_builds_into_one_folder_at_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut(tmp_path: Path) -> None:
-    """Wherever: it is refused in words about the file."""
+    """Wherever it is cut, the refusal names the file."""
     whole = write_gguf(tmp_path / "whole.gguf").read_bytes()
     for size in (1, 3, 20, 200, 3000, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])

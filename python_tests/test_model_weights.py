@@ -99,7 +99,7 @@ def test_what_is_asked_for_overflows(weights: str, most: float, tmp_path: Path) 
 
 
 def test_another_byte_order(tmp_path: Path) -> None:
-    """Blocks are bytes to the package, so their scales would be garbage."""
+    """The package takes blocks as bytes, so their scales would be wrong numbers."""
     writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
     writer.add_uint32("llama.block_count", 1)
     writer.add_tensor("token_embd.weight", np.ones((4, 32), np.float32))

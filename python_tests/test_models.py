@@ -128,7 +128,7 @@ def test_centered_keys(tmp_path: Path, attention: str, options: dict[str, int]) 
     """Centered, a model gives the same logits but for rounding, and an int4 cache, which is built so, loses less."""
     tensors = random_tensors("qwen2")
     for i in range(SIZES["layers"]):
-        tensors[f"blk.{i}.attn_k.bias"].reshape(2, 2, 32)[..., 24:] += 20  # of pairs that hardly turn
+        tensors[f"blk.{i}.attn_k.bias"].reshape(2, 2, 32)[..., 24:] += 20  # of pairs that hardly rotate
     path = write_gguf(tmp_path / "model.gguf", family="qwen2", tensors=tensors)
     options = options | {"attention": attention}
     plain = built(path, **EXACT, **options).logits(TEXT, len(PROMPT))
@@ -175,7 +175,6 @@ def test_keys_of_yarn_are_shifted(tmp_path: Path, family: str) -> None:
     expect_near(run.step({seq: [3]}), expected, 1e-5)
 
 
-# Bounds of the largest difference from float32 caches, in standard deviations of the logits.
 # The root mean square of what a format adds to logits, as a part of their standard deviation, at most. (The largest of
 # some thousand differences, which was compared before, says more of one logit than of the format.)
 CACHES = {"float32": 0, "float16": 0.001, "int8": 0.012, "int4": 0.2}

@@ -1,4 +1,4 @@
-"""The package as a user has it: its page stands by itself, and its library names no folder of the builder's machine.
+"""The package as a user has it: its page needs no other, and its library names no folder of the builder's machine.
 
 `make test-wheel` runs this with the published wheel.
 """

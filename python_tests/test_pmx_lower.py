@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from kvcache_ops import KvCacheError
 from kvcache_pmx import lower
@@ -17,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser, version_
 from compare import refused
 from pmx_export import Params, export
 from pmx_steps import Steps, break_node, node_model
-from sessions import create_session, find_library, quiet_options
+from sessions import create_session
 
 
 @pytest.mark.parametrize("element", ["float32", "float16"])
@@ -64,7 +63,7 @@ def test_a_later_opset_stays() -> None:
 
 
 def test_nodes_of_one_form_share_a_function() -> None:
-    """Layers do not multiply functions."""
+    """More layers need no more functions."""
     one, five = (lower(export(Params(layers=layers))) for layers in (1, 5))
     names = [(f.domain, f.name) for f in five.functions]
     assert len(set(names)) == len(names) and len(five.functions) == len(one.functions)
@@ -226,9 +225,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "opset 18" in done.stdout and "opmx::RMSNorm_2" in done.stdout
     assert target.stat().st_size < source.stat().st_size + 60000
-    options = quiet_options()
-    options.register_custom_ops_library(str(find_library()))
-    session = onnxruntime.InferenceSession(str(target), options, providers=["CPUExecutionProvider"])
+    session = create_session(target)
     steps = Steps(params)
     feeds = steps.inputs[0] | {"kv_cache": steps.cache.copy(), "kv_scale": steps.scale}
     got = session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})[0]

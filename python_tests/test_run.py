@@ -163,7 +163,7 @@ def test_attributes_that_are_refused(attributes: dict, kind: str, text: str) -> 
 
 
 def test_bytes_that_are_no_int8() -> None:
-    """They are packed int4 where quant_bit is 4; elsewhere they are called what they are."""
+    """They are packed int4 where quant_bit is 4; elsewhere the error calls them uint8."""
     inputs = operands() | {"cache": np.zeros((32, 2, 2, 2, 8), np.uint8)}
     attributes = SPEC.attributes() | {"quant_bit": 8}
     assert_refused("illegal_types", "; cache is an array of uint8, which", kvcache_ops.run, attributes, **inputs)

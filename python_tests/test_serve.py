@@ -73,7 +73,7 @@ def test_several_answers(shared: Serving) -> None:
 
 
 def test_logprobs(shared: Serving, path: Path) -> None:
-    """Those of the engine, of the tokens whose text is given; whole and streamed; in both of OpenAI's forms."""
+    """The engine's, for the tokens whose text is given; whole and streamed; in both of OpenAI's forms."""
     engine, stop = Engine(path, max_tokens=512, threads=1), []
     for cut in (False, True):
         options = dict(temperature=1.5, seed=5, stop=stop, logprobs=2)

@@ -220,7 +220,7 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_not_there(tmp_path: Path) -> None:
-    """The embedding is taken for it, and that is said."""
+    """The embedding is used for it, with a warning."""
     expected = models.load(models.build(write_folder(tmp_path / "tied"), tmp_path / "model")).fingerprint
     with pytest.warns(UserWarning, match=r"there is no lm_head\.weight"):
         path = models.build(write_folder(tmp_path / "source", tie_word_embeddings=False), tmp_path / "other")

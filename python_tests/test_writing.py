@@ -6,11 +6,10 @@ import sys
 from dataclasses import replace
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import writing
-from sessions import find_library, quiet_options
+from sessions import create_session
 from writing import FOLDER, FORMATS, TOKENIZER, Model, held_out_text, recorded
 
 
@@ -35,9 +34,7 @@ def test_onnx_runtime_opens_the_graphs_from_their_files() -> None:
     feeds |= dict(cachestarts=[[16], [32]], start_pos=[0, 0], max_seqlen=2, max_kvlen=2)
     arrays, logits = {name: np.array(value, np.int64) for name, value in feeds.items()}, []
     for file in ("decoder.onnx", "decoder_fused.onnx"):
-        options = quiet_options()
-        options.register_custom_ops_library(str(find_library()))
-        session = onnxruntime.InferenceSession(str(FOLDER / file), options, providers=["CPUExecutionProvider"])
+        session = create_session(FOLDER / file)
         cache, scale = np.zeros((4, 2, 2, 64, 32), np.int8), np.zeros((4, 2, 2, 64, 1), np.float16)
         logits += session.run(["logits"], arrays | dict(cache=cache, scale=scale))
         assert np.flatnonzero(cache.any(axis=(0, 1, 2, 4))).tolist() == [16, 17, 32]

@@ -9,6 +9,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from kvcache_ops import models
 from kvcache_ops.manager import Append
+from kvcache_ops.models._grouped_manager import StepInputs
 from tokenizers.pre_tokenizers import ByteLevel
 
 SIZES = dict(hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, layers=2)
@@ -153,17 +154,13 @@ class Run:
         self.session = self.model.session()
         self.caches = self.model.caches(max_tokens)
         self.cache, self.manager, self.memory = self.caches.caches[0], self.caches.manager, self.caches.memory
-        self.names = [value.name for value in self.session.get_inputs()]
+        self.inputs = StepInputs(self.session)
 
     def step(self, tokens: dict[int, list[int]], rows: list[int] | None = None) -> np.ndarray:
         """One step of these sequences; sequences with one token come first. `rows` are all rows if None."""
         appends = [Append(seq, tokens=new) for seq, new in tokens.items()]
         with self.manager.begin_step(appends, self.memory) as step:
-            found = [name for name in self.names if hasattr(step, name)]
-            feeds = {name: np.atleast_1d(np.asarray(getattr(step, name))) for name in found}
-            feeds["logit_rows"] = np.arange(feeds["token_ids"].size) if rows is None else np.array(rows, np.int64)
-            if "attn_mask" in self.names:
-                feeds["attn_mask"] = step.mask()
+            feeds = self.inputs(step, range(step.token_ids.size) if rows is None else rows)
             return self.session.run(None, feeds | self.caches.ortvalues())[0]
 
     def logits(self, tokens: list[int], prompt: int) -> np.ndarray:
