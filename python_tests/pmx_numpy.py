@@ -19,6 +19,7 @@ from oracle.attention import multi_head_attention
 from oracle.attention_call import AttentionAttributes, AttentionInputs
 from oracle.call import Attributes, Inputs, Types
 from oracle.key_value_cache import key_value_cache
+from sessions import attributes_of
 
 Attribute = dict[str, Any]
 Tensor = np.ndarray | None
@@ -224,7 +225,6 @@ def run_export(model: ModelProto, feeds: Arrays) -> np.ndarray:
     """The logits of an export as it came; what it stores is in the arrays of `feeds`."""
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer} | feeds
     for node in model.graph.node:
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         inputs = [values[name] if name else None for name in node.input]
-        values.update(zip(node.output, run_operator(node.op_type, attributes, *inputs)))
+        values.update(zip(node.output, run_operator(node.op_type, attributes_of(node), *inputs)))
     return values["logits"]

@@ -87,6 +87,11 @@ def model_of(
     return helper.make_model(graph, ir_version=ir_version, opset_imports=opsets)
 
 
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    """The node's attributes, by name."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
 def element_type(array: np.ndarray) -> int:
     """ONNX's number of the array's type."""
     return helper.np_dtype_to_tensor_dtype(array.dtype)

@@ -13,9 +13,10 @@ from kvcache_ops import KvCacheError, unpack_int4
 from kvcache_ops.conformance import SUITES, Int4Array
 from kvcache_ops.conformance._export import export_onnx
 from kvcache_ops.conformance._run import run_suites
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from compare import Arrays
+from sessions import attributes_of
 
 
 def read(path: Path) -> tuple[str, np.ndarray]:
@@ -57,7 +58,7 @@ class Exported:
         if test.parent.name == "node":
             onnx.checker.check_model(model)
         (node,) = model.graph.node
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = attributes_of(node)
         folders = [test / f"test_data_set_{i}" for i in range(len(list(test.glob("test_data_set_*"))))]
         for folder in folders:
             inputs = read_all(folder, "input")

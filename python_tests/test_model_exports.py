@@ -253,34 +253,33 @@ def test_a_graph_that_cannot_be_rewritten_is_refused(tmp_path: Path, case: str) 
 def test_files_that_are_no_export_are_refused(tmp_path: Path) -> None:
     """Data that are cut, elsewhere or not there, no genai_config.json, an encoder, an export as the result."""
     source = write_export(tmp_path / "export", Graph())
+
+    def refuses(message: str) -> None:
+        with pytest.raises(KvCacheError, match=message):
+            models.build(source, tmp_path / "model")
+
     with pytest.raises(KvCacheError, match="expected a folder that is no export"):
         models.build(source, source)
     data, about = source / "model.onnx.data", source / "genai_config.json"
     data.write_bytes(whole := data.read_bytes()[:-1])
-    with pytest.raises(KvCacheError, match=f"of model.onnx.data, which has {len(whole)}"):
-        models.build(source, tmp_path / "model")
+    refuses(f"of model.onnx.data, which has {len(whole)}")
     data.unlink()
-    with pytest.raises(KvCacheError, match=r"there is no model\.onnx\.data"):
-        models.build(source, tmp_path / "model")
+    refuses(r"there is no model\.onnx\.data")
     data.write_bytes(whole + b"0")
     graph = onnx.load(path := source / "model.onnx", load_external_data=False)
     entries = next(entry for t in graph.graph.initializer if (entry := {e.key: e for e in t.external_data}))
     for key, wrong, message in (("location", "../other.data", "expected a file in"), ("offset", "x", "at no place of")):
         right, entries[key].value = entries[key].value, wrong
         onnx.save(graph, path)
-        with pytest.raises(KvCacheError, match=message):
-            models.build(source, tmp_path / "model")
+        refuses(message)
         entries[key].value = right
     onnx.save(graph, path)
     whole_text = about.read_text()
     for name in "../export/model.onnx", str(path):
         about.write_text(whole_text.replace('"filename": "model.onnx"', f'"filename": "{name}"'))
-        with pytest.raises(KvCacheError, match=r"filename is .* in genai_config\.json, expected a file in"):
-            models.build(source, tmp_path / "model")
+        refuses(r"filename is .* in genai_config\.json, expected a file in")
     about.write_text(whole_text.replace('"decoder"', '"encoder": {"filename": "encoder.onnx"}, "decoder"'))
-    with pytest.raises(KvCacheError, match="has encoder, expected a decoder of one graph alone"):
-        models.build(source, tmp_path / "model")
+    refuses("has encoder, expected a decoder of one graph alone")
     about.unlink()
-    with pytest.raises(KvCacheError, match=r"there is no genai_config\.json and no config\.json"):
-        models.build(source, tmp_path / "model")
+    refuses(r"there is no genai_config\.json and no config\.json")
     assert not (tmp_path / "model").exists()

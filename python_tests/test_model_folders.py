@@ -126,11 +126,10 @@ def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
     with refused("config_type", "<a> is '1' in added_tokens.json"):
         open_checkpoint(folder)
     (folder / "added_tokens.json").unlink()
-    for decoder in ([], 5, {"a": {"content": "x"}}, {"1": {"content": 3}}, {"1": None}):
+    configure(folder, added_tokens_decoder=[])
+    open_checkpoint(folder)
+    for decoder in (5, {"a": {"content": "x"}}, {"1": {"content": 3}}, {"1": None}):
         configure(folder, added_tokens_decoder=decoder)
-        if not decoder and isinstance(decoder, list):
-            open_checkpoint(folder)
-            continue
         with refused("config_type", "tokenizer_config.json, expected"):
             open_checkpoint(folder)
 
@@ -138,14 +137,8 @@ def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        (
-            {"tokenizer_config.json": {"eos_token": "<none>"}},
-            r"<none> of tokenizer_config\.json is no token of tokenizer",
-        ),
-        (
-            {"tokenizer_config.json": {"unk_token": "<0>", "eos_token": "<1>"}},
-            "<0> of .* are left out|<1> of .* are left",
-        ),
+        ({"tokenizer_config.json": {"eos_token": "<none>"}}, r"<none> of tokenizer_config\.json is no token of token"),
+        ({"tokenizer_config.json": {"unk_token": "<0>", "eos_token": "<1>"}}, "<[01]> of .* are left out"),
         ({"tokenizer_config.json": {"eos_token": "<0>", "bos_token": "<1>"}}, "is '<[01]>' in .*, which is no token"),
         ({"generation_config.json": {"eos_token_id": [COUNT]}}, f"eos_token_id {COUNT} in .* is no token"),
         ({"config.json": {"eos_token_id": None}}, "no file in .* says which token ends an answer"),
@@ -153,10 +146,7 @@ def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
         ({"config.json": {"vocab_size": 9}}, f"vocab_size 9, the embedding has {COUNT + 1} rows, which count"),
         ({"tokenizer_config.json": {"add_eos_token": True}}, "says add_eos_token"),
         ({"tokenizer_config.json": {"add_bos_token": True}}, r"add_bos_token true, tokenizer\.json does not begin"),
-        (
-            {"tokenizer_config.json": {"chat_template": [{"name": "rag", "template": "a"}]}},
-            "has the chat templates rag, and none called default",
-        ),
+        ({"tokenizer_config.json": {"chat_template": [{"name": "rag", "template": "a"}]}}, "and none called default"),
         ({"chat_template.jinja": "other"}, r"chat_template\.jinja is another one than tokenizer_config\.json has"),
         ({"adapter_model.safetensors": ""}, "adapter_model.safetensors in .* is not used"),
     ],

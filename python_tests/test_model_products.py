@@ -16,6 +16,7 @@ from kvcache_ops.models._onnx_products import Products
 from onnx import helper, numpy_helper
 
 from oracle.quantized_matmul import quantized_gather
+from sessions import attributes_of
 from tiny_exports import Graph, refused_export, write_export
 
 
@@ -46,7 +47,7 @@ def test_products_of_every_form(tmp_path: Path, bits: int, block: int) -> None:
             products.write(tmp_path / "panels", {tensor.name: tensor for tensor in products.initializers})
             read = {tensor.name[2:]: Values(graph, tmp_path).array(tensor) for tensor in products.initializers}
             assert np.array_equal(read.pop("bias"), arrays["bias"]) and ("minima" in read) == (kind != "none")
-            attributes = {attribute.name: attribute.i for attribute in made.attribute}
+            attributes = attributes_of(made)
             assert (attributes["bits"], attributes["block_size"]) == (max(bits, 4), min(block, 32))
             found = quantized_gather(attributes, np.arange(n), **read)
             unpacked = (codes[..., None] >> np.arange(0, 8, bits)) & ((1 << bits) - 1)

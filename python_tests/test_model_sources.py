@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from numpy_gguf import NumpyGguf, yarn
 from tiny_folders import write_folder
-from tiny_models import EXACT, PROMPT, SIZES, TEXT, built, expect_near, random_tensors, write_gguf
+from tiny_models import EXACT, TEXT, built, expect_near, random_tensors, write_gguf, write_sentence_piece
 
 GEMMA_3 = {
     "sliding_window": 4,
@@ -41,7 +41,7 @@ def test_a_folder_is_the_file(tmp_path: Path, family: str) -> None:
     run = built(write_folder(tmp_path / "source", family, **options), **EXACT)
     fields = AS_A_FILE if family == "gemma3" else None
     expected = built(write_gguf(tmp_path / "model.gguf", family=family, fields=fields), "other", **EXACT)
-    assert np.array_equal(run.logits(TEXT, len(PROMPT)), expected.logits(TEXT, len(PROMPT)))
+    assert np.array_equal(run.logits(), expected.logits())
     assert (run.model.stops, run.model.chat_template, run.model.bos) == ((1,), "{{ messages }}", "<|start|>")
     assert run.model.tokenizer.decode(run.model.tokenizer.encode("the theme").ids) == "the theme"
 
@@ -64,7 +64,7 @@ def test_a_window_of_a_folder(tmp_path: Path) -> None:
     """Mistral has one in every layer."""
     run = built(write_folder(tmp_path / "source", model_type="mistral", sliding_window=4), **EXACT)
     path = write_gguf(tmp_path / "model.gguf", fields={"llama.attention.sliding_window": 4})
-    expect_near(run.logits(TEXT, len(PROMPT)), NumpyGguf(path).logits(TEXT), 1e-5)
+    expect_near(run.logits(), NumpyGguf(path).logits(TEXT), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_floats_as_asked(tmp_path: Path, weights: str, kind: str, embedding: str
     """They become what llama.cpp makes of them."""
     run = built(write_gguf(tmp_path / "model.gguf"), weights=weights, **EXACT)
     expected = built(write_gguf(tmp_path / "other.gguf", kind, embedding=embedding), "other", **EXACT)
-    assert np.array_equal(run.logits(TEXT, len(PROMPT)), expected.logits(TEXT, len(PROMPT)))
+    assert np.array_equal(run.logits(), expected.logits())
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [(np.float16, "F16"), (bfloat16, "BF16")])
@@ -85,7 +85,7 @@ def test_a_folder_of_halves(tmp_path: Path, dtype: type, kind: str) -> None:
     tensors = {name: values.astype(dtype).astype(np.float32) for name, values in random_tensors("qwen3").items()}
     expected = built(write_gguf(tmp_path / "model.gguf", kind, "qwen3", tensors=tensors), "other", **EXACT)
     run = built(folder, **EXACT)
-    assert np.array_equal(run.logits(TEXT, len(PROMPT)), expected.logits(TEXT, len(PROMPT)))
+    assert np.array_equal(run.logits(), expected.logits())
     assert models.load(models.build(folder, tmp_path / "int8", weights="int8")).fingerprint != run.model.fingerprint
 
 
@@ -126,19 +126,8 @@ def test_yarn_of_a_folder(tmp_path: Path) -> None:
 
 def test_a_sentence_piece_tokenizer(tmp_path: Path) -> None:
     """Merges come from scores; what is in no token is its bytes; a prompt begins with the first token."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab"]
-    path = write_gguf(
-        tmp_path / "model.gguf",
-        tensors=random_tensors() | {"token_embd.weight": np.ones((len(tokens), SIZES["hidden"]), np.float32)},
-        fields={
-            "tokenizer.ggml.model": "llama",
-            "tokenizer.ggml.scores": [0.0] * 259 + [-9.0, -8.0, -7.0, -2.0, -1.0, -3.0],
-            "tokenizer.ggml.bos_token_id": 1,
-            "tokenizer.ggml.eos_token_id": 2,
-        },
-        tokens=tokens,
-        types=[2, 3, 3, *[6] * 256, *[1] * 6],
-    )
+    words = {"▁": -9.0, "a": -8.0, "b": -7.0, "▁a": -2.0, "ab": -1.0, "▁ab": -3.0}
+    path, tokens = write_sentence_piece(tmp_path / "model.gguf", words)
     tokenizer = models.load(models.build(path, tmp_path / "model")).tokenizer
     encoded = tokenizer.encode("ab aé").ids
     assert [tokens[i] for i in encoded] == ["<s>", "▁ab", "▁a", "<0xC3>", "<0xA9>"]

@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from numpy_gguf import NumpyGguf
 from oracle.quantized_matmul import quantized_gather
+from sessions import attributes_of
 from tiny_models import EXACT, PROMPT, SIZES, TEXT, TOKENS, built, expect_near, random_tensors, write_gguf
 
 TIED = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
@@ -32,12 +33,12 @@ def test_every_type_of_weights(tmp_path: Path, kind: str, tied: bool) -> None:
     path = write_gguf(tmp_path / "model.gguf", kind, tensors=random_tensors(tied=tied))
     expected = NumpyGguf(path).logits(TEXT)
     exact = built(path, "exact", products="MatMulNBits", cache="float32")
-    expect_near(exact.logits(TEXT, len(PROMPT)), expected, 1e-5)
+    expect_near(exact.logits(), expected, 1e-5)
     if kind in TIED[:3]:
         return
-    expect_near(built(path, **EXACT).logits(TEXT, len(PROMPT)), expected, 1e-3)
+    expect_near(built(path, **EXACT).logits(), expected, 1e-3)
     run = built(path, cache="float32")
-    expect_near(run.logits(TEXT, len(PROMPT)), expected, 0.1)
+    expect_near(run.logits(), expected, 0.1)
     graph = onnx.load(run.model.path).graph
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     for name, product in {"blk.1.ffn_down": "layers.1.down", "token_embd": "embedding"}.items():
@@ -49,11 +50,6 @@ def test_every_type_of_weights(tmp_path: Path, kind: str, tied: bool) -> None:
 
 
 PARTS = ("panels", "scales", "minima")
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, int]:
-    """The attributes of a node of ours."""
-    return {attribute.name: attribute.i for attribute in node.attribute}
 
 
 OTHER_HEADS = SIZES | dict(heads=6, kv_heads=3, head_dim=32)
@@ -84,7 +80,7 @@ def test_families(tmp_path: Path, family: str, sizes: dict[str, int], fields: di
     expected = NumpyGguf(path).logits(TEXT)
     for attention in ("fused", "packed"):
         run = built(path, attention=attention, **EXACT)
-        expect_near(run.logits(TEXT, len(PROMPT)), expected, 1e-5)
+        expect_near(run.logits(), expected, 1e-5)
 
 
 def with_uneven_norms(family: str, sizes: dict[str, int], apart: float) -> dict[str, np.ndarray]:
@@ -104,10 +100,10 @@ def test_balanced_norms(tmp_path: Path, family: str) -> None:
     tensors["blk.0.attn_k_norm.weight"][[3, 3 + 32, 5]] = 0  # a pair without keys, and half of one
     tensors["blk.1.attn_q_norm.weight"][[7, 7 + 32]] = 0
     path = write_gguf(tmp_path / "model.gguf", family=family, tensors=tensors)
-    plain = built(path, **EXACT).logits(TEXT, len(PROMPT))
-    expect_near(built(path, balance=True, **EXACT).logits(TEXT, len(PROMPT)), plain, 1e-5)
+    plain = built(path, **EXACT).logits()
+    expect_near(built(path, balance=True, **EXACT).logits(), plain, 1e-5)
     lost = [
-        np.square(built(path, **EXACT | {"cache": "int4"}, **balance).logits(TEXT, len(PROMPT)) - plain).mean()
+        np.square(built(path, **EXACT | {"cache": "int4"}, **balance).logits() - plain).mean()
         for balance in ({"balance": False}, {})
     ]
     assert lost[1] < lost[0] / 2
@@ -131,13 +127,10 @@ def test_centered_keys(tmp_path: Path, attention: str, options: dict[str, int]) 
         tensors[f"blk.{i}.attn_k.bias"].reshape(2, 2, 32)[..., 24:] += 20  # of pairs that hardly rotate
     path = write_gguf(tmp_path / "model.gguf", family="qwen2", tensors=tensors)
     options = options | {"attention": attention}
-    plain = built(path, **EXACT, **options).logits(TEXT, len(PROMPT))
-    expect_near(built(path, center=True, **EXACT, **options).logits(TEXT, len(PROMPT)), plain, 1e-4)
+    plain = built(path, **EXACT, **options).logits()
+    expect_near(built(path, center=True, **EXACT, **options).logits(), plain, 1e-4)
     int4 = EXACT | {"cache": "int4"} | options
-    lost = [
-        np.square(built(path, **int4, **center).logits(TEXT, len(PROMPT)) - plain).mean()
-        for center in ({"center": False}, {})
-    ]
+    lost = [np.square(built(path, **int4, **center).logits() - plain).mean() for center in ({"center": False}, {})]
     assert lost[1] < lost[0] / 2
 
 
@@ -159,7 +152,7 @@ def test_rope_factors_of_a_file(tmp_path: Path) -> None:
     """Llama 3's files have a factor for each pair in the place of the scaling's parameters."""
     factors = np.linspace(1, 8, SIZES["head_dim"] // 2, dtype=np.float32)
     path = write_gguf(tmp_path / "model.gguf", tensors=random_tensors() | {"rope_freqs.weight": factors})
-    expect_near(built(path, **EXACT).logits(TEXT, len(PROMPT)), NumpyGguf(path).logits(TEXT), 1e-5)
+    expect_near(built(path, **EXACT).logits(), NumpyGguf(path).logits(TEXT), 1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -185,14 +178,14 @@ CACHES = {"float32": 0, "float16": 0.001, "int8": 0.012, "int4": 0.2}
 def test_every_cache(tmp_path: Path, cache: str, attention: str) -> None:
     """A format gives the same bits in any layout and mode, and floats do in the two ways to attend, too."""
     path = write_gguf(tmp_path / "model.gguf", "Q4_1")
-    first = built(path, **EXACT | {"cache": cache}, attention=attention).logits(TEXT, len(PROMPT))
+    first = built(path, **EXACT | {"cache": cache}, attention=attention).logits()
     if cache in ("float32", "float16"):
-        assert np.array_equal(built(path, **EXACT | {"cache": cache}).logits(TEXT, len(PROMPT)), first)
-    exact = built(path, **EXACT).logits(TEXT, len(PROMPT))
+        assert np.array_equal(built(path, **EXACT | {"cache": cache}).logits(), first)
+    exact = built(path, **EXACT).logits()
     assert np.sqrt(np.mean((first - exact) ** 2)) / exact.std() <= CACHES[cache]
     for cache_layout, cache_mode in ((0, 1), (2, 0)):
         options = EXACT | dict(cache=cache, cache_layout=cache_layout, cache_mode=cache_mode, page_size=4)
-        assert np.array_equal(built(path, attention=attention, **options).logits(TEXT, len(PROMPT)), first)
+        assert np.array_equal(built(path, attention=attention, **options).logits(), first)
 
 
 # Floats, and the codes that differ most: of 8 bits in blocks of 32, of 4 bits in blocks of 16 with minima. (All: Rust.)

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, checker, helper
 
 from one_node import DOMAINS, HALF, INT4, PACKED_INPUTS, node_types
-from sessions import IR_VERSION, OPSET, model_of
+from sessions import IR_VERSION, OPSET, attributes_of, model_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -90,4 +90,4 @@ def test_onnxscript() -> None:
 
     (node,) = attend.to_function_proto().node
     assert (node.domain, node.op_type, len(node.input)) == (DOMAINS[0], "MultiHeadCacheAttention", 11)
-    assert {a.name: a.i for a in node.attribute} == {"num_heads": 8, "head_dim": 4}
+    assert attributes_of(node) == {"num_heads": 8, "head_dim": 4}

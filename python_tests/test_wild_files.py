@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from compare import refused
 from served import serving
 from tiny_folders import write_folder
-from tiny_models import SIZES, TOKENS, random_tensors, write_gguf
+from tiny_models import SIZES, TOKENS, random_tensors, write_gguf, write_sentence_piece
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -252,19 +252,11 @@ def test_a_chat_template_that_is_none(tmp_path: Path) -> None:
 
 def test_spaces_of_sentence_piece(tmp_path: Path) -> None:
     """The first word of an answer keeps the space behind the prompt, in text and offsets."""
-    words = ["\u2581is", "\u2581Paris", "\u2581of", "s"]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *words]
-    embedding = np.zeros((len(tokens), SIZES["hidden"]), np.float32)
+    words = dict.fromkeys(["\u2581is", "\u2581Paris", "\u2581of", "s"], -1.0)
+    embedding = np.zeros((259 + len(words), SIZES["hidden"]), np.float32)
     some = random_tensors()["token_embd.weight"][:2]
     embedding[-4:] = [some[0], -some[0], some[1], -some[1]]  # two of them are always the likeliest tokens
-    fields = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0] * 259 + [-1.0] * 4}
-    path = write_gguf(
-        tmp_path / "model.gguf",
-        tensors=random_tensors() | {"token_embd.weight": embedding},
-        fields=fields | {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
-        tokens=tokens,
-        types=[2, 3, 3, *[6] * 256, *[1] * 4],
-    )
+    path, tokens = write_sentence_piece(tmp_path / "model.gguf", words, **{"token_embd.weight": embedding})
     engine = Engine(models.load(models.build(path, tmp_path / "model")), max_tokens=256, threads=1)
     said = {" Paris": 0, " is": 0, " of": 0, "s": 0}
     for seed in range(4):

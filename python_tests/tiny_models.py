@@ -137,6 +137,20 @@ def write_gguf(
     return path
 
 
+def write_sentence_piece(path: Path, words: dict[str, float], **tensors: np.ndarray) -> tuple[Path, list[str]]:
+    """A model file of <unk>, <s>, </s>, bytes, and words with their scores, whose tokens are returned, too."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *words]
+    fields = {"model": "llama", "scores": [0.0] * 259 + [*words.values()], "bos_token_id": 1, "eos_token_id": 2}
+    embedding = {"token_embd.weight": np.ones((len(tokens), SIZES["hidden"]), np.float32)}
+    return write_gguf(
+        path,
+        tensors=random_tensors() | embedding | tensors,
+        fields={f"tokenizer.ggml.{name}": value for name, value in fields.items()},
+        tokens=tokens,
+        types=[2, 3, 3, *[6] * 256, *[1] * len(words)],
+    ), tokens
+
+
 def with_nan(path: Path, row: np.ndarray) -> Path:
     """A built model whose weights have NaN in the place of this row, as no file may that is read."""
     data = path.with_name("model.onnx.data")
@@ -163,8 +177,8 @@ class Run:
             feeds = self.inputs(step, range(step.token_ids.size) if rows is None else rows)
             return self.session.run(None, feeds | self.caches.ortvalues())[0]
 
-    def logits(self, tokens: list[int], prompt: int) -> np.ndarray:
-        """(tokens, vocabulary) of one sequence: a prompt, then token by token, beside another sequence's tokens."""
+    def logits(self, tokens: list[int] = TEXT, prompt: int = len(PROMPT)) -> np.ndarray:
+        """(tokens, vocabulary) of one sequence, TEXT: a prompt, then token by token, beside another one's tokens."""
         seq, other = self.manager.create(), self.manager.create()
         rows = [self.step({seq: tokens[:prompt]})]
         for token in tokens[prompt:]:
