@@ -145,7 +145,7 @@ def _key(content: bytes) -> str:
 
 
 def _source_of(folder: Path) -> str:
-    """What a folder's model was built from, as far as it says so."""
+    """What a folder's model was built from, if its record is there."""
     try:
         source = Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["source"])
     except (OSError, ValueError, LookupError, TypeError):

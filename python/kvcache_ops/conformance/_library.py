@@ -202,7 +202,7 @@ def run_session(session: Any, fed: dict[str, Fed]) -> list[Array]:
 
 
 def _array_of(value: Any) -> Array:
-    """A copy of a tensor, also of a type of which ONNX Runtime makes no array."""
+    """A copy of a tensor, also of a type that ONNX Runtime gives no array for."""
     name, shape = value.data_type().removeprefix("tensor(").removesuffix(")"), value.shape()
     if name not in OF_ML_DTYPES:
         array: Array = value.numpy()

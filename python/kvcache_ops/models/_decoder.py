@@ -22,7 +22,7 @@ def balanced(query: NDArray[np.float32], key: NDArray[np.float32]) -> tuple[NDAr
     A quantized key has one error for all channels of a group. So each pair of channels that are rotated together is
     divided by sqrt(g_key / g_query) in keys, and multiplied by it in queries, where g is the root mean square of the
     pair's two weights: then both are equally large in every channel, and no channel's error meets large queries. A
-    pair of which one g is 0 gets the ratio of the layer's medians.
+    pair with a g of 0 gets the ratio of the layer's medians.
     """
     g_query, g_key = (np.sqrt((np.float64(w).reshape(2, -1) ** 2).mean(axis=0)) for w in (query, key))
     median = np.median(g_key) / np.median(g_query) if np.median(g_query) else 1.0

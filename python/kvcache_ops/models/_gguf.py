@@ -82,7 +82,7 @@ _HEAD_SIZES = (
 
 
 def parts(path: Path) -> list[Path]:
-    """The files of a split model of which this is one, by its name; else this one."""
+    """All files of the split model that this one's name belongs to; else this one."""
     if not (named := _PART.fullmatch(path.name)):
         return [path]
     return [path.with_name(f"{named[1]}-{i + 1:05}-of-{named[2]}.gguf") for i in range(int(named[2]))]

@@ -197,7 +197,7 @@ class Replacement:
         return self._nodes
 
     def rotary(self, node: NodeProto) -> list[NodeProto]:
-        """ONNX Runtime's RotaryEmbedding at the step's positions, of which there may be more than its tables' rows."""
+        """ONNX Runtime's RotaryEmbedding at the step's positions, whose number may exceed its tables' rows."""
         self._nodes = []
         cos, sin = self._tables(node.input[2], node.input[3], "positions")
         node.input[:] = [node.input[0], self.constant("first_row", np.array([0])), cos, sin]

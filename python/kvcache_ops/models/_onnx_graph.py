@@ -40,7 +40,7 @@ _ELEMENTWISE = ("Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "
 class ExportGraph:
     """The graph in a file, checked by `settle`, `find_attention` and `element_type`, in this order, then rewritten.
 
-    inputs, outputs: the names that its inputs and outputs have in the place of the usual ones. `attentions` has a node
+    inputs, outputs: the names that its inputs and outputs have instead of the usual ones. `attentions` has a node
     for each layer; `products` are those that `rewrite` has replaced.
     """
 

@@ -199,7 +199,7 @@ def family_of(template: str) -> Family | None:
 
 
 class CallReader:
-    """Reads the text of one answer as it comes: content, and calls, of which each comes once it is whole.
+    """Reads the text of one answer as it comes: content, and calls, each once it is whole.
 
     A text that is no call, or calls an unknown tool, stays content. Spaces beside calls are dropped.
     """

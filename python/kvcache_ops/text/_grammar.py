@@ -235,7 +235,7 @@ class _Trials:
 def _end(processes: list[subprocess.Popen[str]]) -> None:
     for process in processes:
         process.kill()
-        with suppress(OSError), process:  # closes its pipes, of which one may still have bytes, and waits
+        with suppress(OSError), process:  # closes its pipes, one of which may still have bytes, and waits
             pass
 
 
