@@ -53,7 +53,7 @@ def idle(engine: Engine) -> bool:
 
 
 def on_run(engine: Engine, before: Callable[[Step], object]) -> None:
-    """Has a function called with each step, before the session runs."""
+    """Calls a function with each step, before the session runs."""
     run = engine._scheduler._run
 
     def both(step: Step, rows: list[int]) -> np.ndarray:
@@ -64,7 +64,7 @@ def on_run(engine: Engine, before: Callable[[Step], object]) -> None:
 
 
 def on_draw(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> None:
-    """Has a function called before each token is drawn."""
+    """Calls a function before each token is drawn."""
     draw = Sampler.__call__
 
     def both(sampler: Sampler, logits: np.ndarray) -> int:

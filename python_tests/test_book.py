@@ -76,7 +76,7 @@ def test_the_book_has_programs() -> None:
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=lambda value: getattr(value, "name", value))
 def test_a_command_of_the_package_runs(page: Path, line: str) -> None:
-    """With this interpreter in the place of `python`."""
+    """With this interpreter instead of `python`."""
     subprocess.run([sys.executable, *shlex.split(line, comments=True)[1:]], check=True, capture_output=True)
 
 
@@ -119,7 +119,7 @@ def test_the_command_that_lowers(exported: Path) -> None:
 
 
 def test_the_guide_to_models(folder: Path) -> None:
-    """On a tiny file of that name, whose answers are no English."""
+    """On a tiny file of that name, whose answers make no sense."""
     from tiny_models import write_gguf
 
     write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")

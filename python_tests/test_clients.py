@@ -298,7 +298,7 @@ def test_a_mounted_application(path: Path, expected: list[str]) -> None:
 
 
 def test_a_loop_that_is_gone(path: Path, expected: list[str]) -> None:
-    """Takes its answers along, and nobody else's."""
+    """Its answers end, and nobody else's."""
     engine = Engine(path, max_tokens=4096, threads=1)
     app = application(engine, name="tiny", max_requests=1)
 

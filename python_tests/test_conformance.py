@@ -127,7 +127,7 @@ def test_a_bug_is_no_refusal(bug: type[Exception]) -> None:
 
 
 def test_what_is_not_implemented_is_unsupported() -> None:
-    """With the reason, and it is no failure; but nothing conforms of which nothing passes."""
+    """With the reason, and it is no failure; but what passes no case does not conform."""
 
     def float16_only(attributes: dict[str, int], inputs: Arrays, cache: np.ndarray, scale: Any) -> Any:
         if inputs["current_key"].dtype != np.float16:

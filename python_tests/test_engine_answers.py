@@ -157,7 +157,7 @@ def windowed(folder: Path) -> Path:
 
 
 def test_prompt_lookup(path: Path, tmp_path: Path) -> None:
-    """Guesses change no token, whether they are right or wrong, of which the sequence keeps nothing."""
+    """Guesses change no token, right or wrong; of wrong ones the sequence keeps nothing."""
     prompts = [[*range(60, 72), *range(60, 66)], [9] * 30, *PROMPTS]
     for source, options in ((path, {}), (path, {"max_tokens": 160, "max_batch": 3}), (windowed(tmp_path), {})):
         for sampling in ({}, {"temperature": 1.5, "seed": 3, "logprobs": 1, "frequency_penalty": -2.0}):

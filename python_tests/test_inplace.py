@@ -56,7 +56,7 @@ def test_every_way_hands_over_the_memory_itself(example: Example, way: str) -> N
 
 def test_int4_by_ort_value() -> None:
     """ONNX Runtime's own int4 memory is filled and read through its `data_ptr`; a plain `run` takes an OrtValue over a
-    view of the logical shape, of which only the pointer is used."""
+    view of the logical shape, and uses only its pointer."""
     example = Example(INT4_NODE, [4, 2])
     memory = copy_of(example.before)
     value = OrtValue.ortvalue_from_shape_and_type(memory.spec.cache_shape, TensorProto.INT4)

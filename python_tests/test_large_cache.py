@@ -1,4 +1,4 @@
-"""Caches of more than 2^31 elements and more than 2^32 bytes, on memory of which only a few pages ever exist."""
+"""Caches of more than 2^31 elements and more than 2^32 bytes, on memory that has only a few pages."""
 
 from __future__ import annotations
 

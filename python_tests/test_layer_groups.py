@@ -170,7 +170,7 @@ def test_tiers_keep_all(paths: list[Path], expected: list[list[int]], tmp_path: 
 
 
 def test_gemma_3_at_32k_takes_a_quarter(tmp_path: Path) -> None:
-    """18 layers, of which 15 see 512 tokens: by default, and for one answer."""
+    """15 of 18 layers see 512 tokens: by default, and for one answer."""
     sizes = dict(hidden=32, ffn=32, heads=2, kv_heads=1, head_dim=32, layers=18)
     fields = {"gemma3.attention.sliding_window": 512, "gemma3.context_length": 32768}
     tensors = random_tensors("gemma3", sizes=sizes)

@@ -49,7 +49,7 @@ def test_floats_are_floats() -> None:
 
 
 def test_attributes_of_a_spec() -> None:
-    """Each operator gets those that it has."""
+    """Each operator gets the attributes that it has."""
     packed = make_node("MultiHeadAttention", ATTENTION, ["attn_output"], SPEC, num_heads=4)
     assert attributes_of(packed) == {"num_heads": 4, "head_dim": 8, "num_kv_heads": 2}
     names = (*ATTENTION[:1], *INPUTS[:6], "decoding_batches", *INPUTS[6:])
@@ -109,7 +109,7 @@ def test_what_is_refused(arguments: dict, kind: str, text: str) -> None:
 
 
 def test_without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package is imported when it is needed, and asked for in a sentence."""
+    """The package is imported when it is needed; without it the error names it."""
     monkeypatch.setitem(sys.modules, "onnx.helper", None)
     with refused("package_missing", "make_node needs the package onnx"):
         make_node("KeyValueCache", NAMES, ["key", "value"], SPEC)

@@ -279,7 +279,7 @@ def test_what_is_no_array() -> None:
 
 
 def test_arguments_reach_the_planner() -> None:
-    """Each in its place."""
+    """Each argument does what its name says."""
     manager, memory = make(max_tokens=128)
     a = sequence(manager, memory, 10)
     assert manager.seq_rm(a, 2, 5) == 3

@@ -72,7 +72,7 @@ def test_a_window_of_a_folder(tmp_path: Path) -> None:
     [("float32", "F32", None), ("float16", "F16", None), ("int8", "Q8_0", None), ("int4", "Q4_0", "Q8_0")],
 )
 def test_floats_as_asked(tmp_path: Path, weights: str, kind: str, embedding: str | None) -> None:
-    """They become what llama.cpp makes of them."""
+    """They become what llama.cpp converts them to."""
     run = built(write_gguf(tmp_path / "model.gguf"), weights=weights, **EXACT)
     expected = built(write_gguf(tmp_path / "other.gguf", kind, embedding=embedding), "other", **EXACT)
     assert np.array_equal(run.logits(), expected.logits())

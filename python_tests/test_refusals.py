@@ -46,7 +46,7 @@ def test_an_attribute_of_another_type(domain: str, name: str) -> None:
     + [("MultiHeadCacheAttention", DOMAINS[0], "cache"), ("MultiHeadCacheAttention", DOMAINS[0], "scale")],
 )
 def test_a_cache_that_is_an_initializer(operator: str, domain: str, held: str) -> None:
-    """It would be the session's own state, which no caller can see: refused."""
+    """A cache inside the session, which no caller could read, is refused."""
     shape = [4, 1, 2, 2, 8] if domain == DOMAINS[0] else [1, 1, 2, 4, 2, 8]
     array = np.zeros(shape, np.int8) if held == "cache" else np.zeros([*shape[:-1], 1], np.float32)
     if domain == DOMAINS[0]:

@@ -15,7 +15,7 @@ __all__ = ["expected", "path", "shared"]  # fixtures
 
 
 def test_models(shared: Serving) -> None:
-    """The one that there is."""
+    """The list has the one model."""
     assert [model.id for model in shared.client.models.list()] == ["tiny"]
     assert shared.client.models.retrieve("tiny").owned_by == "kvcache_ops"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt', expected 'tiny'"):

@@ -81,7 +81,7 @@ PAGED = {"cachestarts": None, "page_size": 8}
     ],
 )
 def test_what_is_refused(arguments: tuple, kind: str, text: str) -> None:
-    """Lengths that do not agree, and what is no length."""
+    """Lengths that do not agree, and values that are no lengths."""
     seqlens, start_pos, *more = arguments
     slots = {"cachestarts": [0] * len(start_pos)} | (more[0] if more else {})
     with refused(kind, text):

@@ -26,7 +26,7 @@ SPLIT = "gpt-00002-of-00003.gguf"
 
 
 def split(tmp_path: Path) -> Path:
-    """A model in three parts, of which this is the second; the first has the metadata alone."""
+    """The second of a model's three parts; the first has the metadata alone."""
     whole = gguf.GGUFReader(write_gguf(tmp_path / "whole.gguf", "Q8_0"))
     parts = [[], whole.tensors[:5], whole.tensors[5:]]
     for i, tensors in enumerate(parts):
@@ -213,10 +213,6 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
     (folder / "model-00002-of-00002.safetensors").unlink()
     with refused("source_missing", "there is no model-00002-of-00002.safetensors in"):
         open_checkpoint(folder)
-    for path in folder.glob("model*"):
-        path.unlink()
-    with refused("source_missing", "no *.safetensors in"):
-        open_checkpoint(folder)
 
 
 def test_a_head_that_is_not_there(tmp_path: Path) -> None:
@@ -228,7 +224,7 @@ def test_a_head_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_an_added_token_beyond_the_vocabulary(tmp_path: Path) -> None:
-    """An added token beyond the vocabulary is left out; a number that the vocabulary has is refused."""
+    """An added token beyond the vocabulary is left out."""
     folder = write_folder(tmp_path / "source")
     tokenizer = open_checkpoint(folder).tokenizer
     expected = tokenizer.encode("<image>").ids

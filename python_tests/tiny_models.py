@@ -152,7 +152,7 @@ def write_sentence_piece(path: Path, words: dict[str, float], **tensors: np.ndar
 
 
 def with_nan(path: Path, row: np.ndarray) -> Path:
-    """A built model whose weights have NaN in the place of this row, as no file may that is read."""
+    """A built model with NaN in the place of this row of its weights, which no file may have."""
     data = path.with_name("model.onnx.data")
     content = data.read_bytes()
     assert content.count(row.tobytes()) == 1

@@ -57,7 +57,7 @@ class Hosts:
         return process
 
     def ray(self, host: str, *options: object) -> None:
-        """Has a host join, with one processor, and waits."""
+        """Adds a host with one processor, and waits."""
         limits = ["--num-cpus", 1, "--object-store-memory", 10**8, "--disable-usage-stats"]
         assert self.start(host, Path(sys.executable).parent / "ray", "start", *limits, *options).wait(200) == 0
 
