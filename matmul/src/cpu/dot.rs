@@ -59,8 +59,12 @@ pub(crate) trait Dot: Sized {
     unsafe fn codes<const BITS: usize, const PART: usize>(line: *const u8) -> Self::Codes;
     /// Sums that begin at `start`, or at 0 if [`finish`](Self::finish) adds it.
     unsafe fn begin(start: i32) -> Self::Sums;
-    /// Adds the products of each panel's codes with a word.
-    unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32);
+    /// Adds the products of each panel's codes with the `I`-th word.
+    unsafe fn dot<const P: usize, const I: usize>(
+        sums: &mut [Self::Sums; P],
+        codes: [Self::Codes; P],
+        words: *const u32,
+    );
     /// The sums as float32, rounded to nearest.
     unsafe fn finish(sums: Self::Sums, start: i32) -> Self::Floats;
 }

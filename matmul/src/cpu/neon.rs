@@ -144,8 +144,12 @@ impl Dot for Pairs {
     }
 
     #[inline(always)]
-    unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32) {
-        let word = vreinterpretq_s16_u32(vld1q_dup_u32(word));
+    unsafe fn dot<const P: usize, const I: usize>(
+        sums: &mut [Self::Sums; P],
+        codes: [Self::Codes; P],
+        words: *const u32,
+    ) {
+        let word = vreinterpretq_s16_u32(vld1q_dup_u32(words.add(I)));
         for p in 0..P {
             sums[p] = each!(|i| {
                 let codes = vreinterpretq_s16_u8(codes[p][i]);
@@ -175,8 +179,12 @@ impl Dot for Dotprod {
     }
 
     #[inline(always)]
-    unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32) {
-        let word = vreinterpretq_s8_u32(vld1q_dup_u32(word));
+    unsafe fn dot<const P: usize, const I: usize>(
+        sums: &mut [Self::Sums; P],
+        codes: [Self::Codes; P],
+        words: *const u32,
+    ) {
+        let word = vreinterpretq_s8_u32(vld1q_dup_u32(words.add(I)));
         for p in 0..P {
             sums[p] = each!(|i| sdot(sums[p][i], vreinterpretq_s8_u8(codes[p][i]), word));
         }

@@ -89,8 +89,12 @@ impl<const PAIRS: bool> Dot for Portable<PAIRS> {
     }
 
     #[inline(always)]
-    unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32) {
-        let word = unsafe { word.read() };
+    unsafe fn dot<const P: usize, const I: usize>(
+        sums: &mut [Self::Sums; P],
+        codes: [Self::Codes; P],
+        words: *const u32,
+    ) {
+        let word = unsafe { words.add(I).read() };
         for (sum, &code) in sums.as_flattened_mut().iter_mut().zip(codes.as_flattened()) {
             if PAIRS {
                 let product = |shift: u32| (code >> shift & 0xffff) as i32 * i32::from((word >> shift) as i16);

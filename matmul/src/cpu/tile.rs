@@ -114,6 +114,16 @@ macro_rules! each_part {
     }};
 }
 
+/// Adds the products of some codes with the word of each row: numbers of rows are literals, so that a word's distance is
+/// part of its instruction.
+macro_rules! dot_rows {
+    ($S:ident, $P:ident, $R:ident, $sums:ident, $codes:ident, $words:ident, $($row:literal)*) => {
+        $(if $row < $R {
+            $S::dot::<$P, $row>(&mut $sums[$row], $codes, $words);
+        })*
+    };
+}
+
 /// A panel to be unpacked.
 pub(super) struct Packed {
     pub(super) codes: *const u8,
@@ -201,14 +211,12 @@ unsafe fn multiply<S: Dot, const BITS: usize, const R: usize, const P: usize>(
                 }
                 macro_rules! add {
                     ($codes:expr, $word:expr) => {{
-                        let word = x.add($word * R);
+                        let words = x.add($word * R);
                         let mut codes = [$codes(of_panel(0)); P];
                         for i in 1..P {
                             codes[i] = $codes(of_panel(i));
                         }
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            S::dot(sums, codes, word.add(r));
-                        }
+                        dot_rows!(S, P, R, sums, codes, words, 0 1 2 3 4 5 6 7 8 9 10 11);
                     }};
                 }
                 if BITS == UNPACKED {

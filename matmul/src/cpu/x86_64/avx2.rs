@@ -120,8 +120,12 @@ macro_rules! dot_of {
             }
 
             #[inline(always)]
-            unsafe fn dot<const P: usize>(sums: &mut [Self::Sums; P], codes: [Self::Codes; P], word: *const u32) {
-                let word = _mm256_set1_epi32(word.read() as i32);
+            unsafe fn dot<const P: usize, const I: usize>(
+                sums: &mut [Self::Sums; P],
+                codes: [Self::Codes; P],
+                words: *const u32,
+            ) {
+                let word = _mm256_set1_epi32(words.add(I).read() as i32);
                 for p in 0..P {
                     for half in 0..2 {
                         let (sum, codes) = (&mut sums[p][half], codes[p][half]);

@@ -62,20 +62,22 @@ unsafe fn outlined_vnni<const PAIRS: bool, F: Function<Avx512<true, PAIRS>>>(
     F::run(arguments)
 }
 
-/// `_mm512_dpwssd_epi32`, which the compiler takes apart where it thinks that two instructions are as fast.
+/// `_mm512_dpwssd_epi32` with the `I`-th word, which the compiler takes apart where it thinks that two instructions are
+/// as fast.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-unsafe fn dpwssd<const P: usize>(sums: &mut [__m512i; P], codes: [__m512i; P], word: *const u32) {
+unsafe fn dpwssd<const P: usize, const I: usize>(sums: &mut [__m512i; P], codes: [__m512i; P], words: *const u32) {
     if P == 1 {
         return std::arch::asm!(
-            "vpdpwssd {}, {}, dword ptr [{}]{{1to16}}", inout(zmm_reg) sums[0], in(zmm_reg) codes[0], in(reg) word,
+            "vpdpwssd {}, {}, dword ptr [{} + {}]{{1to16}}",
+            inout(zmm_reg) sums[0], in(zmm_reg) codes[0], in(reg) words, const 4 * I,
             options(pure, readonly, nostack, preserves_flags)
         );
     }
-    let words = _mm512_set1_epi32(word.read() as i32);
+    let word = _mm512_set1_epi32(words.add(I).read() as i32);
     for p in 0..P {
         std::arch::asm!(
-            "vpdpwssd {}, {}, {}", inout(zmm_reg) sums[p], in(zmm_reg) codes[p], in(zmm_reg) words,
+            "vpdpwssd {}, {}, {}", inout(zmm_reg) sums[p], in(zmm_reg) codes[p], in(zmm_reg) word,
             options(pure, nomem, nostack, preserves_flags)
         );
     }
@@ -129,16 +131,20 @@ macro_rules! dot_of {
             }
 
             #[inline(always)]
-            unsafe fn dot<const P: usize>(sums: &mut [__m512i; P], codes: [__m512i; P], word: *const u32) {
+            unsafe fn dot<const P: usize, const I: usize>(
+                sums: &mut [__m512i; P],
+                codes: [__m512i; P],
+                words: *const u32,
+            ) {
                 if $VNNI && PAIRS {
-                    return dpwssd(sums, codes, word);
+                    return dpwssd::<P, I>(sums, codes, words);
                 }
-                let words = _mm512_set1_epi32(word.read() as i32);
+                let word = _mm512_set1_epi32(words.add(I).read() as i32);
                 for p in 0..P {
                     sums[p] = match ($VNNI, PAIRS) {
-                        (true, _) => _mm512_dpbusd_epi32(sums[p], codes[p], words),
-                        (false, false) => _mm512_add_epi16(sums[p], _mm512_maddubs_epi16(codes[p], words)),
-                        (false, true) => _mm512_add_epi32(sums[p], _mm512_madd_epi16(codes[p], words)),
+                        (true, _) => _mm512_dpbusd_epi32(sums[p], codes[p], word),
+                        (false, false) => _mm512_add_epi16(sums[p], _mm512_maddubs_epi16(codes[p], word)),
+                        (false, true) => _mm512_add_epi32(sums[p], _mm512_madd_epi16(codes[p], word)),
                     };
                 }
             }
