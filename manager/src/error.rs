@@ -11,7 +11,8 @@ use serde::{Serialize, Serializer};
 use strum::IntoStaticStr;
 use thiserror::Error;
 
-use crate::infllm::error::InfLlmError;
+use crate::infllm::plan::Lost;
+use crate::memory::store::StoreError;
 use crate::sequences::SeqId;
 use crate::session::error::SessionError;
 
@@ -188,10 +189,6 @@ pub enum Error {
     #[error(transparent)]
     Session(#[from] SessionError),
 
-    /// A refusal of InfLLM.
-    #[error(transparent)]
-    InfLlm(#[from] InfLlmError),
-
     /// An invariant that does not hold: an error of this crate.
     #[error("invariant broken: {what} ({at})")]
     Broken { what: &'static str, at: usize },
@@ -243,6 +240,82 @@ pub enum Error {
     /// A mask of another length than the step's.
     #[error("the mask has {got} elements, expected {expected} for {shape:?}")]
     MaskLength { shape: [usize; 3], expected: usize, got: usize },
+
+    /// A cache without pages.
+    #[error("the cache has another mode, expected paged")]
+    NotPaged,
+
+    /// Blocks that are scored by their keys, in a cache whose keys' scales the manager does not have.
+    #[error("blocks are scored by keys, which are float8e4m3fn with static scales")]
+    StaticScales,
+
+    /// A number of tokens that is no whole number of pages.
+    #[error("{name} is {got}, expected a multiple of the page size {page_size}")]
+    Multiple { name: &'static str, got: usize, page_size: usize },
+
+    /// A number that is no part of a whole.
+    #[error("{name} is {got}, expected a number from 0 to 1, and above 0 if it is alpha")]
+    Fraction { name: &'static str, got: f64 },
+
+    /// Far rows at a constant distance, in a cache whose keys are stored at their positions.
+    #[error("far_constant needs keys that are stored before rotary embedding (raw), got roped")]
+    RotatedKeys,
+
+    /// A block that is named twice in a list of different ones.
+    #[error("{name} has block {block} twice")]
+    DuplicateBlock { name: &'static str, block: u32 },
+
+    /// A layer that the cache does not have.
+    #[error("layer is {layer}, expected one of {num_layer}")]
+    Layer { layer: usize, num_layer: usize },
+
+    /// An array of another shape.
+    #[error("{name} has shape {got:?}, expected {expected:?}")]
+    Shape {
+        name: &'static str,
+        #[serde(serialize_with = "numbers")]
+        expected: Vec<usize>,
+        #[serde(serialize_with = "numbers")]
+        got: Vec<usize>,
+    },
+
+    /// Attention mass that is no mass.
+    #[error("scores of layer {layer} have {got} at {index}, expected finite numbers from 0 on")]
+    Mass { layer: usize, index: usize, got: f64 },
+
+    /// Attention mass of a layer that the open step has already.
+    #[error("layer {layer} was observed in this step already")]
+    ObservedTwice { layer: usize },
+
+    /// A commit of a step that lacks the attention mass of a layer.
+    #[error("layer {layer} was not observed: representatives and decayed masses need the scores of every layer")]
+    NotObserved { layer: usize },
+
+    /// A second selection of a layer since the last step.
+    #[error("layer {layer} has selected since the last step already")]
+    SelectedTwice { layer: usize },
+
+    /// There are more blocks than attention sees, and none was selected.
+    #[error("sequence {seq} has {blocks} blocks, more than topk = {topk}, and layer {layer} has never selected")]
+    NotSelected { seq: SeqId, layer: usize, blocks: usize, topk: usize },
+
+    /// A selected block that the store does not return. The sequence can continue with others, which layers may select
+    /// again, or be computed again.
+    #[error("block {block} of sequence {seq} is lost: {why}")]
+    BlockLost {
+        seq: SeqId,
+        block: u32,
+        #[serde(serialize_with = "text")]
+        why: Lost,
+    },
+
+    /// InfLLM's store that failed.
+    #[error("the store failed: {0}")]
+    Store(
+        #[from]
+        #[serde(serialize_with = "source")]
+        StoreError,
+    ),
 }
 
 /// The append, in front of its error.
@@ -267,7 +340,6 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Session(error) => error.kind(),
-            Self::InfLlm(error) => error.kind(),
             Self::Tensor(error) => error.kind(),
             error => error.into(),
         }
@@ -284,7 +356,7 @@ fn some_text<S: Serializer>(value: &Option<impl Display>, serializer: S) -> Resu
 }
 
 /// Several numbers, as an array of them is: a tuple.
-pub(crate) fn numbers<S: Serializer>(numbers: &impl Deref<Target = [usize]>, serializer: S) -> Result<S::Ok, S::Error> {
+fn numbers<S: Serializer>(numbers: &impl Deref<Target = [usize]>, serializer: S) -> Result<S::Ok, S::Error> {
     use serde::ser::SerializeTuple;
     let mut tuple = serializer.serialize_tuple(numbers.len())?;
     numbers.iter().try_for_each(|number| tuple.serialize_element(number))?;
@@ -292,7 +364,7 @@ pub(crate) fn numbers<S: Serializer>(numbers: &impl Deref<Target = [usize]>, ser
 }
 
 /// The text of another crate's error.
-pub(crate) fn source<S: Serializer>(error: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+fn source<S: Serializer>(error: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map([("source", error.to_string())])
 }
 

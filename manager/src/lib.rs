@@ -21,8 +21,8 @@ mod step;
 
 pub use error::{Error, MemoryError};
 pub use infllm::{
-    BlockScore, Eviction, FarPositions, InfLlm, InfLlmConfig, InfLlmError, InfLlmStep, Lost, Partition,
-    infllm_partition, slot_stable,
+    BlockScore, Eviction, FarPositions, InfLlm, InfLlmConfig, InfLlmStep, Lost, Partition, infllm_partition,
+    slot_stable,
 };
 pub use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowCopy, RowsError};
 pub use kvcache_op as op;

@@ -1,5 +1,7 @@
 //! Queries: what sequences have, what a step would find, and how full the cache is.
 
+use serde::Serialize;
+
 use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::blocks::chain;
@@ -8,7 +10,7 @@ use crate::state::FoundPrefix;
 use crate::step::append::Append;
 
 /// The use of a cache, in slots of whole pages.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Stats {
     /// All slots: used, free and cached ones. The null page of a window that keeps rows is none of these.

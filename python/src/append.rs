@@ -7,9 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyString};
 use smallvec::{SmallVec, smallvec};
 
-use crate::arguments::{count, integer, not_of_type, type_error};
+use crate::arguments::{Number, not_of_type, type_error};
 use crate::id::Id;
-use crate::refusal::refusal;
+use crate::refusal::{Refusal, Result};
 
 type Tokens = SmallVec<[u32; 4]>;
 
@@ -62,17 +62,17 @@ impl Append {
     fn new(
         s: Id,
         tokens: Option<&Bound<'_, PyAny>>,
-        n: Option<&Bound<'_, PyAny>>,
-        first_pos: Option<&Bound<'_, PyAny>>,
-        most_cached: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+        n: Option<Number>,
+        first_pos: Option<Number>,
+        most_cached: Option<Number>,
+    ) -> Result<Self> {
         let rows = match (tokens, n) {
             (Some(tokens), None) => Rows::Tokens(token_ids(tokens)?),
-            (None, Some(n)) => Rows::Count(count("range", "n", n)?),
-            _ => return Err(PyTypeError::new_err("Append takes either tokens or n")),
+            (None, Some(n)) => Rows::Count(n.count("n")?),
+            _ => return Err(PyTypeError::new_err("Append takes either tokens or n").into()),
         };
-        let first_pos = first_pos.map(|first_pos| integer("range", "first_pos", first_pos)).transpose()?;
-        let most_cached = most_cached.map(|most| count("range", "most_cached", most)).transpose()?;
+        let first_pos = first_pos.map(|first_pos| first_pos.any("first_pos")).transpose()?;
+        let most_cached = most_cached.map(|most| most.count("most_cached")).transpose()?;
         Ok(Self { seq: s.0, rows, first_pos, most_cached })
     }
 
@@ -110,7 +110,7 @@ impl Append {
     }
 }
 
-fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
+fn token_ids(tokens: &Bound<'_, PyAny>) -> Result<Tokens> {
     // The usual types come first, as each that is tried and is not it takes time.
     if tokens.is_instance_of::<PyInt>() {
         return Ok(smallvec![token_id(tokens, 0)?]);
@@ -121,7 +121,7 @@ fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     if let Ok(array) = tokens.cast::<PyUntypedArray>() {
         if array.ndim() > 1 {
             let message = format!("tokens: expected one axis, got an array of shape {:?}", array.shape());
-            return Err(PyTypeError::new_err(message));
+            return Err(PyTypeError::new_err(message).into());
         }
         for numbers in [of_array::<i64>, of_array::<i32>, of_array::<u32>] {
             if let Some(tokens) = numbers(tokens) {
@@ -130,39 +130,39 @@ fn token_ids(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
         }
     }
     if tokens.is_instance_of::<PyString>() {
-        return Err(type_error("tokens", "an int or an iterable of ints", tokens));
+        return Err(type_error("tokens", "an int or an iterable of ints", tokens).into());
     }
     match tokens.try_iter() {
         Ok(iterator) => iterator.enumerate().map(|(i, token)| token_id(&token?, i)).collect(),
         // A number of another type, or nothing of the kind.
         Err(error) if error.is_instance_of::<PyTypeError>(tokens.py()) => Ok(smallvec![token_id(tokens, 0)?]),
-        Err(error) => Err(error),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Token `i` of an append.
-fn token_id(token: &Bound<'_, PyAny>, i: usize) -> PyResult<u32> {
+fn token_id(token: &Bound<'_, PyAny>, i: usize) -> Result<u32> {
     token.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(token.py()) {
             out_of_range(token.extract::<i128>().ok(), i)
         } else {
-            not_of_type(error, "tokens", "an int or an iterable of ints", token)
+            not_of_type(error, "tokens", "an int or an iterable of ints", token).into()
         }
     })
 }
 
 /// The tokens of an array of this type and rank 1; `None` for all else.
-fn of_array<T: Element + Copy + Into<i64>>(tokens: &Bound<'_, PyAny>) -> Option<PyResult<Tokens>> {
+fn of_array<T: Element + Copy + Into<i64>>(tokens: &Bound<'_, PyAny>) -> Option<Result<Tokens>> {
     let array = tokens.cast::<PyArray1<T>>().ok()?.try_readonly().ok()?;
     let token =
         |(i, &token): (usize, &T)| u32::try_from(token.into()).map_err(|_| out_of_range(Some(token.into().into()), i));
     Some(array.as_array().iter().enumerate().map(token).collect())
 }
 
-fn out_of_range(got: Option<i128>, i: usize) -> PyErr {
+fn out_of_range(got: Option<i128>, i: usize) -> Refusal {
     let number = got.map_or_else(|| "of more than 128 bits".to_owned(), |number| number.to_string());
     let message = format!("tokens: token {i} is {number}, expected 0 to {}", u32::MAX);
-    refusal!("range", message, name = "tokens", got = got, min = 0u32, max = u32::MAX).into()
+    Refusal::manager("range", message).with("name", "tokens").with("got", got).with("min", 0).with("max", u32::MAX)
 }
 
 /// One of the appends of a step.
@@ -171,9 +171,6 @@ fn append(item: Bound<'_, PyAny>) -> PyResult<Bound<'_, Append>> {
 }
 
 /// Appends from a list, or from what can be iterated.
-///
-/// # Errors
-/// `TypeError` for what is none, and what iterating raises.
 pub(crate) fn appends_of<'py>(appends: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, Append>>> {
     match appends.cast::<PyList>() {
         Ok(list) => list.iter().map(append).collect(),
@@ -182,9 +179,6 @@ pub(crate) fn appends_of<'py>(appends: &Bound<'py, PyAny>) -> PyResult<Vec<Bound
 }
 
 /// Numbers of tokens by sequence, of a dict {s: n}.
-///
-/// # Errors
-/// The errors of [`Id`] and [`count`].
-pub(crate) fn counts_of(appends: &Bound<'_, PyDict>) -> PyResult<Vec<(core::SeqId, usize)>> {
-    appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, count("range", "n", &n)?))).collect()
+pub(crate) fn counts_of(appends: &Bound<'_, PyDict>) -> Result<Vec<(core::SeqId, usize)>> {
+    appends.iter().map(|(s, n)| Ok((s.extract::<Id>()?.0, n.extract::<Number>()?.count("n")?))).collect()
 }

@@ -53,9 +53,6 @@ pub struct Pool(Mutex<Vec<Arc<Buffer>>>);
 
 impl Pool {
     /// A buffer on which no array is left, or a new one, after `fill` has replaced its numbers by at most `len`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`], or what `fill` says.
     pub fn take(
         &self,
         len: usize,

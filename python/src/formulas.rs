@@ -5,8 +5,8 @@ use kvcache_manager as core;
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 
-use crate::arguments::{GaN, GaW, count};
-use crate::refusal::Refusal;
+use crate::arguments::Number;
+use crate::refusal::Result;
 
 /// The cells that a step reads: `used_max` (the last used cell + 1) rounded up to a multiple of `pad`, at least `pad`,
 /// at most `size`.
@@ -14,9 +14,8 @@ use crate::refusal::Refusal;
 /// >>> n_kv(33, 1024, 32)
 /// 64
 #[pyfunction]
-pub fn n_kv(used_max: &Bound<'_, PyAny>, size: &Bound<'_, PyAny>, pad: &Bound<'_, PyAny>) -> PyResult<usize> {
-    let number = |name, value| count("range", name, value);
-    Ok(core::n_kv(number("used_max", used_max)?, number("size", size)?, number("pad", pad)?))
+pub fn n_kv(used_max: Number, size: Number, pad: Number) -> Result<usize> {
+    Ok(core::n_kv(used_max.count("used_max")?, size.count("size")?, pad.count("pad")?))
 }
 
 /// Searches `n` neighboring free cells, from `head` on and then from 0 on, where `used` cells are busy; if `head` is
@@ -28,14 +27,8 @@ pub fn n_kv(used_max: &Bound<'_, PyAny>, size: &Bound<'_, PyAny>, pad: &Bound<'_
 /// >>> find_slot([True, True, False, False, True, False, False, False], head=6, used=3, n=3)
 /// (5, 5)
 #[pyfunction]
-pub fn find_slot(
-    busy: &Bound<'_, PyAny>,
-    head: &Bound<'_, PyAny>,
-    used: &Bound<'_, PyAny>,
-    n: &Bound<'_, PyAny>,
-) -> PyResult<(Option<usize>, usize)> {
-    let number = |name, value| count("range", name, value);
-    let (head, used, n) = (number("head", head)?, number("used", used)?, number("n", n)?);
+pub fn find_slot(busy: &Bound<'_, PyAny>, head: Number, used: Number, n: Number) -> Result<(Option<usize>, usize)> {
+    let (head, used, n) = (head.count("head")?, used.count("used")?, n.count("n")?);
     if let Ok(array) = busy.cast::<PyArray1<bool>>()
         && let Ok(array) = array.try_readonly()
         && let Ok(cells) = array.as_slice()
@@ -54,14 +47,14 @@ pub fn find_slot(
 ///
 /// Raises ManagerError: range, group_width, out_of_memory.
 #[pyfunction]
-pub fn self_extend_positions<'py>(
-    n: &Bound<'py, PyAny>,
-    ga_n: GaN,
-    ga_w: GaW,
-) -> PyResult<(Bound<'py, PyArray1<i64>>, i64, i64)> {
-    let (positions, n_past, ga_i) =
-        core::self_extend_positions(count("range", "n", n)?, ga_n.0, ga_w.0).map_err(Refusal::from)?;
-    Ok((positions.into_pyarray(n.py()), n_past, ga_i))
+pub fn self_extend_positions(
+    py: Python<'_>,
+    n: Number,
+    ga_n: Number,
+    ga_w: Number,
+) -> Result<(Bound<'_, PyArray1<i64>>, i64, i64)> {
+    let (positions, n_past, ga_i) = core::self_extend_positions(n.count("n")?, ga_n.any("ga_n")?, ga_w.any("ga_w")?)?;
+    Ok((positions.into_pyarray(py), n_past, ga_i))
 }
 
 /// How `n` tokens are divided: the first ones, at most `n_init`; whole blocks; and the rest, which is `n_local` tokens
@@ -72,15 +65,9 @@ pub fn self_extend_positions<'py>(
 ///
 /// Raises ManagerError: range.
 #[pyfunction]
-pub fn infllm_partition(
-    n: &Bound<'_, PyAny>,
-    n_init: &Bound<'_, PyAny>,
-    n_local: &Bound<'_, PyAny>,
-    block: &Bound<'_, PyAny>,
-) -> PyResult<(usize, usize, usize)> {
-    let number = |name, value| count("range", name, value);
-    let (n, n_init, n_local) = (number("n", n)?, number("n_init", n_init)?, number("n_local", n_local)?);
-    let parts = core::infllm_partition(n, n_init, n_local, number("block", block)?).map_err(Refusal::from)?;
+pub fn infllm_partition(n: Number, n_init: Number, n_local: Number, block: Number) -> Result<(usize, usize, usize)> {
+    let (n, n_init, n_local) = (n.count("n")?, n_init.count("n_init")?, n_local.count("n_local")?);
+    let parts = core::infllm_partition(n, n_init, n_local, block.count("block")?)?;
     Ok((parts.init, parts.blocks, parts.rest))
 }
 
@@ -92,6 +79,6 @@ pub fn infllm_partition(
 ///
 /// Raises ManagerError: duplicate_block.
 #[pyfunction]
-pub fn slot_stable(last: Vec<u32>, want: Vec<u32>) -> PyResult<(Vec<u32>, Vec<usize>)> {
-    Ok(core::slot_stable(&last, &want).map_err(|error| Refusal::from(core::Error::from(error)))?)
+pub fn slot_stable(last: Vec<u32>, want: Vec<u32>) -> Result<(Vec<u32>, Vec<usize>)> {
+    Ok(core::slot_stable(&last, &want)?)
 }

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use slotmap::{Key, KeyData};
 
 use crate::arguments::not_of_type;
-use crate::refusal::refusal;
+use crate::refusal::{Refusal, Result};
 
 /// A sequence's id.
 #[derive(Debug, Clone, Copy)]
@@ -20,9 +20,9 @@ impl Id {
 }
 
 impl FromPyObject<'_, '_> for Id {
-    type Error = PyErr;
+    type Error = Refusal;
 
-    fn extract(value: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+    fn extract(value: Borrowed<'_, '_, PyAny>) -> Result<Self> {
         // The usual ids first: CPython is quickest with these.
         let number = match value.extract::<i64>() {
             Ok(number) => i128::from(number),
@@ -30,7 +30,7 @@ impl FromPyObject<'_, '_> for Id {
                 Ok(number) => number,
                 Err(_) => return Err(unknown("of more than 128 bits", None)),
             },
-            Err(error) => return Err(not_of_type(error, "a sequence's id", "an int", &value)),
+            Err(error) => return Err(not_of_type(error, "a sequence's id", "an int", &value).into()),
         };
         // Of numbers that no key gave, some would be taken for a key.
         match u64::try_from(number).map(KeyData::from_ffi) {
@@ -40,6 +40,6 @@ impl FromPyObject<'_, '_> for Id {
     }
 }
 
-fn unknown(number: &str, seq: Option<i128>) -> PyErr {
-    refusal!("unknown_seq", format!("no sequence has the id {number}"), seq = seq).into()
+fn unknown(number: &str, seq: Option<i128>) -> Refusal {
+    Refusal::manager("unknown_seq", format!("no sequence has the id {number}")).with("seq", seq)
 }

@@ -13,15 +13,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::append::counts_of;
-use crate::arguments::{
-    BlockLen, Init, Layer, Local, MaxCached, MaxPages, N, NumRepeat, ReprTopk, ShiftLimit, Topk, choice, count,
-    type_error,
-};
+use crate::arguments::{Number, ShiftLimit, choice, type_error};
 use crate::buffers::Pool;
 use crate::id::Id;
 use crate::infllm_step::InfLlmStep;
 use crate::memory::HostMemory;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Result};
 use crate::rope::Rope;
 use crate::shared_manager::{InfLlmParts, SharedInfLlm};
 use crate::spec;
@@ -75,8 +72,9 @@ impl InfLlm {
     #[pyo3(
         signature = (
             spec, *, init, local, block, topk, repr_topk=None, max_cached=None, alpha=1.0, score="representatives",
-            positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false, num_repeat=NumRepeat(1),
-            key_form="roped", rope=None, max_pages=None, shift_limit=ShiftLimit::default(), tiers=None
+            positions="true_distance", n_ctx=None, eviction="lru", decay=0.1, per_layer=false,
+            num_repeat=Number::from(1), key_form="roped", rope=None, max_pages=None,
+            shift_limit=ShiftLimit::default(), tiers=None
         ),
         text_signature = "(spec, *, init, local, block, topk, repr_topk=None, max_cached=None, alpha=1.0, \
             score='representatives', positions='true_distance', n_ctx=None, eviction='lru', decay=0.1, \
@@ -86,49 +84,50 @@ impl InfLlm {
     #[expect(clippy::too_many_arguments, reason = "by keyword alone")]
     fn new(
         spec: Bound<'_, PyAny>,
-        init: Init,
-        local: Local,
-        block: BlockLen,
-        topk: Topk,
-        repr_topk: Option<ReprTopk>,
-        max_cached: Option<MaxCached>,
+        init: Number,
+        local: Number,
+        block: Number,
+        topk: Number,
+        repr_topk: Option<Number>,
+        max_cached: Option<Number>,
         alpha: f32,
         score: &str,
         positions: &str,
-        n_ctx: Option<&Bound<'_, PyAny>>,
+        n_ctx: Option<Number>,
         eviction: &str,
         decay: f32,
         per_layer: bool,
-        num_repeat: NumRepeat,
+        num_repeat: Number,
         key_form: &str,
         rope: Option<&Bound<'_, Rope>>,
-        max_pages: Option<MaxPages>,
+        max_pages: Option<Number>,
         shift_limit: ShiftLimit,
         tiers: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> Result<Self> {
         let scores = [
             ("representatives", BlockScore::Representatives),
             ("page_bounds", BlockScore::PageBounds),
             ("none", BlockScore::None),
         ];
         // Without it no position is legal.
-        let n_ctx = n_ctx.map_or(Ok(0), |n_ctx| count("spec_range", "n_ctx", n_ctx))?;
+        let n_ctx = n_ctx.map_or(Ok(0), |n_ctx| n_ctx.size("n_ctx"))?;
         let all_positions = [
             ("true_distance", FarPositions::TrueDistance),
             ("far_constant", FarPositions::FarConstant),
             ("far_fixed", FarPositions::FarFixed { n_ctx }),
         ];
         let evictions = [("lru", Eviction::Lru), ("decayed", Eviction::Decayed { decay })];
-        let default = InfLlmConfig::new(init.0, local.0, block.0, topk.0);
+        let topk = topk.size("topk")?;
+        let default = InfLlmConfig::new(init.size("init")?, local.size("local")?, block.size("block")?, topk);
         let config = InfLlmConfig {
-            repr_topk: repr_topk.map_or(default.repr_topk, |topk| topk.0),
-            max_cached: max_cached.map_or(topk.0, |cached| cached.0),
+            repr_topk: repr_topk.map_or(Ok(default.repr_topk), |topk| topk.size("repr_topk"))?,
+            max_cached: max_cached.map_or(Ok(topk), |cached| cached.size("max_cached"))?,
             alpha,
             score: choice("score", score, &scores)?,
             positions: choice("positions", positions, &all_positions)?,
             eviction: choice("eviction", eviction, &evictions)?,
             per_layer,
-            num_repeat: num_repeat.0,
+            num_repeat: num_repeat.size("num_repeat")?,
             ..default
         };
         let paged = spec.getattr("cache_mode")?.extract::<i64>()? == 1;
@@ -136,18 +135,18 @@ impl InfLlm {
         let settings = spec::settings(&spec)?;
         let settings = CacheSettings {
             mode,
-            max_pages: max_pages.map(|pages| pages.0),
+            max_pages: max_pages.map(|pages| pages.size("max_pages")).transpose()?,
             key_form: spec::key_form(key_form)?,
             rope: rope.map(|rope| rope.get().core().clone()),
             shift_limit: shift_limit.0,
             ..settings
         };
-        let cache = settings.check().map_err(Refusal::from)?;
+        let cache = settings.check()?;
         let tiers = tiers_of(tiers)?;
         let store: Arc<dyn core::BlockStore> = tiers.get().expect("tiers_of gives some").clone();
         let infllm = core::InfLlm::new(cache, config, store);
         let parts = InfLlmParts { tiers, loads: AtomicUsize::new(0), indices: Pool::default() };
-        let shared = SharedInfLlm::new(infllm.map_err(Refusal::from)?, parts);
+        let shared = SharedInfLlm::new(infllm?, parts);
         Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
     }
 
@@ -173,7 +172,7 @@ impl InfLlm {
     ///
     /// Raises ManagerError: known_seq, step_open.
     #[pyo3(signature = (s=None))]
-    fn create(&self, py: Python<'_>, s: Option<Id>) -> PyResult<u64> {
+    fn create(&self, py: Python<'_>, s: Option<Id>) -> Result<u64> {
         self.with(py, |infllm| Ok(Id(infllm.create(s.map(|s| s.0))?).number()))
     }
 
@@ -181,14 +180,14 @@ impl InfLlm {
     ///
     /// Raises ManagerError: unknown_seq, lost, known_seq, step_open.
     #[pyo3(signature = (s, to=None))]
-    fn fork(&self, py: Python<'_>, s: Id, to: Option<Id>) -> PyResult<u64> {
+    fn fork(&self, py: Python<'_>, s: Id, to: Option<Id>) -> Result<u64> {
         self.with(py, |infllm| Ok(Id(infllm.fork(s.0, to.map(|to| to.0))?).number()))
     }
 
     /// Removes a sequence, and the blocks that no other one has.
     ///
     /// Raises ManagerError: unknown_seq, step_open.
-    fn free(&self, py: Python<'_>, s: Id) -> PyResult<()> {
+    fn free(&self, py: Python<'_>, s: Id) -> Result<()> {
         self.with(py, |infllm| infllm.free(s.0))
     }
 
@@ -202,7 +201,7 @@ impl InfLlm {
         py: Python<'_>,
         appends: &Bound<'_, PyDict>,
         memory: &Bound<'_, HostMemory>,
-    ) -> PyResult<InfLlmStep> {
+    ) -> Result<InfLlmStep> {
         let appends = counts_of(appends)?;
         let kept = memory.clone().unbind();
         self.shared.with_memory(py, memory, |infllm, memory| {
@@ -210,7 +209,7 @@ impl InfLlm {
             self.shared.parts.loads.store(step.loads(), Ordering::Relaxed);
             let opened = InfLlmStep::new(&self.shared, kept, &step)?;
             step.detach();
-            Ok::<_, core::Error>(opened)
+            Ok::<_, Refusal>(opened)
         })
     }
 
@@ -219,11 +218,12 @@ impl InfLlm {
     ///
     /// Raises ManagerError: layer, shape, mass (NaN, infinite or negative), observed_twice; step_closed, if no step is
     /// open.
-    fn observe(&self, py: Python<'_>, layer: Layer, scores: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn observe(&self, py: Python<'_>, layer: Number, scores: &Bound<'_, PyAny>) -> Result<()> {
+        let layer = layer.count("layer")?;
         let scores: PyReadonlyArray2<'_, f32> = floats("scores", scores)?;
         self.shared.with(py, |infllm| {
             let mut step = infllm.open_step().ok_or_else(Refusal::step_closed)?;
-            let observed = step.observe(layer.0, scores.as_array());
+            let observed = step.observe(layer, scores.as_array());
             step.detach();
             Ok(observed?)
         })
@@ -233,25 +233,27 @@ impl InfLlm {
     /// attention multiplies them with the keys of blocks. The next step sees the blocks that fit them best.
     ///
     /// Raises ManagerError: layer, shape, selected_twice, step_open.
-    fn select(&self, py: Python<'_>, layer: Layer, queries: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn select(&self, py: Python<'_>, layer: Number, queries: &Bound<'_, PyAny>) -> Result<()> {
+        let layer = layer.count("layer")?;
         let queries: PyReadonlyArray3<'_, f32> = floats("queries", queries)?;
         let queries = queries.as_array();
-        self.with(py, |infllm| py.detach(|| infllm.select(layer.0, queries)))
+        self.with(py, |infllm| py.detach(|| infllm.select(layer, queries)))
     }
 
     /// The blocks that the next step of a sequence sees in a layer, int64 in ascending order.
     ///
     /// Raises ManagerError: unknown_seq, lost, layer, not_selected.
-    #[pyo3(signature = (s, layer=Layer(0)), text_signature = "($self, s, layer=0)")]
-    fn blocks<'py>(&self, py: Python<'py>, s: Id, layer: Layer) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let blocks = self.with(py, |infllm| infllm.blocks(s.0, layer.0))?;
+    #[pyo3(signature = (s, layer=Number::from(0)), text_signature = "($self, s, layer=0)")]
+    fn blocks<'py>(&self, py: Python<'py>, s: Id, layer: Number) -> Result<Bound<'py, PyArray1<i64>>> {
+        let layer = layer.count("layer")?;
+        let blocks = self.with(py, |infllm| infllm.blocks(s.0, layer))?;
         Ok(blocks.into_iter().map(i64::from).collect::<Vec<_>>().into_pyarray(py))
     }
 
     /// The parts of a sequence: its first tokens, its blocks, and the tokens after these.
     ///
     /// Raises ManagerError: unknown_seq.
-    fn partition(&self, py: Python<'_>, s: Id) -> PyResult<(usize, usize, usize)> {
+    fn partition(&self, py: Python<'_>, s: Id) -> Result<(usize, usize, usize)> {
         let parts = self.with(py, |infllm| infllm.partition(s.0))?;
         Ok((parts.init, parts.blocks, parts.rest))
     }
@@ -259,29 +261,30 @@ impl InfLlm {
     /// The tokens of a sequence.
     ///
     /// Raises ManagerError: unknown_seq.
-    fn seq_len(&self, py: Python<'_>, s: Id) -> PyResult<usize> {
+    fn seq_len(&self, py: Python<'_>, s: Id) -> Result<usize> {
         self.with(py, |infllm| infllm.seq_len(s.0))
     }
 
     /// The pages of the cache that a sequence has.
     ///
     /// Raises ManagerError: unknown_seq.
-    fn num_pages(&self, py: Python<'_>, s: Id) -> PyResult<usize> {
+    fn num_pages(&self, py: Python<'_>, s: Id) -> Result<usize> {
         self.with(py, |infllm| infllm.num_pages(s.0))
     }
 
     /// The pages that a sequence has at most, when no step gives it more than `n` tokens.
     ///
     /// Raises ManagerError: spec_range.
-    fn max_pages(&self, py: Python<'_>, n: N) -> PyResult<usize> {
-        self.with(py, |infllm| infllm.config().max_pages(infllm.spec().page_size(), n.0))
+    fn max_pages(&self, py: Python<'_>, n: Number) -> Result<usize> {
+        let n = n.count("n")?;
+        self.with(py, |infllm| infllm.config().max_pages(infllm.spec().page_size(), n))
     }
 
     /// Saves a sequence with all of its blocks, to be loaded by `load_seq`. The file is replaced once it is whole on
     /// disk.
     ///
     /// Raises ManagerError: unknown_seq, lost, block_lost, memory, step_open, io.
-    fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> PyResult<()> {
+    fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> Result<()> {
         self.shared.with_memory(py, memory, |infllm, memory| infllm.save_seq(&path, memory, s.0))
     }
 
@@ -291,7 +294,7 @@ impl InfLlm {
     /// Raises ManagerError: known_seq, too_many_pages, memory, store, step_open, and what is wrong with the file: io,
     /// digest, metadata, ...; CapacityError: out_of_pages.
     #[pyo3(signature = (path, memory, s=None))]
-    fn load_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Option<Id>) -> PyResult<u64> {
+    fn load_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Option<Id>) -> Result<u64> {
         let load = |infllm: &mut core::InfLlm, memory: &mut core::HostMemory<'_>| {
             infllm.load_seq(&path, memory, s.map(|s| s.0))
         };
@@ -307,13 +310,13 @@ impl InfLlm {
     /// Verifies the invariants.
     ///
     /// Raises ManagerError: broken.
-    fn check(&self, py: Python<'_>) -> PyResult<()> {
+    fn check(&self, py: Python<'_>) -> Result<()> {
         self.with(py, |infllm| infllm.check())
     }
 }
 
 impl InfLlm {
-    fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut core::InfLlm) -> Result<R, core::Error>) -> PyResult<R> {
+    fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut core::InfLlm) -> Result<R, core::Error>) -> Result<R> {
         self.shared.with(py, |infllm| Ok(used(infllm)?))
     }
 }

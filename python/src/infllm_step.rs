@@ -7,9 +7,9 @@ use numpy::ndarray::Array2;
 use numpy::{IntoPyArray, PyArray0, PyArray1, PyArray2, ToPyArray};
 use pyo3::prelude::*;
 
-use crate::arguments::Layer;
+use crate::arguments::Number;
 use crate::memory::HostMemory;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Result};
 use crate::shared_manager::{InfLlmParts, OpenStep, SharedInfLlm};
 use crate::step::{Indices, common_step};
 
@@ -40,14 +40,7 @@ struct LayerTensors {
 
 impl InfLlmStep {
     /// The open step and its tensors.
-    ///
-    /// # Errors
-    /// [`core::Error::OutOfMemory`].
-    pub fn new(
-        shared: &Arc<SharedInfLlm>,
-        memory: Py<HostMemory>,
-        step: &core::InfLlmStep<'_>,
-    ) -> Result<Self, core::Error> {
+    pub fn new(shared: &Arc<SharedInfLlm>, memory: Py<HostMemory>, step: &core::InfLlmStep<'_>) -> Result<Self> {
         let layer = |layer| {
             let mut key_positions = Vec::new();
             step.key_positions_into(layer, &mut key_positions).ok()?;
@@ -72,13 +65,12 @@ impl InfLlmStep {
         })
     }
 
-    fn layer(&self, layer: usize) -> PyResult<&LayerTensors> {
-        let num_layer = self.layers.len();
-        let unknown = || core::Error::from(core::InfLlmError::Layer { layer, num_layer });
-        Ok(self.layers.get(layer).ok_or_else(|| Refusal::from(unknown()))?)
+    fn layer(&self, layer: Number) -> Result<&LayerTensors> {
+        let (layer, num_layer) = (layer.count("layer")?, self.layers.len());
+        Ok(self.layers.get(layer).ok_or(core::Error::Layer { layer, num_layer })?)
     }
 
-    fn end(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
+    fn end(&self, py: Python<'_>, commit: bool) -> Result<()> {
         if !commit {
             return self.open.end(py, |step| step.rollback());
         }
@@ -88,7 +80,7 @@ impl InfLlmStep {
         })
     }
 
-    fn end_open(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
+    fn end_open(&self, py: Python<'_>, commit: bool) -> Result<()> {
         if self.open.end_open(py, |step| step.detach())? { self.end(py, commit) } else { Ok(()) }
     }
 }
@@ -106,30 +98,30 @@ impl InfLlmStep {
     /// Shape (B, pages): the first slot of each page of a layer, -1 after the last page.
     ///
     /// Raises ManagerError: layer.
-    #[pyo3(signature = (layer=Layer(0)), text_signature = "($self, layer=0)")]
-    fn cachestarts<'py>(&self, py: Python<'py>, layer: Layer) -> PyResult<Bound<'py, PyArray2<i64>>> {
-        Ok(self.layer(layer.0)?.cachestarts.to_pyarray(py))
+    #[pyo3(signature = (layer=Number::from(0)), text_signature = "($self, layer=0)")]
+    fn cachestarts<'py>(&self, py: Python<'py>, layer: Number) -> Result<Bound<'py, PyArray2<i64>>> {
+        Ok(self.layer(layer)?.cachestarts.to_pyarray(py))
     }
 
     /// Shape (k): the positions of all rows of a layer, in the order of the operator's outputs.
     ///
     /// Raises ManagerError: layer.
-    #[pyo3(signature = (layer=Layer(0)), text_signature = "($self, layer=0)")]
-    fn key_positions<'py>(&self, py: Python<'py>, layer: Layer) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        Ok(self.layer(layer.0)?.key_positions.clone().into_pyarray(py))
+    #[pyo3(signature = (layer=Number::from(0)), text_signature = "($self, layer=0)")]
+    fn key_positions<'py>(&self, py: Python<'py>, layer: Number) -> Result<Bound<'py, PyArray1<i64>>> {
+        Ok(self.layer(layer)?.key_positions.clone().into_pyarray(py))
     }
 
     /// Ends the step: its rows are stored, and those that have left the last tokens become blocks.
     ///
     /// Raises ManagerError: not_observed, store, memory (the step is rolled back then); step_closed, if it has ended.
-    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+    fn commit(&self, py: Python<'_>) -> Result<()> {
         self.end(py, true)
     }
 
     /// Ends the step: its sequences have the tokens and blocks that they had.
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
-    fn rollback(&self, py: Python<'_>) -> PyResult<()> {
+    fn rollback(&self, py: Python<'_>) -> Result<()> {
         self.end(py, false)
     }
 }

@@ -19,7 +19,6 @@ mod sessions;
 mod shared_manager;
 mod spec;
 mod states;
-mod stats;
 mod step;
 mod swap;
 mod threads;

@@ -3,25 +3,21 @@
 use std::sync::Arc;
 
 use kvcache_manager as core;
-use kvcache_manager::{CacheSettings, ContextShift, Create};
+use kvcache_manager::{CacheSettings, ContextShift, Create, RowCopy};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use crate::append::{Append, appends_of};
-use crate::arguments::{
-    D, Delta, GaN, GaW, MaxMoves, MaxPages, NCtx, NDiscard, NKeep, NNew, P0, P1, Pad, Pages, Reserve, ShiftLimit, Sink,
-    Slack, Window,
-};
+use crate::arguments::{Number, ShiftLimit, positions};
 use crate::id::Id;
 use crate::memory::HostMemory;
-use crate::refusal::Refusal;
+use crate::refusal::Result;
 use crate::rope::Rope;
 use crate::shared_manager::{Parts, Pools, SharedManager};
+use crate::spec;
 use crate::step::Step;
 use crate::tiers::tiers_of;
-use crate::{spec, stats};
 
 /// Decides which slots of the cache of a `CacheSpec` hold which tokens of which sequence. It has metadata only.
 ///
@@ -58,7 +54,7 @@ impl Manager {
         &self,
         py: Python<'_>,
         used: impl FnOnce(&mut core::Manager) -> Result<R, core::Error>,
-    ) -> PyResult<R> {
+    ) -> Result<R> {
         self.shared.with(py, |manager| Ok(used(manager)?))
     }
 
@@ -67,7 +63,7 @@ impl Manager {
         &self,
         py: Python<'py>,
         used: impl FnOnce(&mut core::Manager) -> Result<Vec<i64>, core::Error>,
-    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    ) -> Result<Bound<'py, PyArray1<i64>>> {
         Ok(self.with(py, used)?.into_pyarray(py))
     }
 }
@@ -77,9 +73,9 @@ impl Manager {
     #[new]
     #[pyo3(
         signature = (
-            spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=Sink(0), slack=Slack(0),
-            keep_rows=false, pad=Pad(32), defrag_threshold=None, shift_limit=ShiftLimit::default(), prefix_sharing=true,
-            fingerprint="", computed_by="", tiers=None
+            spec, *, mode=None, max_pages=None, key_form="roped", rope=None, window=None, sink=Number::from(0),
+            slack=Number::from(0), keep_rows=false, pad=Number::from(32), defrag_threshold=None,
+            shift_limit=ShiftLimit::default(), prefix_sharing=true, fingerprint="", computed_by="", tiers=None
         ),
         text_signature = "(spec, *, mode=None, max_pages=None, key_form='roped', rope=None, window=None, sink=0, \
             slack=0, keep_rows=False, pad=32, defrag_threshold=None, shift_limit='default', prefix_sharing=True, \
@@ -89,46 +85,46 @@ impl Manager {
     fn new(
         spec: Bound<'_, PyAny>,
         mode: Option<&str>,
-        max_pages: Option<MaxPages>,
+        max_pages: Option<Number>,
         key_form: &str,
         rope: Option<&Bound<'_, Rope>>,
-        window: Option<Window>,
-        sink: Sink,
-        slack: Slack,
+        window: Option<Number>,
+        sink: Number,
+        slack: Number,
         keep_rows: bool,
-        pad: Pad,
+        pad: Number,
         defrag_threshold: Option<f64>,
         shift_limit: ShiftLimit,
         prefix_sharing: bool,
         fingerprint: &str,
         computed_by: &str,
         tiers: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> Result<Self> {
         let settings = spec::settings(&spec)?;
         let settings = CacheSettings {
             mode: spec::mode(&spec, mode)?,
-            max_pages: max_pages.map(|pages| pages.0),
+            max_pages: max_pages.map(|pages| pages.size("max_pages")).transpose()?,
             prefix_sharing,
             fingerprint: fingerprint.to_owned(),
             computed_by: computed_by.to_owned(),
             key_form: spec::key_form(key_form)?,
             rope: rope.map(|rope| rope.get().core().clone()),
-            window: window.map(|window| window.0),
-            sink: sink.0,
-            slack: slack.0,
+            window: window.map(|window| window.size("window")).transpose()?,
+            sink: sink.size("sink")?,
+            slack: slack.size("slack")?,
             keep_rows,
-            pad: pad.0,
+            pad: pad.size("pad")?,
             defrag_threshold,
             shift_limit: shift_limit.0,
             ..settings
         };
-        let core_spec = settings.check().map_err(Refusal::from)?;
+        let core_spec = settings.check()?;
         let tiers = tiers.map(|tiers| tiers_of(Some(tiers))).transpose()?.unwrap_or_default();
         let manager = match tiers.get() {
             None => core::Manager::new(core_spec),
             Some(tiers) => core::Manager::with_store(core_spec, Arc::clone(tiers) as Arc<dyn core::BlockStore>),
         };
-        let shared = SharedManager::new(manager.map_err(Refusal::from)?, Parts { pools: Pools::default(), tiers });
+        let shared = SharedManager::new(manager?, Parts { pools: Pools::default(), tiers });
         Ok(Self { spec: spec.unbind(), shared: Arc::new(shared) })
     }
 
@@ -154,28 +150,31 @@ impl Manager {
     /// prefixes only with others of the same `salt`.
     ///
     /// Raises ManagerError: step_open.
-    #[pyo3(signature = (reserve=Reserve(0), salt=Default::default()), text_signature = "($self, reserve=0, salt=b'')")]
-    fn create(&self, py: Python<'_>, reserve: Reserve, salt: &[u8]) -> PyResult<u64> {
+    #[pyo3(
+        signature = (reserve=Number::from(0), salt=Default::default()), text_signature = "($self, reserve=0, salt=b'')"
+    )]
+    fn create(&self, py: Python<'_>, reserve: Number, salt: &[u8]) -> Result<u64> {
+        let reserve = reserve.count("reserve")?;
         self.with(py, |manager| {
             if let Some(step) = manager.open_step() {
                 step.detach();
                 return Err(core::Error::StepOpen);
             }
-            Ok(Id(manager.create_with(&Create { reserve: reserve.0, salt })).number())
+            Ok(Id(manager.create_with(&Create { reserve, salt })).number())
         })
     }
 
     /// Removes a sequence, whose id is never given again. Full pages of known tokens stay cached.
     ///
     /// Raises ManagerError: unknown_seq, step_open.
-    fn free(&self, py: Python<'_>, s: Id) -> PyResult<()> {
+    fn free(&self, py: Python<'_>, s: Id) -> Result<()> {
         self.with(py, |manager| py.detach(|| manager.free(s.0)))
     }
 
     /// A new sequence with the rows of `s`, shared until one of the two changes them, in mode "runs" copied; its id.
     ///
     /// Raises ManagerError: unknown_seq, step_open, lost; CapacityError: no_slot.
-    fn fork(&self, py: Python<'_>, s: Id) -> PyResult<u64> {
+    fn fork(&self, py: Python<'_>, s: Id) -> Result<u64> {
         self.with(py, |manager| Ok(Id(manager.fork(s.0)?).number()))
     }
 
@@ -183,23 +182,28 @@ impl Manager {
     /// The others keep their positions. p0 < 0 is 0, p1 < 0 is after the last position.
     ///
     /// Raises ManagerError: unknown_seq, step_open, lost, window_lost; CapacityError: out_of_pages, no_slot.
-    #[pyo3(signature = (s, p0=P0(-1), p1=P1(-1)), text_signature = "($self, s, p0=-1, p1=-1)")]
-    fn seq_rm(&self, py: Python<'_>, s: Option<Id>, p0: P0, p1: P1) -> PyResult<usize> {
-        self.with(py, |manager| manager.seq_rm(s.map(|s| s.0), p0.0..p1.0))
+    #[pyo3(signature = (s, p0=Number::from(-1), p1=Number::from(-1)), text_signature = "($self, s, p0=-1, p1=-1)")]
+    fn seq_rm(&self, py: Python<'_>, s: Option<Id>, p0: Number, p1: Number) -> Result<usize> {
+        let positions = positions(p0, p1)?;
+        self.with(py, |manager| manager.seq_rm(s.map(|s| s.0), positions))
     }
 
     /// Copies the rows of `src` at positions [p0, p1), as in `seq_rm`, to the empty sequence `dst`; returns how many.
     ///
     /// Raises ManagerError: not_empty, unknown_seq, step_open, lost; CapacityError: out_of_pages, no_slot.
-    #[pyo3(signature = (src, dst, p0=P0(-1), p1=P1(-1)), text_signature = "($self, src, dst, p0=-1, p1=-1)")]
-    fn seq_cp(&self, py: Python<'_>, src: Id, dst: Id, p0: P0, p1: P1) -> PyResult<usize> {
-        self.with(py, |manager| manager.seq_cp(src.0, dst.0, p0.0..p1.0))
+    #[pyo3(
+        signature = (src, dst, p0=Number::from(-1), p1=Number::from(-1)),
+        text_signature = "($self, src, dst, p0=-1, p1=-1)"
+    )]
+    fn seq_cp(&self, py: Python<'_>, src: Id, dst: Id, p0: Number, p1: Number) -> Result<usize> {
+        let positions = positions(p0, p1)?;
+        self.with(py, |manager| manager.seq_cp(src.0, dst.0, positions))
     }
 
     /// Empties all other sequences. They stay, without rows.
     ///
     /// Raises ManagerError: unknown_seq, step_open.
-    fn seq_keep(&self, py: Python<'_>, s: Id) -> PyResult<()> {
+    fn seq_keep(&self, py: Python<'_>, s: Id) -> Result<()> {
         self.with(py, |manager| py.detach(|| manager.seq_keep(s.0)))
     }
 
@@ -208,43 +212,45 @@ impl Manager {
     ///
     /// Raises ManagerError: position_order, position_overflow, not_shiftable, shift_limit, unknown_seq, step_open,
     /// lost; CapacityError: out_of_pages, no_slot.
-    fn seq_add(&self, py: Python<'_>, s: Id, p0: P0, p1: P1, delta: Delta) -> PyResult<()> {
-        self.with(py, |manager| manager.seq_add(s.0, p0.0..p1.0, delta.0))
+    fn seq_add(&self, py: Python<'_>, s: Id, p0: Number, p1: Number, delta: Number) -> Result<()> {
+        let (positions, delta) = (positions(p0, p1)?, delta.any("delta")?);
+        self.with(py, |manager| manager.seq_add(s.0, positions, delta))
     }
 
     /// Divides the positions [p0, p1) of `s`, as in `seq_rm`, by `d` and rounds them down. Keys that are stored roped
     /// are rotated by the next step or `update`.
     ///
     /// Raises ManagerError: range (d < 1), and as `seq_add`.
-    fn seq_div(&self, py: Python<'_>, s: Id, p0: P0, p1: P1, d: D) -> PyResult<()> {
-        self.with(py, |manager| manager.seq_div(s.0, p0.0..p1.0, d.0))
+    fn seq_div(&self, py: Python<'_>, s: Id, p0: Number, p1: Number, d: Number) -> Result<()> {
+        let (positions, d) = (positions(p0, p1)?, d.any("d")?);
+        self.with(py, |manager| manager.seq_div(s.0, positions, d))
     }
 
     /// The rows of a sequence.
     ///
     /// Raises ManagerError: unknown_seq.
-    fn seq_len(&self, py: Python<'_>, s: Id) -> PyResult<usize> {
+    fn seq_len(&self, py: Python<'_>, s: Id) -> Result<usize> {
         self.with(py, |manager| manager.seq_len(s.0))
     }
 
     /// The first position of a sequence, or None if it is empty.
     ///
     /// Raises ManagerError: unknown_seq.
-    fn pos_min(&self, py: Python<'_>, s: Id) -> PyResult<Option<i64>> {
+    fn pos_min(&self, py: Python<'_>, s: Id) -> Result<Option<i64>> {
         self.with(py, |manager| manager.pos_min(s.0))
     }
 
     /// The last position of a sequence, or None if it is empty.
     ///
     /// Raises ManagerError: unknown_seq.
-    fn pos_max(&self, py: Python<'_>, s: Id) -> PyResult<Option<i64>> {
+    fn pos_max(&self, py: Python<'_>, s: Id) -> Result<Option<i64>> {
         self.with(py, |manager| manager.pos_max(s.0))
     }
 
     /// Shape (seq_len), int64: the positions of the rows.
     ///
     /// Raises ManagerError: unknown_seq.
-    fn positions<'py>(&self, py: Python<'py>, s: Id) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    fn positions<'py>(&self, py: Python<'py>, s: Id) -> Result<Bound<'py, PyArray1<i64>>> {
         self.by_row(py, |manager| Ok(manager.positions(s.0)?.collect()))
     }
 
@@ -252,7 +258,7 @@ impl Manager {
     /// sequence is swapped out. With keep_rows, rows that the window has passed have slots of the cache's first page.
     ///
     /// Raises ManagerError: unknown_seq.
-    fn slots<'py>(&self, py: Python<'py>, s: Id) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    fn slots<'py>(&self, py: Python<'py>, s: Id) -> Result<Bound<'py, PyArray1<i64>>> {
         self.by_row(py, |manager| Ok(manager.slots(s.0)?.map(|slot| slot as i64).collect()))
     }
 
@@ -260,7 +266,7 @@ impl Manager {
     /// are pages for them. What tiers give is kept until a step is committed, and the next step takes it.
     ///
     /// Raises ManagerError: step_open, unknown_seq, lost, swapped.
-    fn find_prefix(&self, py: Python<'_>, append: &Bound<'_, Append>) -> PyResult<usize> {
+    fn find_prefix(&self, py: Python<'_>, append: &Bound<'_, Append>) -> Result<usize> {
         let append = append.get().borrow();
         self.with(py, |manager| py.detach(|| manager.find_prefix(&append)))
     }
@@ -268,7 +274,7 @@ impl Manager {
     /// Shape (seq_len), int64: how far the keys of the rows have still to be rotated, in positions.
     ///
     /// Raises ManagerError: unknown_seq.
-    fn pending<'py>(&self, py: Python<'py>, s: Id) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    fn pending<'py>(&self, py: Python<'py>, s: Id) -> Result<Bound<'py, PyArray1<i64>>> {
         self.by_row(py, |manager| Ok(manager.pending(s.0)?.collect()))
     }
 
@@ -278,53 +284,57 @@ impl Manager {
     ///
     /// Raises ManagerError: no_progress, range, and as `seq_rm` and `seq_add`.
     #[pyo3(
-        signature = (s, n_ctx, n_new, n_keep=NKeep(0), n_discard=None),
+        signature = (s, n_ctx, n_new, n_keep=Number::from(0), n_discard=None),
         text_signature = "($self, s, n_ctx, n_new, n_keep=0, n_discard=None)"
     )]
     fn context_shift(
         &self,
         py: Python<'_>,
         s: Id,
-        n_ctx: NCtx,
-        n_new: NNew,
-        n_keep: NKeep,
-        n_discard: Option<NDiscard>,
-    ) -> PyResult<i64> {
-        self.with(py, |manager| {
-            manager.context_shift(
-                s.0,
-                &ContextShift { n_ctx: n_ctx.0, n_new: n_new.0, n_keep: n_keep.0, n_discard: n_discard.map(|n| n.0) },
-            )
-        })
+        n_ctx: Number,
+        n_new: Number,
+        n_keep: Number,
+        n_discard: Option<Number>,
+    ) -> Result<i64> {
+        let shift = ContextShift {
+            n_ctx: n_ctx.any("n_ctx")?,
+            n_new: n_new.any("n_new")?,
+            n_keep: n_keep.any("n_keep")?,
+            n_discard: n_discard.map(|n| n.any("n_discard")).transpose()?,
+        };
+        self.with(py, |manager| manager.context_shift(s.0, &shift))
     }
 
     /// Self-extend, before each step: where `ga_w` positions or more are not grouped yet, every `ga_n` of these become
     /// one, a whole number of ga_w at a time, and later ones move down. Returns the position of the next token.
     ///
     /// Raises ManagerError: group_width (ga_w is no multiple of ga_n), range, and as `seq_add`.
-    fn self_extend(&self, py: Python<'_>, s: Id, ga_n: GaN, ga_w: GaW) -> PyResult<i64> {
-        self.with(py, |manager| manager.self_extend(s.0, ga_n.0, ga_w.0))
+    fn self_extend(&self, py: Python<'_>, s: Id, ga_n: Number, ga_w: Number) -> Result<i64> {
+        let (ga_n, ga_w) = (ga_n.any("ga_n")?, ga_w.any("ga_w")?);
+        self.with(py, |manager| manager.self_extend(s.0, ga_n, ga_w))
     }
 
     /// Moves rows together, in at most `max_moves` copies (src, dst, len), in slots, of the next step or `update`.
     ///
     /// Raises ManagerError: step_open.
     #[pyo3(signature = (max_moves=None))]
-    fn defrag(&self, py: Python<'_>, max_moves: Option<MaxMoves>) -> PyResult<Vec<(usize, usize, usize)>> {
-        self.with(py, |manager| Ok(stats::moves(manager.defrag(max_moves.map(|moves| moves.0))?)))
+    fn defrag(&self, py: Python<'_>, max_moves: Option<Number>) -> Result<Vec<(usize, usize, usize)>> {
+        let max_moves = max_moves.map(|moves| moves.count("max_moves")).transpose()?;
+        self.with(py, |manager| Ok(moves(manager.defrag(max_moves)?)))
     }
 
     /// Moves the highest page in use to the lowest free one below it, `pages` times at most; returns the copies.
     ///
     /// Raises ManagerError: step_open.
-    fn compact(&self, py: Python<'_>, pages: Pages) -> PyResult<Vec<(usize, usize, usize)>> {
-        self.with(py, |manager| Ok(stats::moves(manager.compact(pages.0)?)))
+    fn compact(&self, py: Python<'_>, pages: Number) -> Result<Vec<(usize, usize, usize)>> {
+        let pages = pages.count("pages")?;
+        self.with(py, |manager| Ok(moves(manager.compact(pages)?)))
     }
 
     /// Runs queued copies, then rotates the keys whose positions have changed. A step does so by itself.
     ///
     /// Raises ManagerError: step_open, memory_spec, and as `HostMemory`.
-    fn update(&self, py: Python<'_>, memory: &Bound<'_, HostMemory>) -> PyResult<()> {
+    fn update(&self, py: Python<'_>, memory: &Bound<'_, HostMemory>) -> Result<()> {
         self.shared.with_memory(py, memory, |manager, memory| manager.update(memory))
     }
 
@@ -334,7 +344,7 @@ impl Manager {
     /// Raises ManagerError: step_open, unknown_seq, lost, empty_append, duplicate_seq, position_order,
     /// position_overflow, too_many_pages, memory_spec, and as `HostMemory`; CapacityError: out_of_pages, no_slot;
     /// TypeError for anything but an Append.
-    fn begin_step(&self, appends: &Bound<'_, PyAny>, memory: &Bound<'_, HostMemory>) -> PyResult<Step> {
+    fn begin_step(&self, appends: &Bound<'_, PyAny>, memory: &Bound<'_, HostMemory>) -> Result<Step> {
         let py = memory.py();
         let appends = appends_of(appends)?;
         let appends: Vec<_> = appends.iter().map(|append| append.get().borrow()).collect();
@@ -349,7 +359,7 @@ impl Manager {
     /// Verifies every invariant of the manager.
     ///
     /// Raises ManagerError: broken.
-    fn check(&self, py: Python<'_>) -> PyResult<()> {
+    fn check(&self, py: Python<'_>) -> Result<()> {
         self.with(py, |manager| manager.check())
     }
 
@@ -357,8 +367,13 @@ impl Manager {
     /// several sequences), largest_free_run, fragmentation (the part up to the last used slot that is not used), head
     /// (the cell at which the next search begins), n_kv (the slots up to the last used one, padded); and the number of
     /// sequences, and prefix_hits: rows mapped instead of computed since the manager was made.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
         let stats = self.with(py, |manager| Ok(manager.stats()))?;
-        stats::as_dict(py, &stats)
+        Ok(pythonize::pythonize(py, &stats).map_err(PyErr::from)?)
     }
+}
+
+/// Copies as (src, dst, len), in slots.
+fn moves(copies: Vec<RowCopy>) -> Vec<(usize, usize, usize)> {
+    copies.into_iter().map(|RowCopy { src, dst, len }| (src, dst, len)).collect()
 }

@@ -7,9 +7,9 @@ use numpy::{PyArrayDescr, PyArrayDescrMethods, dtype};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::arguments::{choice, within};
+use crate::arguments::{Number, choice};
 use crate::buffers::{Buffer, Pool};
-use crate::refusal::{Refusal, refusal};
+use crate::refusal::{Refusal, Result};
 
 /// Argument `window`.
 pub fn window(value: &Bound<'_, PyAny>) -> PyResult<MaskWindow> {
@@ -17,13 +17,13 @@ pub fn window(value: &Bound<'_, PyAny>) -> PyResult<MaskWindow> {
         return Ok(MaskWindow::None);
     }
     match value.cast::<PyString>() {
-        Ok(name) => choice("window", name.to_str()?, &[("spec", MaskWindow::Spec)]),
-        Err(_) => Ok(MaskWindow::Some(within("range", "window", value, 1, i64::MAX)? as usize)),
+        Ok(name) => Ok(choice("window", name.to_str()?, &[("spec", MaskWindow::Spec)])?),
+        Err(_) => Ok(MaskWindow::Some(value.extract::<Number>()?.within("range", "window", 1, i64::MAX)? as usize)),
     }
 }
 
 /// Whether argument `dtype` is float16, and not float32.
-pub fn is_float16(py: Python<'_>, wanted: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+pub fn is_float16(py: Python<'_>, wanted: Option<&Bound<'_, PyAny>>) -> Result<bool> {
     let Some(wanted) = wanted else { return Ok(false) };
     let wanted = PyArrayDescr::new(py, wanted)?;
     if wanted.is_equiv_to(&dtype::<f32>(py)) {
@@ -33,25 +33,23 @@ pub fn is_float16(py: Python<'_>, wanted: Option<&Bound<'_, PyAny>>) -> PyResult
         return Ok(true);
     }
     let got = wanted.to_string();
-    let message = format!("dtype is {got}, expected float32 or float16");
-    Err(refusal!("spec_name", message, name = "dtype", got = got, expected = "float32, float16").into())
+    let refusal = Refusal::manager("spec_name", format!("dtype is {got}, expected float32 or float16"));
+    Err(refusal.with("name", "dtype").with("got", got).with("expected", "float32, float16"))
 }
 
 /// Checks argument `alibi`.
-pub fn check_slopes(slopes: Option<&[f32]>) -> Result<(), Refusal> {
+pub fn check_slopes(slopes: Option<&[f32]>) -> Result<()> {
     match slopes.unwrap_or_default().iter().enumerate().find(|(_, slope)| !slope.is_finite()) {
         Some((index, &slope)) => {
             let message = format!("slope {index} of alibi is {slope}, expected a finite number");
-            Err(refusal!("range", message, name = "alibi", index = index, got = f64::from(slope)))
+            let refusal = Refusal::manager("range", message).with("name", "alibi");
+            Err(refusal.with("index", index).with("got", f64::from(slope)))
         }
         None => Ok(()),
     }
 }
 
 /// A buffer with a step's mask.
-///
-/// # Errors
-/// [`Error::OutOfMemory`].
 pub fn fill<T: MaskElement + bytemuck::Pod>(
     step: &Step<'_>,
     spec: &MaskSpec<'_>,

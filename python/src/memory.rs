@@ -10,9 +10,10 @@ use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
+use pyo3::types::PyTuple;
 
 use crate::arguments::type_error;
-use crate::refusal::{Numbers, Refusal, refusal};
+use crate::refusal::{Refusal, Result};
 use crate::spec;
 use crate::threads::Threads;
 
@@ -52,11 +53,9 @@ struct Operand {
 }
 
 impl Operand {
-    fn new(name: &'static str, array: &Bound<'_, PyAny>, element: ElementType, shape: [usize; 5]) -> PyResult<Self> {
+    fn new(name: &'static str, array: &Bound<'_, PyAny>, element: ElementType, shape: [usize; 5]) -> Result<Self> {
         let py = array.py();
-        let Ok(untyped) = array.cast::<PyUntypedArray>() else {
-            return Err(type_error(name, "a numpy array", array));
-        };
+        let untyped = array.cast::<PyUntypedArray>().map_err(|_| type_error(name, "a numpy array", array))?;
         let [outer @ .., head_dim] = shape;
         let (numpy_type, last) = match element {
             ElementType::Int4 => ("uint8", head_dim / 2),
@@ -71,7 +70,7 @@ impl Operand {
     }
 
     /// Checks the array, which may have changed, and returns the address of its elements.
-    fn address(&self, py: Python<'_>) -> PyResult<*mut u8> {
+    fn address(&self, py: Python<'_>) -> Result<*mut u8> {
         let (array, expected_type) = (self.array.bind(py), self.numpy_type.bind(py));
         if !array.dtype().is_equiv_to(expected_type) {
             let (expected, got) = (expected_type.to_string(), array.dtype().to_string());
@@ -80,7 +79,8 @@ impl Operand {
         }
         if array.shape() != self.shape {
             let what = format!("expected shape {:?}, got {:?}", self.shape, array.shape());
-            return Err(self.refused("tensor_shape", &what, Numbers(&self.shape), Numbers(array.shape())));
+            let (expected, got) = (PyTuple::new(py, self.shape)?, PyTuple::new(py, array.shape())?);
+            return Err(self.refused("tensor_shape", &what, expected.unbind(), got.unbind()));
         }
         // SAFETY: `self` keeps the array that the pointer is from.
         let (flags, address) = unsafe {
@@ -94,7 +94,7 @@ impl Operand {
                  {strides:?}"
             );
             let got = format!("strides {strides:?}");
-            return Err(self.refused("tensor_not_contiguous", &what, "C-contiguous", got));
+            return Err(self.refused("tensor_not_contiguous", &what, "C-contiguous", &got));
         }
         if flags & NPY_ARRAY_WRITEABLE == 0 {
             return Err(self.refused("tensor_read_only", "the array is read-only", "writable", "read-only"));
@@ -103,13 +103,12 @@ impl Operand {
     }
 
     /// The refusal of the array, which is not as expected.
-    fn refused<E, G>(&self, kind: &'static str, what: &str, expected: E, got: G) -> PyErr
+    fn refused<T>(&self, kind: &'static str, what: &str, expected: T, got: T) -> Refusal
     where
-        E: for<'py> IntoPyObject<'py>,
-        G: for<'py> IntoPyObject<'py>,
+        T: for<'py> IntoPyObject<'py>,
     {
-        let message = format!("{}: {what}", self.name);
-        refusal!(kind, message, name = self.name, expected = expected, got = got).into()
+        let refusal = Refusal::manager(kind, format!("{}: {what}", self.name));
+        refusal.with("name", self.name).with("expected", expected).with("got", got)
     }
 }
 
@@ -123,15 +122,13 @@ pub struct Arrays<'m> {
 
 impl HostMemory {
     /// Checks the arrays for a use by a manager of this specification. Runs Python code: no lock may be held.
-    ///
-    /// # Errors
-    /// `ManagerError` of kind `memory_spec`, if this is memory of another kind of cache, or as the constructor.
-    pub fn arrays<'m>(&'m self, py: Python<'_>, spec: &CacheSpec) -> PyResult<Arrays<'m>> {
+    pub fn arrays<'m>(&'m self, py: Python<'_>, spec: &CacheSpec) -> Result<Arrays<'m>> {
         if self.spec.rows() != spec.rows() {
             let (expected, got) = (spec.cache_shape(), self.spec.cache_shape());
             let (cache_type, of) = (spec.cache_type, self.spec.cache_type);
             let message = format!("the memory is of a cache {got:?} of {of}, expected {expected:?} of {cache_type}");
-            return Err(refusal!("memory_spec", message, expected = Numbers(&expected), got = Numbers(&got)).into());
+            let (expected, got) = (PyTuple::new(py, expected)?.unbind(), PyTuple::new(py, got)?.unbind());
+            return Err(Refusal::manager("memory_spec", message).with("expected", expected).with("got", got));
         }
         let scale = self.scale.as_ref().map_or(Ok(std::ptr::null_mut()), |scale| scale.address(py))?;
         Ok(Arrays { memory: self, cache: self.cache.address(py)?, scale })
@@ -140,14 +137,11 @@ impl HostMemory {
 
 impl Arrays<'_> {
     /// Lends `used` the memory, for its use alone, without the GIL: other threads of Python run meanwhile.
-    ///
-    /// # Errors
-    /// The errors of `used`.
     pub fn using<R: Send>(
         self,
         py: Python<'_>,
-        used: impl FnOnce(&mut core::HostMemory<'_>) -> Result<R, Refusal> + Send,
-    ) -> Result<R, Refusal> {
+        used: impl FnOnce(&mut core::HostMemory<'_>) -> Result<R> + Send,
+    ) -> Result<R> {
         // An earlier panic has left no more behind than unfinished rows.
         let _busy = self.memory.busy.lock_py_attached(py).unwrap_or_else(std::sync::PoisonError::into_inner);
         let spec = &self.memory.spec;
@@ -166,24 +160,23 @@ impl Arrays<'_> {
 impl HostMemory {
     #[new]
     #[pyo3(signature = (spec, cache, scale=None))]
-    fn new(spec: &Bound<'_, PyAny>, cache: &Bound<'_, PyAny>, scale: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn new(spec: &Bound<'_, PyAny>, cache: &Bound<'_, PyAny>, scale: Option<&Bound<'_, PyAny>>) -> Result<Self> {
         // The memory of a cache is the same in every mode.
-        let spec = CacheSettings { mode: Mode::Runs, ..spec::settings(spec)? }.check().map_err(Refusal::from)?;
+        let spec = CacheSettings { mode: Mode::Runs, ..spec::settings(spec)? }.check()?;
         let cache = Operand::new("cache", cache, spec.cache_type, spec.cache_shape())?;
+        let refused = |kind, message: String, expected: Option<&str>, got: Option<&str>| {
+            Err(Refusal::manager(kind, message).with("name", "scale").with("expected", expected).with("got", got))
+        };
         let scale = match (scale, spec.quant, spec.scale_shape()) {
             (Some(scale), Some((_, scale_type)), Some(shape)) => Some(Operand::new("scale", scale, scale_type, shape)?),
             (None, None, _) => None,
             (None, Some((_, expected)), _) => {
                 let message = format!("scale: expected an array of {expected}, got None");
-                let (expected, got) = (expected.name(), None::<usize>);
-                return Err(refusal!("scale_missing", message, name = "scale", expected = expected, got = got).into());
+                return refused("scale_missing", message, Some(expected.name()), None);
             }
             (Some(_), _, _) => {
-                let message = "scale: expected None for a cache that has no scales by slot, got an array";
-                let (expected, got) = (None::<usize>, "an array");
-                return Err(
-                    refusal!("scale_unexpected", message, name = "scale", expected = expected, got = got).into()
-                );
+                let message = "scale: expected None for a cache that has no scales by slot, got an array".to_owned();
+                return refused("scale_unexpected", message, None, Some("an array"));
             }
         };
         Ok(Self { spec, cache, scale, busy: Mutex::new(()) })

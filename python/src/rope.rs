@@ -4,8 +4,8 @@ use kvcache_manager as core;
 use kvcache_manager::RopeStyle;
 use pyo3::prelude::*;
 
-use crate::arguments::{choice, within};
-use crate::refusal::{Refusal, refusal};
+use crate::arguments::{Number, choice};
+use crate::refusal::{Refusal, Result};
 
 const STYLES: [(&str, RopeStyle); 2] = [("neox", RopeStyle::Neox), ("gptj", RopeStyle::Gptj)];
 
@@ -35,20 +35,21 @@ impl Rope {
 impl Rope {
     #[new]
     #[pyo3(signature = (n_rot, *, base=1e4, scale=1.0, style="neox", inv_freq=None))]
-    fn new(n_rot: &Bound<'_, PyAny>, base: f64, scale: f64, style: &str, inv_freq: Option<Vec<f64>>) -> PyResult<Self> {
-        let n_rot = within("spec_range", "n_rot", n_rot, 2, MAX_N_ROT)? as usize;
+    fn new(n_rot: Number, base: f64, scale: f64, style: &str, inv_freq: Option<Vec<f64>>) -> Result<Self> {
+        let n_rot = n_rot.within("spec_range", "n_rot", 2, MAX_N_ROT)? as usize;
         let rope = match (inv_freq, choice("style", style, &STYLES)?) {
             (Some(frequencies), _) if 2 * frequencies.len() != n_rot => {
                 let (expected, got) = (n_rot / 2, frequencies.len());
                 let message = format!("inv_freq has {got} numbers, expected n_rot / 2 = {expected}");
-                return Err(refusal!("spec_range", message, name = "inv_freq", expected = expected, got = got).into());
+                let refusal = Refusal::manager("spec_range", message).with("name", "inv_freq");
+                return Err(refusal.with("expected", expected).with("got", got));
             }
             (Some(frequencies), style) => core::Rope::with_frequencies(style, frequencies),
             (None, RopeStyle::Neox) => core::Rope::neox(n_rot, base),
             (None, RopeStyle::Gptj) => core::Rope::gptj(n_rot, base),
         };
         let rope = rope.scaled(scale);
-        rope.check(n_rot).map_err(core::Error::from).map_err(Refusal::from)?;
+        rope.check(n_rot).map_err(core::Error::from)?;
         Ok(Self(rope))
     }
 

@@ -9,7 +9,7 @@ use pyo3::sync::MutexExt;
 
 use crate::buffers::Pool;
 use crate::memory::HostMemory;
-use crate::refusal::{Refusal, refusal};
+use crate::refusal::{Refusal, Result};
 use crate::tiers::HeldTiers;
 
 /// A manager whose steps are opened one at a time.
@@ -104,19 +104,12 @@ impl<M: Managed, P> Shared<M, P> {
         &self.spec
     }
 
-    /// Has `used` use the manager, while no other thread does.
-    ///
-    /// # Errors
-    /// The errors of `used`; a refusal of kind `broken` after a panic.
-    pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut M) -> Result<R, Refusal>) -> PyResult<R> {
-        // Made into an exception, which is Python code, when the lock is free again.
-        Ok(self.locked(py, used)?)
-    }
-
-    fn locked<R>(&self, py: Python<'_>, used: impl FnOnce(&mut M) -> Result<R, Refusal>) -> Result<R, Refusal> {
+    /// Has `used` use the manager, while no other thread does. After a panic of an earlier one it is `broken`. A
+    /// refusal becomes an exception, which is Python code, when the lock is free again.
+    pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut M) -> Result<R>) -> Result<R> {
         let Ok(mut manager) = self.manager.lock_py_attached(py) else {
             let message = format!("the {} cannot be used any more: an earlier call of it panicked", M::NAME);
-            return Err(refusal!("broken", message));
+            return Err(Refusal::manager("broken", message));
         };
         let abandoned = self.abandoned.swap(0, Ordering::Relaxed);
         if abandoned != 0 {
@@ -145,15 +138,12 @@ impl<M: Managed, P> Shared<M, P> {
 impl<M: Managed<Spec = CacheSpec>, P> Shared<M, P> {
     /// Has `used` use the manager and the cache's memory, as [`with`](Self::with), without the GIL: tiers may be
     /// Python's.
-    ///
-    /// # Errors
-    /// The errors of `with` and of [`HostMemory::arrays`].
     pub fn with_memory<R: Send, E: Into<Refusal>>(
         &self,
         py: Python<'_>,
         memory: &Bound<'_, HostMemory>,
         used: impl FnOnce(&mut M, &mut core::HostMemory<'_>) -> Result<R, E> + Send,
-    ) -> PyResult<R>
+    ) -> Result<R>
     where
         M: Send,
     {
@@ -176,30 +166,17 @@ impl<M: Managed, P> OpenStep<M, P> {
     }
 
     /// Has `used` use the step while no other thread uses the manager.
-    ///
-    /// # Errors
-    /// The errors of `used`; `ManagerError` of kind `step_closed` for a step that has ended.
-    pub fn with<R>(
-        &self,
-        py: Python<'_>,
-        used: impl FnOnce(core::OpenStep<'_, M>) -> Result<R, Refusal>,
-    ) -> PyResult<R> {
+    pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(core::OpenStep<'_, M>) -> Result<R>) -> Result<R> {
         self.shared.with(py, |manager| used(self.step(manager)?))
     }
 
-    /// The step, of the locked manager.
-    ///
-    /// # Errors
-    /// A refusal of kind `step_closed` for a step that has ended.
-    pub fn step<'m>(&self, manager: &'m mut M) -> Result<core::OpenStep<'m, M>, Refusal> {
+    /// The step, of the locked manager; one that has ended is `step_closed`.
+    pub fn step<'m>(&self, manager: &'m mut M) -> Result<core::OpenStep<'m, M>> {
         self.shared.step(manager, self.number).ok_or_else(Refusal::step_closed)
     }
 
     /// Has `end` end the step.
-    ///
-    /// # Errors
-    /// The errors of [`with`](Self::with).
-    pub fn end(&self, py: Python<'_>, end: impl FnOnce(core::OpenStep<'_, M>)) -> PyResult<()> {
+    pub fn end(&self, py: Python<'_>, end: impl FnOnce(core::OpenStep<'_, M>)) -> Result<()> {
         self.with(py, |step| {
             end(step);
             Ok(())
@@ -207,10 +184,7 @@ impl<M: Managed, P> OpenStep<M, P> {
     }
 
     /// Has `end` end the step, if it is open; whether it was.
-    ///
-    /// # Errors
-    /// A refusal of kind `broken` after a panic.
-    pub fn end_open(&self, py: Python<'_>, end: impl FnOnce(core::OpenStep<'_, M>)) -> PyResult<bool> {
+    pub fn end_open(&self, py: Python<'_>, end: impl FnOnce(core::OpenStep<'_, M>)) -> Result<bool> {
         self.shared.with(py, |manager| Ok(self.shared.step(manager, self.number).map(end).is_some()))
     }
 }

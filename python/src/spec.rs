@@ -7,6 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
 use crate::arguments::{choice, type_error};
+use crate::refusal::Result;
 
 /// The fields of a `CacheSpec`, by their names.
 #[derive(FromPyObject)]
@@ -24,9 +25,6 @@ struct Fields {
 }
 
 /// The cache of a `CacheSpec`, but for its mode.
-///
-/// # Errors
-/// `TypeError` for another object.
 pub fn settings(spec: &Bound<'_, PyAny>) -> PyResult<CacheSettings> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let other = || type_error("spec", "kvcache_ops.CacheSpec", spec);
@@ -49,10 +47,7 @@ pub fn settings(spec: &Bound<'_, PyAny>) -> PyResult<CacheSettings> {
 }
 
 /// The mode of this name, or the one that goes by the `cache_mode` of a `CacheSpec`.
-///
-/// # Errors
-/// `ManagerError` of kind `spec_name` for a mode of another `cache_mode`.
-pub fn mode(spec: &Bound<'_, PyAny>, name: Option<&str>) -> PyResult<Mode> {
+pub fn mode(spec: &Bound<'_, PyAny>, name: Option<&str>) -> Result<Mode> {
     let page_size = spec.getattr("page_size")?.extract()?;
     let paged = spec.getattr("cache_mode")?.extract::<i64>()? == 1;
     let paged_modes = [("paged", Mode::Paged { page_size })];
@@ -61,9 +56,6 @@ pub fn mode(spec: &Bound<'_, PyAny>, name: Option<&str>) -> PyResult<Mode> {
 }
 
 /// The form of stored keys, by its name.
-///
-/// # Errors
-/// `ManagerError` of kind `spec_name`.
-pub fn key_form(name: &str) -> PyResult<KeyForm> {
+pub fn key_form(name: &str) -> Result<KeyForm> {
     choice("key_form", name, &[("roped", KeyForm::Roped), ("raw", KeyForm::PreRope)])
 }

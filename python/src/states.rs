@@ -9,9 +9,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList};
 
 use crate::append::counts_of;
-use crate::arguments::{D, Delta, P0, P1, count};
+use crate::arguments::{Number, positions};
 use crate::id::Id;
-use crate::refusal::Refusal;
+use crate::refusal::Result;
 use crate::shared_manager::{OpenStep, Shared};
 use crate::step::context_manager;
 
@@ -31,11 +31,7 @@ type SharedStates = Shared<core::StateCache, ()>;
 pub struct StateCache(Arc<SharedStates>);
 
 impl StateCache {
-    fn with<R>(
-        &self,
-        py: Python<'_>,
-        used: impl FnOnce(&mut core::StateCache) -> Result<R, core::Error>,
-    ) -> PyResult<R> {
+    fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut core::StateCache) -> Result<R, core::Error>) -> Result<R> {
         self.0.with(py, |states| Ok(used(states)?))
     }
 }
@@ -43,21 +39,20 @@ impl StateCache {
 #[pymethods]
 impl StateCache {
     #[new]
-    fn new(size: &Bound<'_, PyAny>, row_bytes: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let number = |name, value| count("spec_range", name, value);
-        let states = core::StateCache::new(number("size", size)?, number("row_bytes", row_bytes)?);
-        Ok(Self(Arc::new(Shared::new(states.map_err(Refusal::from)?, ()))))
+    fn new(size: Number, row_bytes: Number) -> Result<Self> {
+        let states = core::StateCache::new(size.size("size")?, row_bytes.size("row_bytes")?)?;
+        Ok(Self(Arc::new(Shared::new(states, ()))))
     }
 
     /// The cells, which are also the most sequences.
     #[getter]
-    fn size(&self, py: Python<'_>) -> PyResult<usize> {
+    fn size(&self, py: Python<'_>) -> Result<usize> {
         self.with(py, |states| Ok(states.size()))
     }
 
     /// The bytes of all cells.
     #[getter]
-    fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
+    fn nbytes(&self, py: Python<'_>) -> Result<usize> {
         self.with(py, |states| Ok(states.nbytes()))
     }
 
@@ -65,7 +60,7 @@ impl StateCache {
     ///
     /// Raises ManagerError: known_seq, step_open; CapacityError: no_slot.
     #[pyo3(signature = (s=None))]
-    fn create(&self, py: Python<'_>, s: Option<Id>) -> PyResult<u64> {
+    fn create(&self, py: Python<'_>, s: Option<Id>) -> Result<u64> {
         self.with(py, |states| Ok(Id(states.create(s.map(|s| s.0))?).number()))
     }
 
@@ -73,28 +68,28 @@ impl StateCache {
     ///
     /// Raises ManagerError: unknown_seq, lost, known_seq, step_open; CapacityError: no_slot.
     #[pyo3(signature = (s, to=None))]
-    fn fork(&self, py: Python<'_>, s: Id, to: Option<Id>) -> PyResult<u64> {
+    fn fork(&self, py: Python<'_>, s: Id, to: Option<Id>) -> Result<u64> {
         self.with(py, |states| Ok(Id(states.fork(s.0, to.map(|to| to.0))?).number()))
     }
 
     /// Removes a sequence.
     ///
     /// Raises ManagerError: unknown_seq, step_open.
-    fn free(&self, py: Python<'_>, s: Id) -> PyResult<()> {
+    fn free(&self, py: Python<'_>, s: Id) -> Result<()> {
         self.with(py, |states| states.free(s.0))
     }
 
     /// The cell with the state of a sequence, or None before its first token.
     ///
     /// Raises ManagerError: unknown_seq, lost.
-    fn tail(&self, py: Python<'_>, s: Id) -> PyResult<Option<usize>> {
+    fn tail(&self, py: Python<'_>, s: Id) -> Result<Option<usize>> {
         self.with(py, |states| states.tail(s.0))
     }
 
     /// The position of a sequence's last token, or None before its first token.
     ///
     /// Raises ManagerError: unknown_seq, lost.
-    fn pos_max(&self, py: Python<'_>, s: Id) -> PyResult<Option<i64>> {
+    fn pos_max(&self, py: Python<'_>, s: Id) -> Result<Option<i64>> {
         self.with(py, |states| states.pos_max(s.0))
     }
 
@@ -102,29 +97,32 @@ impl StateCache {
     /// position.
     ///
     /// Raises ManagerError: partial_state, unknown_seq, lost, step_open.
-    #[pyo3(signature = (s, p0=P0(-1), p1=P1(-1)), text_signature = "($self, s, p0=-1, p1=-1)")]
-    fn seq_rm(&self, py: Python<'_>, s: Id, p0: P0, p1: P1) -> PyResult<()> {
-        self.with(py, |states| states.seq_rm(s.0, p0.0..p1.0))
+    #[pyo3(signature = (s, p0=Number::from(-1), p1=Number::from(-1)), text_signature = "($self, s, p0=-1, p1=-1)")]
+    fn seq_rm(&self, py: Python<'_>, s: Id, p0: Number, p1: Number) -> Result<()> {
+        let positions = positions(p0, p1)?;
+        self.with(py, |states| states.seq_rm(s.0, positions))
     }
 
     /// Adds `delta` to the position of the last token of `s`, if it is in [p0, p1); below 0 the state is removed.
     ///
     /// Raises ManagerError: position_overflow, unknown_seq, lost, step_open.
-    fn seq_add(&self, py: Python<'_>, s: Id, p0: P0, p1: P1, delta: Delta) -> PyResult<()> {
-        self.with(py, |states| states.seq_add(s.0, p0.0..p1.0, delta.0))
+    fn seq_add(&self, py: Python<'_>, s: Id, p0: Number, p1: Number, delta: Number) -> Result<()> {
+        let (positions, delta) = (positions(p0, p1)?, delta.any("delta")?);
+        self.with(py, |states| states.seq_add(s.0, positions, delta))
     }
 
     /// Divides the position of the last token of `s` by `d`, if it is in [p0, p1), and rounds it down.
     ///
     /// Raises ManagerError: range (d < 1), unknown_seq, lost, step_open.
-    fn seq_div(&self, py: Python<'_>, s: Id, p0: P0, p1: P1, d: D) -> PyResult<()> {
-        self.with(py, |states| states.seq_div(s.0, p0.0..p1.0, d.0))
+    fn seq_div(&self, py: Python<'_>, s: Id, p0: Number, p1: Number, d: Number) -> Result<()> {
+        let (positions, d) = (positions(p0, p1)?, d.any("d")?);
+        self.with(py, |states| states.seq_div(s.0, positions, d))
     }
 
     /// Opens a step that appends `n` tokens to each sequence of `appends`, a dict {s: n}: all of them or none.
     ///
     /// Raises ManagerError: unknown_seq, lost, empty_append, position_overflow, step_open.
-    fn begin_step(&self, appends: &Bound<'_, PyDict>) -> PyResult<StateStep> {
+    fn begin_step(&self, appends: &Bound<'_, PyDict>) -> Result<StateStep> {
         let counts = counts_of(appends)?;
         self.with(appends.py(), |states| {
             let step = states.begin_step(&counts)?;
@@ -153,7 +151,7 @@ pub struct StateStep {
 }
 
 impl StateStep {
-    fn end_open(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
+    fn end_open(&self, py: Python<'_>, commit: bool) -> Result<()> {
         self.open.end_open(py, |step| if commit { step.commit() } else { step.rollback() }).map(drop)
     }
 }
@@ -182,14 +180,14 @@ impl StateStep {
     /// Ends the step: its sequences have the states that were written.
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
-    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+    fn commit(&self, py: Python<'_>) -> Result<()> {
         self.open.end(py, |step| step.commit())
     }
 
     /// Ends the step: its sequences have the states that they had, if these were not overwritten.
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
-    fn rollback(&self, py: Python<'_>) -> PyResult<()> {
+    fn rollback(&self, py: Python<'_>) -> Result<()> {
         self.open.end(py, |step| step.rollback())
     }
 }

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 
 use crate::buffers::{Buffer, Pool, array};
 use crate::mask;
+use crate::refusal::Result;
 use crate::shared_manager::{OpenStep, Parts, SharedManager};
 
 /// Tensors of numbers in one buffer.
@@ -23,9 +24,6 @@ pub struct Indices<const N: usize> {
 
 impl<const N: usize> Indices<N> {
     /// Copies of these tensors.
-    ///
-    /// # Errors
-    /// [`core::Error::OutOfMemory`].
     pub fn copy(pool: &Pool, tensors: [&[i64]; N]) -> Result<Self, core::Error> {
         let mut ends = [0; N];
         let len = tensors.iter().map(|tensor| tensor.len()).sum();
@@ -113,7 +111,7 @@ macro_rules! context_manager {
                 traceback: Option<&Bound<'_, PyAny>>,
             ) -> PyResult<()> {
                 let _ = (exc_value, traceback);
-                self.end_open(py, exc_type.is_none())
+                Ok(self.end_open(py, exc_type.is_none())?)
             }
         }
     };
@@ -143,9 +141,6 @@ pub struct Step {
 
 impl Step {
     /// The manager's open step and its tensors, copied out of the manager.
-    ///
-    /// # Errors
-    /// [`core::Error::OutOfMemory`].
     pub fn new(shared: &Arc<SharedManager>, step: &core::Step<'_>) -> Result<Self, core::Error> {
         let pools = &shared.parts.pools;
         let starts = step.cachestarts();
@@ -176,7 +171,7 @@ impl Step {
         })
     }
 
-    fn end_open(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
+    fn end_open(&self, py: Python<'_>, commit: bool) -> Result<()> {
         self.open.end_open(py, |step| if commit { step.commit() } else { step.rollback() }).map(drop)
     }
 }
@@ -243,7 +238,7 @@ impl Step {
         dtype: Option<&Bound<'py, PyAny>>,
         #[pyo3(from_py_with = mask::window)] window: MaskWindow,
         alibi: Option<Vec<f32>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> Result<Bound<'py, PyAny>> {
         let half = mask::is_float16(py, dtype)?;
         mask::check_slopes(alibi.as_deref())?;
         let spec = MaskSpec { window, slopes: alibi.as_deref(), ..MaskSpec::default() };
@@ -265,14 +260,14 @@ impl Step {
     /// Ends the step: its rows are stored.
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
-    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+    fn commit(&self, py: Python<'_>) -> Result<()> {
         self.open.end(py, |step| step.commit())
     }
 
     /// Ends the step as if it had never begun.
     ///
     /// Raises ManagerError of kind step_closed, if it has ended.
-    fn rollback(&self, py: Python<'_>) -> PyResult<()> {
+    fn rollback(&self, py: Python<'_>) -> Result<()> {
         self.open.end(py, |step| step.rollback())
     }
 }

@@ -13,13 +13,13 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyDict;
 
-use crate::arguments::{Nbytes, type_error};
-use crate::refusal::refusal;
+use crate::arguments::{Number, type_error};
+use crate::refusal::{Refusal, Result};
 
 /// The seconds that a tier has for an answer, unless it is given others.
 pub(crate) const DEADLINE: f64 = 2.0;
 /// The bytes that wait to be written to a tier at most, unless it is given others.
-const MAX_QUEUED: Nbytes = Nbytes(256 << 20);
+const MAX_QUEUED: i64 = 256 << 20;
 
 /// Blocks in this process' memory, at most `nbytes` bytes for each manager that is given it: the least recently used
 /// ones continue to the next tier.
@@ -34,8 +34,8 @@ pub struct HostTier {
 #[pymethods]
 impl HostTier {
     #[new]
-    fn new(nbytes: Nbytes) -> Self {
-        Self { nbytes: nbytes.0 as u64 }
+    fn new(nbytes: Number) -> Result<Self> {
+        Ok(Self { nbytes: nbytes.count("nbytes")? as u64 })
     }
 }
 
@@ -55,14 +55,14 @@ pub struct FileTier(Tier);
 impl FileTier {
     #[new]
     #[pyo3(
-        signature = (path, nbytes, *, deadline=DEADLINE, max_queued=MAX_QUEUED),
+        signature = (path, nbytes, *, deadline=DEADLINE, max_queued=MAX_QUEUED.into()),
         text_signature = "(path, nbytes, *, deadline=2.0, max_queued=268435456)"
     )]
-    fn new(path: PathBuf, nbytes: Nbytes, deadline: f64, max_queued: Nbytes) -> PyResult<Self> {
-        let deadline = seconds("deadline", deadline)?;
-        let store = core::FileTier::open(&path, nbytes.0 as u64)
+    fn new(path: PathBuf, nbytes: Number, deadline: f64, max_queued: Number) -> Result<Self> {
+        let (deadline, max_queued) = (seconds("deadline", deadline)?, max_queued.count("max_queued")? as u64);
+        let store = core::FileTier::open(&path, nbytes.count("nbytes")? as u64)
             .map_err(|error| unusable(format!("{}: {error}", path.display())))?;
-        Ok(Self(Tier::new("file", Arc::new(store)).deadline(deadline).max_queued(max_queued.0 as u64)))
+        Ok(Self(Tier::new("file", Arc::new(store)).deadline(deadline).max_queued(max_queued)))
     }
 }
 
@@ -82,10 +82,11 @@ pub struct ObjectTier(Tier);
 impl ObjectTier {
     #[new]
     #[pyo3(
-        signature = (url, *, deadline=DEADLINE, max_queued=MAX_QUEUED, **options),
+        signature = (url, *, deadline=DEADLINE, max_queued=MAX_QUEUED.into(), **options),
         text_signature = "(url, *, deadline=2.0, max_queued=268435456, **options)"
     )]
-    fn new(url: &str, deadline: f64, max_queued: Nbytes, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+    fn new(url: &str, deadline: f64, max_queued: Number, options: Option<&Bound<'_, PyDict>>) -> Result<Self> {
+        let (deadline, max_queued) = (seconds("deadline", deadline)?, max_queued.count("max_queued")? as u64);
         let mut named = Vec::new();
         for (name, value) in options.into_iter().flatten() {
             // True is "true" to the store.
@@ -95,8 +96,7 @@ impl ObjectTier {
             };
             named.push((name.to_string(), value));
         }
-        let tier = remote::objects(url, named, seconds("deadline", deadline)?)?;
-        Ok(Self(tier.max_queued(max_queued.0 as u64)))
+        Ok(Self(remote::objects(url, named, deadline)?.max_queued(max_queued)))
     }
 }
 
@@ -113,25 +113,26 @@ pub struct RedisTier(Tier);
 impl RedisTier {
     #[new]
     #[pyo3(
-        signature = (url, *, deadline=DEADLINE, max_queued=MAX_QUEUED),
+        signature = (url, *, deadline=DEADLINE, max_queued=MAX_QUEUED.into()),
         text_signature = "(url, *, deadline=2.0, max_queued=268435456)"
     )]
-    fn new(url: &str, deadline: f64, max_queued: Nbytes) -> PyResult<Self> {
-        Ok(Self(remote::redis(url, seconds("deadline", deadline)?)?.max_queued(max_queued.0 as u64)))
+    fn new(url: &str, deadline: f64, max_queued: Number) -> Result<Self> {
+        let (deadline, max_queued) = (seconds("deadline", deadline)?, max_queued.count("max_queued")? as u64);
+        Ok(Self(remote::redis(url, deadline)?.max_queued(max_queued)))
     }
 }
 
 /// Tiers on other machines, which wheels have; builds for tests do without their dependencies.
 #[cfg(feature = "remote")]
 mod remote {
-    use super::{Arc, Duration, PyResult, Tier, core, unusable};
+    use super::{Arc, Duration, Result, Tier, core, unusable};
 
-    pub(super) fn objects(url: &str, options: Vec<(String, String)>, deadline: Duration) -> PyResult<Tier> {
+    pub(super) fn objects(url: &str, options: Vec<(String, String)>, deadline: Duration) -> Result<Tier> {
         let store = core::ObjectTier::open(url, options).map_err(|error| unusable(format!("{url}: {error}")))?;
         Ok(Tier::new("object", Arc::new(store.timeout(deadline))).deadline(deadline))
     }
 
-    pub(super) fn redis(url: &str, deadline: Duration) -> PyResult<Tier> {
+    pub(super) fn redis(url: &str, deadline: Duration) -> Result<Tier> {
         let store = core::RedisTier::open(url).map_err(|error| unusable(error.to_string()))?;
         Ok(Tier::new("redis", Arc::new(store.timeout(deadline))).deadline(deadline))
     }
@@ -139,30 +140,30 @@ mod remote {
 
 #[cfg(not(feature = "remote"))]
 mod remote {
-    use super::{Duration, PyResult, Tier, unusable};
+    use super::{Duration, Result, Tier, unusable};
 
-    pub(super) fn objects(url: &str, _: Vec<(String, String)>, _: Duration) -> PyResult<Tier> {
+    pub(super) fn objects(url: &str, _: Vec<(String, String)>, _: Duration) -> Result<Tier> {
         Err(unusable(format!("{url}: this build has no object stores, the feature `remote`")))
     }
 
-    pub(super) fn redis(_: &str, _: Duration) -> PyResult<Tier> {
+    pub(super) fn redis(_: &str, _: Duration) -> Result<Tier> {
         Err(unusable("this build has no Redis, the feature `remote`".to_owned()))
     }
 }
 
 /// A number of seconds.
-pub(crate) fn seconds(name: &'static str, got: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(name: &'static str, got: f64) -> Result<Duration> {
     match Duration::try_from_secs_f64(got) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
         _ => {
             let message = format!("{name} is {got}, expected seconds above 0");
-            Err(refusal!("range", message, name = name, got = got).into())
+            Err(Refusal::manager("range", message).with("name", name).with("got", got))
         }
     }
 }
 
-fn unusable(message: String) -> PyErr {
-    refusal!("tier", message).into()
+fn unusable(message: String) -> Refusal {
+    Refusal::manager("tier", message)
 }
 
 /// A tier that is an object of Python's, until this is garbage together with its manager.
@@ -248,9 +249,6 @@ impl HeldTiers {
     }
 
     /// Tells the garbage collector of Python's objects, for the one object of Python's that owns these tiers.
-    ///
-    /// # Errors
-    /// The collector's.
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.python.iter().try_for_each(|store| visit.call(&*store.object()))
     }
@@ -273,11 +271,8 @@ impl Drop for HeldTiers {
 }
 
 /// The tiers of a manager; without any, this process' memory.
-///
-/// # Errors
-/// `TypeError` for anything but a list of tiers, or for a HostTier after another one.
-pub fn tiers_of(tiers: Option<&Bound<'_, PyAny>>) -> PyResult<HeldTiers> {
-    let held = |host, far, python| -> PyResult<HeldTiers> {
+pub fn tiers_of(tiers: Option<&Bound<'_, PyAny>>) -> Result<HeldTiers> {
+    let held = |host, far, python| -> Result<HeldTiers> {
         let tiers = Tiers::new(core::HostTier::new(host), far).map_err(|error| unusable(error.to_string()))?;
         Ok(HeldTiers { tiers: Some(Arc::new(tiers)), python })
     };
@@ -292,7 +287,8 @@ pub fn tiers_of(tiers: Option<&Bound<'_, PyAny>>) -> PyResult<HeldTiers> {
             (Ok(tier), _) => far.push(tier.clone()),
             (_, Ok(tier)) if i == 0 => nbytes = tier.get().nbytes,
             (_, Ok(_)) => {
-                return Err(PyTypeError::new_err(format!("tiers[{i}]: expected the HostTier to be the first tier")));
+                let message = format!("tiers[{i}]: expected the HostTier to be the first tier");
+                return Err(PyTypeError::new_err(message).into());
             }
             _ => {
                 let store = Arc::new(PythonStore::new(&format!("tiers[{i}]"), &tier)?);

@@ -1,6 +1,5 @@
 //! The configuration of an `InfLlm`, checked once.
 
-use super::error::InfLlmError;
 use crate::error::Error;
 use crate::spec::{CacheSpec, KeyForm, Mode};
 
@@ -127,17 +126,17 @@ impl InfLlmConfig {
     /// Checks everything against a cache.
     pub(crate) fn check(&self, spec: &CacheSpec) -> Result<(), Error> {
         let Self { init, local, block, topk, repr_topk, max_cached, num_repeat, .. } = *self;
-        let Mode::Paged { page_size } = spec.mode else { return Err(InfLlmError::NotPaged.into()) };
+        let Mode::Paged { page_size } = spec.mode else { return Err(Error::NotPaged) };
         let slots = spec.geometry.max_t;
         let range = Error::check_spec;
         for (name, got, min) in [("init", init, 0), ("local", local, page_size), ("block", block, page_size)] {
             range(name, got, min, slots)?;
             if !got.is_multiple_of(page_size) {
-                return Err(InfLlmError::Multiple { name, got, page_size }.into());
+                return Err(Error::Multiple { name, got, page_size });
             }
         }
         if self.score != BlockScore::None && spec.rows().has_static_scales() {
-            return Err(InfLlmError::StaticScales.into());
+            return Err(Error::StaticScales);
         }
         let topk_range = if self.has_blocks() { (1, slots / block) } else { (0, 0) };
         range("topk", topk, topk_range.0, topk_range.1)?;
@@ -145,7 +144,7 @@ impl InfLlmConfig {
         range("repr_topk", repr_topk, 1, block)?;
         range("num_repeat", num_repeat, 1, (usize::MAX >> 1) / spec.geometry.num_heads)?;
         let fraction = |name, got: f32, legal: bool| {
-            if legal { Ok(()) } else { Err(InfLlmError::Fraction { name, got: f64::from(got) }) }
+            if legal { Ok(()) } else { Err(Error::Fraction { name, got: f64::from(got) }) }
         };
         fraction("alpha", self.alpha, self.alpha > 0.0 && self.alpha <= 1.0)?;
         if let Eviction::Decayed { decay } = self.eviction {
@@ -154,7 +153,7 @@ impl InfLlmConfig {
         match self.positions {
             FarPositions::TrueDistance => Ok(()),
             FarPositions::FarConstant if spec.key_form == KeyForm::PreRope => Ok(()),
-            FarPositions::FarConstant => Err(InfLlmError::RotatedKeys.into()),
+            FarPositions::FarConstant => Err(Error::RotatedKeys),
             FarPositions::FarFixed { n_ctx } => {
                 // Slots of a cache, so the sum does not overflow: one step of one token, and a shift moves rows.
                 range("n_ctx", n_ctx, init + 2 * block + local, crate::sequences::positions::MAX_POSITION as usize)?;

@@ -10,7 +10,6 @@ use kvcache_schema::{CacheDims, CacheLayout};
 use ndarray::ArrayView2;
 
 use super::config::{BlockScore, FarPositions};
-use super::error::InfLlmError;
 use super::plan::Entry;
 use super::scores::{bounds, representative};
 use super::sequence::{Formed, Sequence, Setup};
@@ -115,7 +114,7 @@ impl InfLlm {
     /// into the store. `observed` has the scores of the entry's keys by layer, where mass is needed.
     ///
     /// # Errors
-    /// [`Error::Memory`]; [`InfLlmError::Store`]. Nothing of it is in the store then.
+    /// [`Error::Memory`]; [`Error::Store`]. Nothing of it is in the store then.
     pub(crate) fn form(
         &mut self,
         memory: &(impl CacheMemory + ?Sized),
@@ -158,8 +157,8 @@ impl InfLlm {
     /// Puts rows of a block into the store, under a key that nobody else has: rows of all layers, or of one.
     ///
     /// # Errors
-    /// [`InfLlmError::Store`].
-    pub(crate) fn put(&mut self, rows: Bytes) -> Result<BlockKey, InfLlmError> {
+    /// [`Error::Store`].
+    pub(crate) fn put(&mut self, rows: Bytes) -> Result<BlockKey, Error> {
         let key = self.blocks.private_key();
         let block = Block::new(BlockKind::Private, &key, rows, self.setup.group_row_len()).map_err(StoreError::from)?;
         self.blocks.store.put(&key, block)?;

@@ -17,17 +17,27 @@ use std::collections::BTreeSet;
 use ndarray::{Array2, ArrayView2, Axis, Slice};
 
 use super::config::FarPositions;
-use super::error::{InfLlmError, Lost};
 use super::residency::{Load, Residency};
 use super::sequence::{Sequence, Setup};
 use crate::error::Error;
-use crate::memory::block::{Block, BlockKey};
+use crate::memory::block::{Block, BlockError, BlockKey};
 use crate::memory::store::{BlockStore, StoreError};
 use crate::sequences::SeqId;
 use crate::spec::KeyForm;
 use crate::state::State;
 use crate::step::append::Append;
 use crate::step::batch::Batch;
+
+/// What is wrong with a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Lost {
+    /// The store has none of its key.
+    #[error("the store does not have it")]
+    Missing,
+    /// The store has other bytes.
+    #[error(transparent)]
+    Bad(#[from] BlockError),
+}
 
 /// A sequence of a step.
 #[derive(Debug, Clone)]
@@ -139,15 +149,9 @@ impl Setup {
     /// A block of a sequence from the store.
     ///
     /// # Errors
-    /// [`InfLlmError::BlockLost`], [`InfLlmError::Store`].
-    pub(crate) fn get(
-        &self,
-        store: &dyn BlockStore,
-        seq: SeqId,
-        block: u32,
-        key: &BlockKey,
-    ) -> Result<Block, InfLlmError> {
-        let lost = |why| InfLlmError::BlockLost { seq, block, why };
+    /// [`Error::BlockLost`], [`Error::Store`].
+    pub(crate) fn get(&self, store: &dyn BlockStore, seq: SeqId, block: u32, key: &BlockKey) -> Result<Block, Error> {
+        let lost = |why| Error::BlockLost { seq, block, why };
         let got = match store.get(key) {
             Err(StoreError::Bad(error)) => return Err(lost(error.into())),
             got => got?.ok_or(lost(Lost::Missing))?,
@@ -221,10 +225,10 @@ impl StepData {
     /// By entry and layer: the attention mass of the entry's keys; of no layer where it is not `needed`.
     ///
     /// # Errors
-    /// [`InfLlmError::NotObserved`].
-    pub(crate) fn masses(&self, needed: bool) -> Result<Vec<Vec<ArrayView2<'_, f32>>>, InfLlmError> {
+    /// [`Error::NotObserved`].
+    pub(crate) fn masses(&self, needed: bool) -> Result<Vec<Vec<ArrayView2<'_, f32>>>, Error> {
         let layers = if needed && !self.entries.is_empty() { &self.observed[..] } else { &[] };
-        let all = (0..).zip(layers).map(|(layer, mass)| mass.as_ref().ok_or(InfLlmError::NotObserved { layer }));
+        let all = (0..).zip(layers).map(|(layer, mass)| mass.as_ref().ok_or(Error::NotObserved { layer }));
         let all = all.collect::<Result<Vec<_>, _>>()?;
         let of_entry = |keys: &[i64]| {
             let keys = Slice::from(keys[0] as usize..keys[1] as usize);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::config::Eviction;
-use super::error::InfLlmError;
+use crate::error::Error;
 
 /// A block that has to be loaded, and the slot for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,13 +103,13 @@ impl Residency {
 /// ones that are not, both in order. Returns the table, and the slots that have to be loaded.
 ///
 /// # Errors
-/// [`InfLlmError::DuplicateBlock`].
-pub fn slot_stable(last: &[u32], want: &[u32]) -> Result<(Vec<u32>, Vec<usize>), InfLlmError> {
+/// [`Error::DuplicateBlock`].
+pub fn slot_stable(last: &[u32], want: &[u32]) -> Result<(Vec<u32>, Vec<usize>), Error> {
     for (name, blocks) in [("last", last), ("want", want)] {
         let mut sorted = blocks.to_vec();
         sorted.sort_unstable();
         if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(InfLlmError::DuplicateBlock { name, block: twice[0] });
+            return Err(Error::DuplicateBlock { name, block: twice[0] });
         }
     }
     let mut residency = Residency::new(last.len().max(want.len()), Eviction::Lru);
@@ -184,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn golden_g21() -> Result<(), InfLlmError> {
+    fn golden_g21() -> Result<(), Error> {
         assert_eq!(slot_stable(&[7, 3, 9, 5], &[9, 7, 2, 4])?, (vec![7, 2, 9, 4], vec![1, 3]));
         assert_eq!(slot_stable(&[3, 7, 1], &[7, 9, 3])?, (vec![3, 7, 9], vec![2]));
         assert_eq!(slot_stable(&[5], &[7, 5, 9])?, (vec![5, 7, 9], vec![1, 2]));
         let twice = slot_stable(&[1, 2], &[4, 3, 4]).unwrap_err();
-        assert!(matches!(twice, InfLlmError::DuplicateBlock { name: "want", block: 4 }));
+        assert!(matches!(twice, Error::DuplicateBlock { name: "want", block: 4 }));
         Ok(())
     }
 }

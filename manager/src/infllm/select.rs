@@ -3,7 +3,6 @@
 use ndarray::{ArrayView3, Axis};
 
 use super::config::BlockScore;
-use super::error::InfLlmError;
 use super::scores::{bound, dot, smooth, top_k};
 use super::sequence::{Layer, Sequence, Setup};
 use super::sequences::InfLlm;
@@ -20,7 +19,7 @@ impl InfLlm {
     /// smoothed: `alpha` of it is new. NaN is worse than any number; of equal blocks the older is better.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`InfLlmError::Layer`], [`InfLlmError::Shape`], [`InfLlmError::SelectedTwice`].
+    /// [`Error::StepOpen`], [`Error::Layer`], [`Error::Shape`], [`Error::SelectedTwice`].
     pub fn select(&mut self, layer: usize, queries: ArrayView3<'_, f32>) -> Result<(), Error> {
         self.check_closed()?;
         self.setup.check_layer(layer)?;
@@ -28,10 +27,10 @@ impl InfLlm {
         let expected = [self.last.iter().map(|entry| entry.1).sum(), heads, head_dim];
         if queries.shape() != expected {
             let (expected, got) = (expected.to_vec(), queries.shape().to_vec());
-            return Err(InfLlmError::Shape { name: "queries", expected, got }.into());
+            return Err(Error::Shape { name: "queries", expected, got });
         }
         if std::mem::replace(&mut self.selected[layer], true) {
-            return Err(InfLlmError::SelectedTwice { layer }.into());
+            return Err(Error::SelectedTwice { layer });
         }
         let group = self.setup.group(layer);
         let mut start = 0;

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::{BlockScore, FarPositions, InfLlmConfig};
-use super::error::InfLlmError;
 use super::index::Index;
 use super::partition::Partition;
 use super::residency::Residency;
@@ -84,9 +83,9 @@ impl Setup {
         if self.config.per_layer { group..group + 1 } else { 0..self.spec.geometry.num_layer }
     }
 
-    pub(crate) fn check_layer(&self, layer: usize) -> Result<(), InfLlmError> {
+    pub(crate) fn check_layer(&self, layer: usize) -> Result<(), Error> {
         let num_layer = self.spec.geometry.num_layer;
-        if layer < num_layer { Ok(()) } else { Err(InfLlmError::Layer { layer, num_layer }) }
+        if layer < num_layer { Ok(()) } else { Err(Error::Layer { layer, num_layer }) }
     }
 
     /// Heads of queries.
@@ -152,7 +151,7 @@ impl Sequence {
             return Ok((0..blocks as u32).collect());
         }
         let layer = setup.layers(group).start;
-        self.chosen[group].clone().ok_or_else(|| InfLlmError::NotSelected { seq, layer, blocks, topk }.into())
+        self.chosen[group].clone().ok_or_else(|| Error::NotSelected { seq, layer, blocks, topk }.into())
     }
 
     /// The positions of the keys of an open step that sees these blocks, in order.

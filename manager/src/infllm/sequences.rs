@@ -6,7 +6,6 @@ use std::sync::Arc;
 use slotmap::SlotMap;
 
 use super::config::InfLlmConfig;
-use super::error::InfLlmError;
 use super::partition::Partition;
 use super::plan::StepData;
 use super::sequence::{Sequence, Setup};
@@ -52,8 +51,8 @@ impl InfLlm {
     ///
     /// # Errors
     /// [`Error::SpecRange`], [`Error::NotShiftable`], [`Error::OutOfMemory`], [`Error::Random`];
-    /// [`InfLlmError::NotPaged`], [`InfLlmError::Multiple`], [`InfLlmError::Fraction`], [`InfLlmError::RotatedKeys`],
-    /// [`InfLlmError::StaticScales`].
+    /// [`Error::NotPaged`], [`Error::Multiple`], [`Error::Fraction`], [`Error::RotatedKeys`],
+    /// [`Error::StaticScales`].
     pub fn new(spec: CacheSpec, config: InfLlmConfig, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
         config.check(&spec)?;
         Ok(Self {
@@ -124,7 +123,7 @@ impl InfLlm {
     /// Removes a sequence, and from the store the blocks that no other one has.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`]; [`InfLlmError::Store`], if blocks have stayed in the store: the
+    /// [`Error::StepOpen`], [`Error::UnknownSeq`]; [`Error::Store`], if blocks have stayed in the store: the
     /// sequence is removed nevertheless.
     pub fn free(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
@@ -134,7 +133,7 @@ impl InfLlm {
         let mut result = Ok(());
         for key in blocks.into_iter().filter_map(Arc::into_inner).flat_map(|block| block.keys) {
             if let Err(error) = self.blocks.store.delete(&key) {
-                result = Err(InfLlmError::Store(error).into());
+                result = Err(Error::Store(error).into());
             }
         }
         result
@@ -144,7 +143,7 @@ impl InfLlm {
     /// more than `topk`, and then the latest selection.
     ///
     /// # Errors
-    /// [`Error::UnknownSeq`], [`Error::Lost`], [`InfLlmError::Layer`], [`InfLlmError::NotSelected`].
+    /// [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Layer`], [`Error::NotSelected`].
     pub fn blocks(&self, seq: SeqId, layer: usize) -> Result<Vec<u32>, Error> {
         self.setup.check_layer(layer)?;
         self.intact(seq)?.wanted(&self.setup, seq, self.setup.group(layer))

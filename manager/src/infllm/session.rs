@@ -26,7 +26,7 @@ use crate::sequences::SeqId;
 use crate::sequences::positions::MAX_POSITION;
 use crate::session::cache;
 use crate::session::error::SessionError;
-use crate::session::file::{self, Reader, Tensor, Writer, io};
+use crate::session::file::{self, Reader, Tensor, Writer, io, malformed};
 use crate::step::append::Append;
 
 /// The metadata's entries.
@@ -140,8 +140,8 @@ impl InfLlm {
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Memory`]; [`Error::Session`] with
-    /// [`SessionError::Io`]; [`InfLlmError::BlockLost`](crate::InfLlmError::BlockLost),
-    /// [`InfLlmError::Store`](crate::InfLlmError::Store).
+    /// [`SessionError::Io`]; [`Error::BlockLost`],
+    /// [`Error::Store`].
     pub fn save_seq(
         &self,
         path: impl AsRef<Path>,
@@ -158,7 +158,7 @@ impl InfLlm {
             chosen: sequence.chosen.clone(),
         };
         let mut metadata = cache::metadata(&self.setup.spec);
-        let text = serde_json::to_string(&saved).map_err(|error| SessionError::Header { reason: error.to_string() })?;
+        let text = serde_json::to_string(&saved).map_err(malformed)?;
         metadata.extend([(CONFIG, config_text(&self.setup.config)), (SEQUENCE, text)]);
         file::write(path.as_ref(), metadata, &self.setup.tensors(&saved), |file| {
             self.write_seq(file, memory, seq, sequence)
@@ -206,7 +206,7 @@ impl InfLlm {
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::KnownSeq`], [`Error::Session`], [`Error::OutOfPages`], [`Error::TooManyPages`],
-    /// [`Error::Memory`], [`InfLlmError::Store`](crate::InfLlmError::Store). No sequence has changed then.
+    /// [`Error::Memory`], [`Error::Store`]. No sequence has changed then.
     pub fn load_seq(
         &mut self,
         path: impl AsRef<Path>,

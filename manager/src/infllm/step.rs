@@ -6,7 +6,6 @@ use std::ops::Range;
 use ndarray::{ArrayView2, Axis, Slice};
 
 use super::config::BlockScore;
-use super::error::InfLlmError;
 use super::plan::{Change, Entry, StepData};
 use super::residency::Load;
 use super::sequence::{Formed, Sequence, Setup};
@@ -39,7 +38,7 @@ impl InfLlm {
     /// # Errors
     /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::EmptyAppend`], [`Error::DuplicateSeq`],
     /// [`Error::PositionOverflow`], [`Error::OutOfPages`], [`Error::TooManyPages`], [`Error::ShiftLimit`],
-    /// [`Error::OutOfMemory`]; [`InfLlmError::NotSelected`], [`InfLlmError::BlockLost`], [`InfLlmError::Store`].
+    /// [`Error::OutOfMemory`]; [`Error::NotSelected`], [`Error::BlockLost`], [`Error::Store`].
     /// [`Error::Memory`]: if keys were being moved, their sequences are [lost](Error::Lost).
     pub fn begin_step(
         &mut self,
@@ -54,7 +53,7 @@ impl InfLlm {
         let planning = OpenStep(&mut self.manager);
         let planned = plan(&self.setup, &self.sequences, &*self.blocks.store, &mut planning.0.state, appends, &rows);
         let copied = planned.and_then(|planned| copy(memory, &planning.0.state.plan.copies).map(|()| planned));
-        if let Err(Error::InfLlm(InfLlmError::BlockLost { .. })) = copied {
+        if let Err(Error::BlockLost { .. }) = copied {
             // Layers may select again.
             self.selected.fill(false);
         }
@@ -156,7 +155,7 @@ impl InfLlmStep<'_> {
     /// Shape (B, MaxP): the first slot of each page, -1 after the last one.
     ///
     /// # Errors
-    /// [`InfLlmError::Layer`].
+    /// [`Error::Layer`].
     pub fn cachestarts(&self, layer: usize) -> Result<ArrayView2<'_, i64>, Error> {
         self.0.setup.check_layer(layer)?;
         Ok(self.open().cachestarts[self.0.setup.group(layer)].view())
@@ -166,7 +165,7 @@ impl InfLlmStep<'_> {
     /// shape (`kvstarts[B]`).
     ///
     /// # Errors
-    /// [`InfLlmError::Layer`].
+    /// [`Error::Layer`].
     pub fn key_positions_into(&self, layer: usize, positions: &mut Vec<i64>) -> Result<(), Error> {
         let InfLlm { setup, sequences, manager, .. } = &*self.0;
         setup.check_layer(layer)?;
@@ -188,21 +187,21 @@ impl InfLlmStep<'_> {
     /// masses need it, it is only checked.
     ///
     /// # Errors
-    /// [`InfLlmError::Layer`], [`InfLlmError::Shape`], [`InfLlmError::Mass`], [`InfLlmError::ObservedTwice`].
+    /// [`Error::Layer`], [`Error::Shape`], [`Error::Mass`], [`Error::ObservedTwice`].
     pub fn observe(&mut self, layer: usize, scores: ArrayView2<'_, f32>) -> Result<(), Error> {
         self.0.setup.check_layer(layer)?;
         let expected = [self.0.setup.query_heads(), self.kvstarts().last().map_or(0, |&rows| rows as usize)];
         if scores.shape() != expected {
             let (expected, got) = (expected.to_vec(), scores.shape().to_vec());
-            return Err(InfLlmError::Shape { name: "scores", expected, got }.into());
+            return Err(Error::Shape { name: "scores", expected, got });
         }
         let bad = scores.iter().enumerate().find(|(_, mass)| !(mass.is_finite() && **mass >= 0.0));
         if let Some((index, &got)) = bad {
-            return Err(InfLlmError::Mass { layer, index, got: f64::from(got) }.into());
+            return Err(Error::Mass { layer, index, got: f64::from(got) });
         }
         let observed = self.0.open.as_mut().map(|open| &mut open.observed[layer]);
         match observed {
-            Some(Some(_)) => Err(InfLlmError::ObservedTwice { layer }.into()),
+            Some(Some(_)) => Err(Error::ObservedTwice { layer }),
             Some(observed) => {
                 *observed = Some(scores.to_owned());
                 Ok(())
@@ -215,7 +214,7 @@ impl InfLlmStep<'_> {
     /// rows are read from the memory and put into the store.
     ///
     /// # Errors
-    /// [`InfLlmError::NotObserved`], [`InfLlmError::Store`], [`Error::Memory`]. The step is rolled back then.
+    /// [`Error::NotObserved`], [`Error::Store`], [`Error::Memory`]. The step is rolled back then.
     pub fn commit(self, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
         // Dropped before the step, which is then rolled back, as where a memory or the store panics.
         let mut ending = Ending { open: self.0.open.take(), infllm: &mut *self.0 };

@@ -37,29 +37,15 @@ pub enum SessionError {
         got: String,
     },
 
-    /// A file that ends before its last tensor.
-    #[error("the file has {got} bytes, expected {expected}: it is truncated")]
-    Truncated { expected: u64, got: u64 },
-
-    /// A file with bytes after its last tensor.
-    #[error("the file has {got} bytes, expected {expected}: others follow its data")]
-    Trailing { expected: u64, got: u64 },
-
-    /// A header longer than safetensors allows.
-    #[error("the header has {got} bytes, expected at most {max}")]
-    HeaderLength { got: u64, max: u64 },
-
-    /// A header that is not one of safetensors.
-    #[error("the header is malformed: {reason}")]
-    Header { reason: String },
-
-    /// A tensor that a session has, and this file has not.
-    #[error("there is no tensor {name}")]
-    MissingTensor { name: String },
-
-    /// A tensor that no session has.
-    #[error("there is a tensor {name}, which is not part of a session")]
-    UnknownTensor { name: String },
+    /// A file that no manager has written. `kind` is `truncated`, `trailing`, `header_length`, `header`,
+    /// `missing_tensor`, `unknown_tensor`, `known_tokens`, `row_index`, `position_range`, `position_order` or
+    /// `row_tokens`.
+    #[error("{reason}")]
+    Malformed {
+        #[serde(skip)]
+        kind: &'static str,
+        reason: String,
+    },
 
     /// A sequence whose first pages a window has freed: a session needs all rows.
     #[error("a window has freed the pages of the first {rows} rows of a sequence, expected none")]
@@ -68,26 +54,6 @@ pub enum SessionError {
     /// A sequence that was removed from or shifted while it was saved.
     #[error("the sequence has changed while it was saved, expected the same rows and positions")]
     Changed,
-
-    /// A row that the file does not have.
-    #[error("row {row} of sequence {sequence} is row {got} of the file, which has {rows}")]
-    RowIndex { sequence: usize, row: usize, got: u64, rows: u64 },
-
-    /// A position outside its range.
-    #[error("row {row} of sequence {sequence} has position {got}, expected 0 to {max}")]
-    PositionRange { sequence: usize, row: usize, got: i64, max: i64 },
-
-    /// A position smaller than the row before it has.
-    #[error("row {row} of sequence {sequence} has position {got}, expected {min} or a later one")]
-    PositionOrder { sequence: usize, row: usize, got: i64, min: i64 },
-
-    /// A row of the file that two rows of sequences say is of different tokens.
-    #[error("row {row} of the file is of the tokens {tokens:?}, expected one token")]
-    RowTokens { row: u64, tokens: [u32; 2] },
-
-    /// More known tokens than rows.
-    #[error("sequence {sequence} has {tokens} tokens, but {rows} rows")]
-    KnownTokens { sequence: usize, tokens: u64, rows: u64 },
 
     /// A sequence that the file does not have.
     #[error("there is no sequence {index}: the file has {sequences}")]
@@ -116,8 +82,11 @@ impl SessionError {
         Self::Mismatch { kind, what: what.into(), expected: expected.to_string(), got: got.to_string() }
     }
 
-    /// The kind of a mismatch; of others the variant's name in snake case.
+    /// The kind of a file's mismatch or fault; of others the variant's name in snake case.
     pub fn kind(&self) -> &'static str {
-        if let Self::Mismatch { kind, .. } = self { kind } else { self.into() }
+        match self {
+            Self::Mismatch { kind, .. } | Self::Malformed { kind, .. } => kind,
+            other => other.into(),
+        }
     }
 }

@@ -57,8 +57,15 @@ pub(crate) fn io(action: &'static str) -> impl Fn(io::Error) -> SessionError {
     move |source| SessionError::Io { action, source }
 }
 
-fn malformed(reason: impl Display) -> SessionError {
-    SessionError::Header { reason: clip(&reason.to_string()) }
+/// A header that is not one of safetensors.
+pub(crate) fn malformed(reason: impl Display) -> SessionError {
+    let reason = format!("the header is malformed: {}", clip(&reason.to_string()));
+    SessionError::Malformed { kind: "header", reason }
+}
+
+fn check_header_len(got: u64) -> Result<(), SessionError> {
+    let reason = || format!("the header has {got} bytes, expected at most {MAX_HEADER}");
+    if got <= MAX_HEADER { Ok(()) } else { Err(SessionError::Malformed { kind: "header_length", reason: reason() }) }
 }
 
 /// The beginning of a text from a file, which may have any length.
@@ -132,11 +139,9 @@ impl<W: Write> Writer<W> {
         let mut header = vec![0; PREFIX];
         serde_json::to_writer(&mut header, &entries).map_err(malformed)?;
         header.resize(header.len().next_multiple_of(PREFIX), b' ');
-        let got = (header.len() - PREFIX) as u64;
-        if got > MAX_HEADER {
-            return Err(SessionError::HeaderLength { got, max: MAX_HEADER });
-        }
-        header[..PREFIX].copy_from_slice(&got.to_le_bytes());
+        let len = (header.len() - PREFIX) as u64;
+        check_header_len(len)?;
+        header[..PREFIX].copy_from_slice(&len.to_le_bytes());
         let mut writer = Self { file, hash: Xxh3::new(), block: Vec::new() };
         writer.bytes(&header)?;
         Ok(writer)
@@ -185,18 +190,18 @@ impl<R: Read + Seek> Reader<R> {
         let read = io("read the file");
         let len = file.seek(SeekFrom::End(0)).map_err(&read)?;
         file.rewind().map_err(&read)?;
-        let at_least =
-            |expected| if len < expected { Err(SessionError::Truncated { expected, got: len }) } else { Ok(()) };
+        let at_least = |expected: u64| {
+            let reason = || format!("the file has {len} bytes, expected {expected}: it is truncated");
+            if len < expected { Err(SessionError::Malformed { kind: "truncated", reason: reason() }) } else { Ok(()) }
+        };
         at_least(PREFIX as u64)?;
         let mut prefix = [0; PREFIX];
         file.read_exact(&mut prefix).map_err(&read)?;
-        let got = u64::from_le_bytes(prefix);
-        if got > MAX_HEADER {
-            return Err(SessionError::HeaderLength { got, max: MAX_HEADER });
-        }
-        let start = PREFIX as u64 + got;
+        let header_len = u64::from_le_bytes(prefix);
+        check_header_len(header_len)?;
+        let start = PREFIX as u64 + header_len;
         at_least(start)?;
-        let mut text = vec![0; got as usize];
+        let mut text = vec![0; header_len as usize];
         file.read_exact(&mut text).map_err(&read)?;
 
         let header: Metadata = serde_json::from_slice(&text).map_err(malformed)?;
@@ -213,7 +218,8 @@ impl<R: Read + Seek> Reader<R> {
         let expected = start.saturating_add(reader.header.data_len() as u64);
         at_least(expected)?;
         if len > expected {
-            return Err(SessionError::Trailing { expected, got: len });
+            let reason = format!("the file has {len} bytes, expected {expected}: others follow its data");
+            return Err(SessionError::Malformed { kind: "trailing", reason });
         }
         let place = (left, reader.header.data_len());
         let expected = TensorInfo { dtype: Dtype::U8, shape: vec![DIGEST_LEN], data_offsets: place };
@@ -238,7 +244,9 @@ impl<R> Reader<R> {
     }
 
     fn tensor(&self, name: &str) -> Result<&TensorInfo, SessionError> {
-        self.header.info(name).ok_or_else(|| SessionError::MissingTensor { name: name.to_owned() })
+        let reason = || format!("there is no tensor {name}");
+        let missing = || SessionError::Malformed { kind: "missing_tensor", reason: reason() };
+        self.header.info(name).ok_or_else(missing)
     }
 
     /// The shape of a tensor of that many dimensions.
@@ -260,7 +268,8 @@ impl<R> Reader<R> {
         }
         let known: HashSet<&str> = expected.into_iter().map(|(name, _)| name).collect();
         let name = all.into_keys().filter(|name| !known.contains(name.as_str())).min().unwrap_or_default();
-        Err(SessionError::UnknownTensor { name: clip(&name) })
+        let reason = format!("there is a tensor {}, which is not part of a session", clip(&name));
+        Err(SessionError::Malformed { kind: "unknown_tensor", reason })
     }
 }
 

@@ -38,7 +38,7 @@ impl Saving {
     /// [`Manager::read_saving`] does.
     ///
     /// # Errors
-    /// [`SessionError::Io`] or [`SessionError::HeaderLength`], and the errors of `read_rows`. The file has not
+    /// [`SessionError::Io`] or [`SessionError::Malformed`], and the errors of `read_rows`. The file has not
     /// changed then.
     pub fn write<E: From<SessionError>>(
         &self,
@@ -56,7 +56,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::StepOpen`], [`Error::Lost`], [`Error::UpdatePending`], [`Error::Memory`]; [`Error::Session`] with
-    /// [`SessionError::Io`], [`SessionError::PassedRows`] or [`SessionError::HeaderLength`].
+    /// [`SessionError::Io`], [`SessionError::PassedRows`] or [`SessionError::Malformed`].
     pub fn save(&mut self, path: impl AsRef<Path>, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
         self.check_closed()?;
         let mut seqs: Vec<_> = self.state.sequences.iter().map(|(seq, sequence)| (sequence.created, seq)).collect();

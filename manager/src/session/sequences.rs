@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cache;
 use super::error::SessionError;
-use super::file::{self, BLOCK, Reader, Tensor};
+use super::file::{self, BLOCK, Reader, Tensor, malformed};
 use crate::sequences::positions::MAX_POSITION;
 use crate::spec::CacheSpec;
 
@@ -76,7 +76,7 @@ pub(super) fn write<E: From<SessionError>>(
 ) -> Result<(), E> {
     let row_len = spec.bytes_per_token();
     let lens: Vec<_> = sequences.iter().map(|sequence| (sequence.rows.len(), sequence.tokens.len())).collect();
-    let text = serde_json::to_string(sequences).map_err(|error| SessionError::Header { reason: error.to_string() })?;
+    let text = serde_json::to_string(sequences).map_err(malformed)?;
     let mut metadata = cache::metadata(spec);
     metadata.insert("sequences", text);
     file::write(path, metadata, &tensors(&lens, num_rows, row_len), |file| {
@@ -127,12 +127,12 @@ fn read_sequences<R: Read>(
     index: Option<usize>,
 ) -> Result<(Vec<SavedSequence>, usize), SessionError> {
     cache::check(spec, file)?;
-    let malformed = || file.unexpected("sequences", "a list of salts, shift counts and positions");
+    let unexpected = || file.unexpected("sequences", "a list of salts, shift counts and positions");
     let list = file.get("sequences").and_then(|text| serde_json::from_str::<Vec<SavedSequence>>(text).ok());
-    let mut sequences = list.ok_or_else(malformed)?;
+    let mut sequences = list.ok_or_else(unexpected)?;
     let positions = |sequence: &SavedSequence| sequence.gone.into_iter().chain([sequence.ga_i]);
     if !sequences.iter().flat_map(positions).all(|position| (0..=MAX_POSITION).contains(&position)) {
-        return Err(malformed());
+        return Err(unexpected());
     }
 
     let mut lens = Vec::with_capacity(sequences.len());
@@ -140,7 +140,8 @@ fn read_sequences<R: Read>(
         let [rows] = file.shape(&name(i, "rows"))?;
         let [tokens] = file.shape(&name(i, "tokens"))?;
         if tokens > rows {
-            return Err(SessionError::KnownTokens { sequence: i, tokens: tokens as u64, rows: rows as u64 });
+            let reason = format!("sequence {i} has {tokens} tokens, but {rows} rows");
+            return Err(SessionError::Malformed { kind: "known_tokens", reason });
         }
         lens.push((rows, tokens));
     }
@@ -154,7 +155,10 @@ fn read_sequences<R: Read>(
     let is_wanted = |i| index.is_none_or(|index| index == i);
     for (i, &(rows, _)) in lens.iter().enumerate() {
         let indexes = file.numbers(rows, u64::from_le_bytes)?;
-        check_rows(i, &indexes, num_rows as u64)?;
+        if let Some(row) = indexes.iter().position(|&index| index >= num_rows as u64) {
+            let reason = format!("row {row} of sequence {i} is row {} of the file, which has {num_rows}", indexes[row]);
+            return Err(SessionError::Malformed { kind: "row_index", reason });
+        }
         if is_wanted(i) {
             sequences[i].rows = indexes;
         }
@@ -179,25 +183,20 @@ fn read_sequences<R: Read>(
     Ok((sequences, num_rows))
 }
 
-/// Rows are in the file.
-fn check_rows(sequence: usize, indexes: &[u64], rows: u64) -> Result<(), SessionError> {
-    match indexes.iter().position(|&index| index >= rows) {
-        Some(row) => Err(SessionError::RowIndex { sequence, row, got: indexes[row], rows }),
-        None => Ok(()),
-    }
-}
-
 /// Positions are in their range and never fall.
 fn check_positions(sequence: usize, positions: &[i32]) -> Result<(), SessionError> {
     let mut min = 0;
     for (row, got) in positions.iter().map(|&position| i64::from(position)).enumerate() {
-        if !(0..=MAX_POSITION).contains(&got) {
-            return Err(SessionError::PositionRange { sequence, row, got, max: MAX_POSITION });
-        }
-        if got < min {
-            return Err(SessionError::PositionOrder { sequence, row, got, min });
-        }
-        min = got;
+        let (kind, expected) = if !(0..=MAX_POSITION).contains(&got) {
+            ("position_range", format!("0 to {MAX_POSITION}"))
+        } else if got < min {
+            ("position_order", format!("{min} or a later one"))
+        } else {
+            min = got;
+            continue;
+        };
+        let reason = format!("row {row} of sequence {sequence} has position {got}, expected {expected}");
+        return Err(SessionError::Malformed { kind, reason });
     }
     Ok(())
 }
@@ -209,7 +208,8 @@ fn check_tokens(sequences: &[SavedSequence]) -> Result<(), SessionError> {
         for (&row, &token) in sequence.rows.iter().zip(&sequence.tokens) {
             let first = *tokens.entry(row).or_insert(token);
             if first != token {
-                return Err(SessionError::RowTokens { row, tokens: [first, token] });
+                let reason = format!("row {row} of the file is of the tokens [{first}, {token}], expected one token");
+                return Err(SessionError::Malformed { kind: "row_tokens", reason });
             }
         }
     }

@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyTuple};
 use super::geometry::element;
 use super::kind::{cache_attributes, kind, operator};
 use super::tensor::{Access, Tensor};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Result};
 use crate::threads::Threads;
 
 /// Checks a call of the operator and makes it; returns its outputs: those given, in place, new numpy arrays for the
@@ -24,7 +24,7 @@ pub fn run<'py>(
     inputs: Vec<Bound<'py, PyAny>>,
     outputs: Vec<Bound<'py, PyAny>>,
     expected: Option<&Bound<'py, PyDict>>,
-) -> PyResult<Bound<'py, PyTuple>> {
+) -> Result<Bound<'py, PyTuple>> {
     let (operator, tensors) = borrow(op_type, attributes, inputs, expected)?;
     let checked = check_borrowed(&operator, &tensors)?;
     let mut written = Vec::new();
@@ -37,8 +37,8 @@ pub fn run<'py>(
         written.push(Tensor::new(output.name, &array, Access::Write)?);
     }
     let call = SendToSameThread((checked, written.iter().map(Tensor::write).collect()));
-    py.detach(move || call.run()).map_err(Refusal::from)?;
-    PyTuple::new(py, written.iter().take(operator.kind().outputs().len()).map(Tensor::object))
+    py.detach(move || call.run())?;
+    Ok(PyTuple::new(py, written.iter().take(operator.kind().outputs().len()).map(Tensor::object))?)
 }
 
 /// Checks a call of the operator and returns the shape of its outputs. Writes nothing.
@@ -61,7 +61,7 @@ fn borrow<'py>(
     attributes: &Bound<'py, PyDict>,
     inputs: Vec<Bound<'py, PyAny>>,
     expected: Option<&Bound<'py, PyDict>>,
-) -> PyResult<(Operator, Vec<Option<Tensor<'py>>>)> {
+) -> Result<(Operator, Vec<Option<Tensor<'py>>>)> {
     let kind = kind(op_type, &OperatorKind::ALL)?;
     let operator = operator(kind, attributes)?;
     let cache = cache_attributes(&operator);
@@ -76,7 +76,7 @@ fn borrow<'py>(
         let Some(given) = given.filter(|given| !given.is_none()) else {
             return match OperatorKind::is_optional(name) {
                 true => Ok(None),
-                false => Err(Refusal::from(Error::InputMissing { input: name }).into()),
+                false => Err(Error::InputMissing { input: name }.into()),
             };
         };
         let access = match Role::of(name) {
@@ -98,11 +98,11 @@ fn borrow<'py>(
         Ok(tensor)
     };
     let given = inputs.into_iter().map(Some).chain(std::iter::repeat(None));
-    let tensors = kind.inputs().iter().zip(given).map(tensor).collect::<PyResult<_>>()?;
+    let tensors = kind.inputs().iter().zip(given).map(tensor).collect::<Result<_>>()?;
     Ok((operator, tensors))
 }
 
-fn check_borrowed<'t>(operator: &Operator, tensors: &'t [Option<Tensor<'_>>]) -> Result<Checked<'t>, Refusal> {
+fn check_borrowed<'t>(operator: &Operator, tensors: &'t [Option<Tensor<'_>>]) -> Result<Checked<'t>> {
     let mut operands = Operands::default();
     let mut packed = false;
     for (&name, tensor) in operator.kind().inputs().iter().zip(tensors) {
@@ -111,25 +111,26 @@ fn check_borrowed<'t>(operator: &Operator, tensors: &'t [Option<Tensor<'_>>]) ->
         operands
             .push(tensor.as_ref().map(|tensor| if is_state { tensor.write().into() } else { tensor.read().into() }));
     }
-    operator.check(operands).map_err(Refusal::from).map_err(|refusal| match packed {
-        true => {
-            refusal.because("illegal_types", "; cache is an array of uint8, which is int4 with two elements in a byte")
+    operator.check(operands).map_err(|error| match error.kind() {
+        kind @ "illegal_types" if packed => {
+            let why = "cache is an array of uint8, which is int4 with two elements in a byte";
+            Refusal::new(kind, format!("{error}; {why}"))
         }
-        false => refusal,
+        _ => error.into(),
     })
 }
 
 /// A new array for an output, uninitialized.
-fn allocate<'py>(py: Python<'py>, Output { name: output, element, shape, .. }: &Output) -> PyResult<Bound<'py, PyAny>> {
+fn allocate<'py>(py: Python<'py>, Output { name: output, element, shape, .. }: &Output) -> Result<Bound<'py, PyAny>> {
     let (numpy, name) = (py.import("numpy")?, element.name());
     let of_ml_dtypes = |_| py.import("ml_dtypes").and_then(|package| package.getattr(name));
     let dtype = numpy.getattr(name).or_else(of_ml_dtypes).map_err(|error| {
         let message = format!("{output} of {name} needs the package ml_dtypes, unless it is given: {error}");
-        PyErr::from(Refusal::new("package_missing", message))
+        Refusal::new("package_missing", message)
     })?;
     numpy
         .call_method1("empty", (PyTuple::new(py, &shape[..])?, dtype))
-        .map_err(|_| Refusal::from(Error::OutOfMemory { output, shape: shape.clone() }).into())
+        .map_err(|_| Error::OutOfMemory { output, shape: shape.clone() }.into())
 }
 
 /// A call and its outputs, for a closure that runs without the GIL, but on the thread that made it.

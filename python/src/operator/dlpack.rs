@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Result};
 
 /// An argument's description of its memory.
 pub struct Given<'py> {
@@ -46,10 +46,7 @@ fn element(dtype: DLDataType) -> Result<ElementType, String> {
 }
 
 /// Borrows the memory of `producer`, the argument called `name`.
-///
-/// # Errors
-/// `KvCacheError` for memory that the CPU cannot reach, and for what does not export versioned DLPack.
-pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult<Given<'py>> {
+pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> Result<Given<'py>> {
     let py = producer.py();
     let class = producer.get_type().name()?.to_string();
     let failed = |error: PyErr| {
@@ -64,11 +61,11 @@ pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult
     };
     let (device_type, device_id) =
         producer.call_method0("__dlpack_device__").and_then(|device| device.extract()).map_err(failed)?;
-    on_host(name, DLDevice { device_type: DLDeviceType(device_type), device_id }).map_err(Refusal::from)?;
+    on_host(name, DLDevice { device_type: DLDeviceType(device_type), device_id })?;
     let arguments = PyDict::new(py);
     arguments.set_item("max_version", (1, 0))?;
     let capsule = producer.call_method("__dlpack__", (), Some(&arguments)).map_err(|error| {
-        if error.is_instance_of::<PyTypeError>(py) { unversioned(name, &class) } else { failed(error) }
+        if error.is_instance_of::<PyTypeError>(py) { unversioned(name, &class) } else { failed(error).into() }
     })?;
     let managed = match capsule.cast::<PyCapsule>() {
         Ok(capsule) => capsule.pointer_checked(Some(c"dltensor_versioned")).map_err(|_| unversioned(name, &class))?,
@@ -80,11 +77,11 @@ pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult
     if managed.version.major != 1 {
         let (major, minor) = (managed.version.major, managed.version.minor);
         let message = format!("{name}: the {class} exports DLPack {major}.{minor}, expected version 1");
-        return Err(Refusal::new("dlpack_version", message).into());
+        return Err(Refusal::new("dlpack_version", message));
     }
     let tensor = &managed.dl_tensor;
     // SAFETY: a producer's shape and strides have `ndim` numbers, which live as long as the capsule.
-    let Described { shape, data, contiguous } = unsafe { described(name, tensor) }.map_err(Refusal::from)?;
+    let Described { shape, data, contiguous } = unsafe { described(name, tensor) }?;
     Ok(Given {
         element: element(tensor.dtype),
         shape,
@@ -96,10 +93,10 @@ pub fn borrow<'py>(name: &'static str, producer: &Bound<'py, PyAny>) -> PyResult
     })
 }
 
-fn unversioned(name: &'static str, class: &str) -> PyErr {
+fn unversioned(name: &'static str, class: &str) -> Refusal {
     let message = format!(
         "{name}: the {class} does not export versioned DLPack, which tells read-only memory; expected a numpy array or a \
          tensor with __dlpack__(max_version=(1, 0)): pass a numpy array on the same memory"
     );
-    Refusal::new("dlpack_version", message).into()
+    Refusal::new("dlpack_version", message)
 }

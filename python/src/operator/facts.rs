@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::kind::{self, OF_GRAPHS, cache_attributes, kind, operator};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Result};
 
 /// The domains that the operators are registered in.
 #[pyfunction]
@@ -17,45 +17,45 @@ pub fn domains() -> Vec<&'static str> {
 
 /// The names of the operator's attributes, in the specification's order.
 #[pyfunction]
-pub fn attribute_names(op_type: &str) -> PyResult<Vec<&'static str>> {
+pub fn attribute_names(op_type: &str) -> Result<Vec<&'static str>> {
     Ok(kind::attribute_names(kind(op_type, &OF_GRAPHS)?))
 }
 
 /// The names of the operator's inputs, by position.
 #[pyfunction]
-pub fn input_names(op_type: &str) -> PyResult<Vec<&'static str>> {
+pub fn input_names(op_type: &str) -> Result<Vec<&'static str>> {
     Ok(kind(op_type, &OF_GRAPHS)?.inputs().to_vec())
 }
 
 /// The names of the operator's outputs, by position.
 #[pyfunction]
-pub fn output_names(op_type: &str) -> PyResult<Vec<&'static str>> {
+pub fn output_names(op_type: &str) -> Result<Vec<&'static str>> {
     Ok(kind(op_type, &OF_GRAPHS)?.outputs().to_vec())
 }
 
 /// Checks what is known of a node without types and shapes: attributes, and that it has the inputs that it needs, by
 /// their names.
 #[pyfunction]
-pub fn check_node(op_type: &str, attributes: &Bound<'_, PyDict>, inputs: Vec<String>) -> PyResult<()> {
+pub fn check_node(op_type: &str, attributes: &Bound<'_, PyDict>, inputs: Vec<String>) -> Result<()> {
     let kind = kind(op_type, &OF_GRAPHS)?;
     let operator = operator(kind, attributes)?;
     let has = |name: &str| inputs.iter().any(|input| input == name);
     if let Some(unknown) = inputs.iter().find(|input| !kind.inputs().contains(&input.as_str())) {
         let names = kind.inputs().join(", ");
         let message = format!("{} has no input {unknown:?}, expected some of {names}", kind.name());
-        return Err(Refusal::new("input_unknown", message).into());
+        return Err(Refusal::new("input_unknown", message));
     }
     if let Some(missing) = kind.inputs().iter().find(|name| !has(name) && !OperatorKind::is_optional(name)) {
         let message = format!("{missing} is absent, and {} needs it", kind.name());
-        return Err(Refusal::new("input_missing", message).into());
+        return Err(Refusal::new("input_missing", message));
     }
     let Some(cache) = cache_attributes(&operator) else { return Ok(()) };
     if has("scale") {
         return Ok(());
     }
-    let (op, t1) = (kvcache_op::KeyValueCache::new(cache.clone()).map_err(Refusal::from)?, ElementType::Float16);
+    let (op, t1) = (kvcache_op::KeyValueCache::new(cache.clone())?, ElementType::Float16);
     let t2 = QuantBit::from_codes(cache.quant_bit, cache.quant_type).map_or(t1, QuantBit::element);
-    op.check_types(t1, t1, t2, None).map_err(|error| Refusal::from(error).into())
+    Ok(op.check_types(t1, t1, t2, None)?)
 }
 
 /// The table of legal types: (quant_bit, T1, T2, T3), T3 None where a scale is not used.

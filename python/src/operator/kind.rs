@@ -6,7 +6,7 @@ use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Result};
 
 /// The value of an attribute.
 enum Number {
@@ -19,7 +19,7 @@ pub const OF_GRAPHS: [OperatorKind; 3] =
     [OperatorKind::KeyValueCache, OperatorKind::MultiHeadAttention, OperatorKind::MultiHeadCacheAttention];
 
 /// The operator of this name among `kinds`.
-pub fn kind(name: &str, kinds: &[OperatorKind]) -> Result<OperatorKind, Refusal> {
+pub fn kind(name: &str, kinds: &[OperatorKind]) -> Result<OperatorKind> {
     kinds.iter().copied().find(|kind| kind.name() == name).ok_or_else(|| {
         let names = OF_GRAPHS.map(OperatorKind::name).join(", ");
         Refusal::new("operator_unknown", format!("there is no operator {name:?}, expected one of {names}"))
@@ -27,38 +27,14 @@ pub fn kind(name: &str, kinds: &[OperatorKind]) -> Result<OperatorKind, Refusal>
 }
 
 /// The operator with these attributes.
-///
-/// # Errors
-/// `KvCacheError` of kind `attribute_unknown`, `attribute_missing`, `attribute_type` or `attribute_out_of_range`.
-pub fn operator(kind: OperatorKind, given: &Bound<'_, PyDict>) -> PyResult<Operator> {
-    Ok(Operator::new(kind, |attributes| set(kind.name(), attributes, given).map_err(Failure::Python))?)
-}
-
-/// Why an operator cannot be made.
-pub enum Failure {
-    Operator(Error),
-    Python(PyErr),
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Operator(error)
-    }
-}
-
-impl From<Failure> for PyErr {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Operator(error) => Refusal::from(error).into(),
-            Failure::Python(error) => error,
-        }
-    }
+pub fn operator(kind: OperatorKind, given: &Bound<'_, PyDict>) -> Result<Operator> {
+    Operator::new(kind, |attributes| set(kind.name(), attributes, given))
 }
 
 /// Sets the attributes of a node, given by name.
-fn set(operator: &str, attributes: &mut dyn OperatorAttributes, given: &Bound<'_, PyDict>) -> PyResult<()> {
+fn set(operator: &str, attributes: &mut dyn OperatorAttributes, given: &Bound<'_, PyDict>) -> Result<()> {
     let (known, floats) = (attributes.names(), attributes.floats());
-    let given = given.iter().map(|(name, value)| attribute(&floats, &name, &value)).collect::<PyResult<Vec<_>>>()?;
+    let given = given.iter().map(|(name, value)| attribute(&floats, &name, &value)).collect::<Result<Vec<_>>>()?;
     // Unknown names first: what is absent may be there misspelled.
     let mut set = |name: &str, value: &Number| match *value {
         Number::Integer(value) => attributes.set(name, value),
@@ -67,12 +43,12 @@ fn set(operator: &str, attributes: &mut dyn OperatorAttributes, given: &Bound<'_
     if let Some((name, _)) = given.iter().find(|(name, value)| !set(name, value)) {
         let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let message = format!("{operator} has no attribute {name:?}, expected one of {names}");
-        return Err(Refusal::new("attribute_unknown", message).into());
+        return Err(Refusal::new("attribute_unknown", message));
     }
     let is_given = |name| given.iter().any(|(got, _)| got == name);
     if let Some((name, _)) = known.iter().find(|(name, required)| *required && !is_given(name)) {
         let message = format!("attribute {name} is absent, and {operator} has no default for it");
-        return Err(Refusal::new("attribute_missing", message).into());
+        return Err(Refusal::new("attribute_missing", message));
     }
     Ok(())
 }
@@ -98,10 +74,10 @@ pub fn cache_attributes(operator: &Operator) -> Option<&Attributes> {
 }
 
 /// Name and value of an attribute, which is an int unless it is one of the `floats`.
-fn attribute(floats: &[&str], name: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<(String, Number)> {
+fn attribute(floats: &[&str], name: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> Result<(String, Number)> {
     let Ok(name) = name.cast::<PyString>() else {
         let message = format!("an attribute is called {}, expected a str", name.repr()?);
-        return Err(Refusal::new("attribute_unknown", message).into());
+        return Err(Refusal::new("attribute_unknown", message));
     };
     let name = name.to_string_lossy().into_owned();
     let is_float = floats.contains(&&*name);

@@ -5,7 +5,6 @@ mod borrowed_call;
 mod dlpack;
 mod facts;
 mod geometry;
-mod int4;
 mod kind;
 mod tensor;
 
@@ -14,5 +13,4 @@ pub use facts::{
     attribute_names, check_node, cuda, domains, element_types, input_names, instruction_set, instruction_sets,
     legal_types, oldest_onnxruntime, output_names,
 };
-pub use geometry::{address_of, cache_geometry, cache_layouts};
-pub use int4::{pack_int4, unpack_int4};
+pub use geometry::{address_of, cache_geometry, cache_layouts, pack_int4, unpack_int4};

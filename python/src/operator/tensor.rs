@@ -6,7 +6,7 @@ use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 
 use super::dlpack::{self, Given};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Result};
 
 /// A call's use of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,19 +38,12 @@ pub struct Tensor<'py> {
 
 impl<'py> Tensor<'py> {
     /// Borrows the memory of an argument. Runs Python code.
-    ///
-    /// # Errors
-    /// `KvCacheError` of kind `not_a_tensor`, `type_mismatch`, `not_contiguous`, `read_only`, or what
-    /// [`dlpack::borrow`] says.
-    pub fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
+    pub fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> Result<Self> {
         Self::checked(name, object, Given::new(name, object, access)?, access)
     }
 
     /// Borrows as `new` does, but gives `None` for a tensor without elements, of whatever type and rank.
-    ///
-    /// # Errors
-    /// The errors of `new`; without elements `not_a_tensor`, or what [`dlpack::borrow`] says.
-    pub fn with_elements(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Option<Self>> {
+    pub fn with_elements(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> Result<Option<Self>> {
         let given = Given::new(name, object, access)?;
         if given.shape.contains(&0) {
             return Ok(None);
@@ -59,7 +52,7 @@ impl<'py> Tensor<'py> {
     }
 
     /// The tensor that `object` has given, if it is as `access` needs it.
-    fn checked(name: &'static str, object: &Bound<'py, PyAny>, given: Given<'py>, access: Access) -> PyResult<Self> {
+    fn checked(name: &'static str, object: &Bound<'py, PyAny>, given: Given<'py>, access: Access) -> Result<Self> {
         let element = match given.element {
             Ok(element) => element,
             Err(name) if access == Access::WriteInt4 && name == "uint8" => ElementType::Int4,
@@ -72,7 +65,7 @@ impl<'py> Tensor<'py> {
                     Access::WriteInt4 => "float32, float16, int8, uint8 with two elements of int4 in a byte",
                 };
                 let message = format!("{name} is of type {got}, expected {expected}");
-                return Err(Refusal::new("type_mismatch", message).into());
+                return Err(Refusal::new("type_mismatch", message));
             }
         };
         let mut shape = given.shape;
@@ -92,15 +85,15 @@ impl<'py> Tensor<'py> {
                 }
             };
             let message = format!("{}; {remedy}", Error::NotContiguous { input: name, shape });
-            return Err(Refusal::new("not_contiguous", message).into());
+            return Err(Refusal::new("not_contiguous", message));
         }
         if given.copied {
             let message = format!("{name}: the tensor exports a copy of its memory, expected the memory itself");
-            return Err(Refusal::new("copied", message).into());
+            return Err(Refusal::new("copied", message));
         }
         if given.read_only && matches!(access, Access::Write | Access::WriteInt4) {
             let message = format!("{name} is read-only, expected writable memory because it is written in place");
-            return Err(Refusal::new("read_only", message).into());
+            return Err(Refusal::new("read_only", message));
         }
         let mut tensor =
             Self { object: object.clone(), _owner: given.owner, element, shape, address: given.address, indices: None };
@@ -111,28 +104,18 @@ impl<'py> Tensor<'py> {
     }
 
     /// The numbers of an int64 tensor.
-    fn copied_indices(&self, name: &'static str) -> PyResult<Vec<i64>> {
-        let overflow = || PyErr::from(Refusal::from(Error::SizeOverflow { input: name, shape: self.shape.clone() }));
+    fn copied_indices(&self, name: &'static str) -> Result<Vec<i64>> {
+        let overflow = || Error::SizeOverflow { input: name, shape: self.shape.clone() };
         let len = kvcache_op::schema::shape::elements(&self.shape).ok_or_else(overflow)?;
         let mut numbers = Vec::new();
-        numbers
-            .try_reserve_exact(len)
-            .map_err(|_| Refusal::from(Error::OutOfMemory { output: name, shape: self.shape.clone() }))?;
+        numbers.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { output: name, shape: self.shape.clone() })?;
         // SAFETY: the memory has `len` numbers, a contiguous tensor of this type and shape, at any address.
         numbers.extend((0..len).map(|i| unsafe { self.address.cast::<i64>().add(i).read_unaligned() }));
         Ok(numbers)
     }
 
     /// Checks that the tensor is of this type and, where it is given, of this shape, `None` being any length.
-    ///
-    /// # Errors
-    /// `type_mismatch`, `rank_mismatch`, `shape_mismatch`.
-    pub fn check(
-        &self,
-        input: &'static str,
-        expected: ElementType,
-        shape: Option<&[Option<usize>]>,
-    ) -> Result<(), Refusal> {
+    pub fn check(&self, input: &'static str, expected: ElementType, shape: Option<&[Option<usize>]>) -> Result<()> {
         let (got, lengths) = (self.element, shape.unwrap_or_default());
         if got == ElementType::Int4 && got != expected {
             return Err(Refusal::new("type_mismatch", format!("{input} is of type uint8, expected {expected}")));
@@ -188,7 +171,7 @@ impl<'py> Tensor<'py> {
 
 impl<'py> Given<'py> {
     /// The memory of a numpy array, or of another library's tensor. Runs Python code.
-    fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
+    fn new(name: &'static str, object: &Bound<'py, PyAny>, access: Access) -> Result<Self> {
         if let Ok(array) = object.cast::<PyUntypedArray>() {
             Ok(Self::numpy(array))
         } else if object.hasattr("__dlpack__")? {
@@ -201,7 +184,7 @@ impl<'py> Given<'py> {
                 Access::Read | Access::ReadBytes | Access::Write | Access::WriteInt4 => tensor.to_owned(),
             };
             let message = format!("{name} is a {class}, expected {expected}");
-            Err(Refusal::new("not_a_tensor", message).into())
+            Err(Refusal::new("not_a_tensor", message))
         }
     }
 
