@@ -6,7 +6,6 @@ use std::ops::Deref;
 use kvcache_kernels::RopeError;
 use kvcache_op::Shape;
 use kvcache_schema::ElementType;
-use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use strum::IntoStaticStr;
 use thiserror::Error;
@@ -41,7 +40,7 @@ pub enum Error {
     #[error(transparent)]
     Rope(
         #[from]
-        #[serde(serialize_with = "rope")]
+        #[serde(serialize_with = "source")]
         RopeError,
     ),
 
@@ -366,20 +365,4 @@ fn numbers<S: Serializer>(numbers: &impl Deref<Target = [usize]>, serializer: S)
 /// The text of another crate's error.
 fn source<S: Serializer>(error: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map([("source", error.to_string())])
-}
-
-fn rope<S: Serializer>(error: &RopeError, serializer: S) -> Result<S::Ok, S::Error> {
-    let mut fields = serializer.serialize_map(None)?;
-    match error {
-        RopeError::NRot { n_rot, head_dim } => {
-            fields.serialize_entry("n_rot", n_rot)?;
-            fields.serialize_entry("head_dim", head_dim)?;
-        }
-        RopeError::Frequency { pair, got } => {
-            fields.serialize_entry("pair", pair)?;
-            fields.serialize_entry("got", got)?;
-        }
-        other => fields.serialize_entry("source", &other.to_string())?,
-    }
-    fields.end()
 }

@@ -27,6 +27,7 @@ pub use infllm::{
 pub use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowCopy, RowsError};
 pub use kvcache_op as op;
 pub use kvcache_schema as schema;
+pub use kvcache_simd::Float as MaskElement;
 pub use manager::{Create, Manager};
 pub use memory::block::{Block, BlockError, BlockKey, BlockKind, NoBlockKey};
 pub use memory::blocks::StoreStats;
@@ -44,6 +45,5 @@ pub use slots::cells::{find_slot, fragmentation, n_kv};
 pub use spec::{CacheSettings, CacheSpec, Geometry, KeyForm, Mode, ShiftLimit};
 pub use states::{StateCache, StateSplit, StateStep};
 pub use step::append::Append;
-pub use step::mask::{MaskElement, MaskSpec, MaskWindow};
-pub use step::open_step::{OpenStep, Stepped};
-pub use step::{Planned, Step};
+pub use step::mask::{MaskSpec, MaskWindow};
+pub use step::{OpenStep, Planned, Step, Stepped};

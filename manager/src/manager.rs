@@ -28,6 +28,10 @@ pub struct Create<'a> {
 /// and by the operator.
 ///
 /// Ranges of positions may have any bounds: a start below 0 is 0, and an end below 0 is infinity.
+///
+/// Refused without being named below: an id that no sequence has ([`Error::UnknownSeq`]); the use of a sequence whose
+/// rows are lost ([`Error::Lost`]) or swapped out ([`Error::Swapped`]); every change while a step is open
+/// ([`Error::StepOpen`]).
 #[derive(Debug, Clone)]
 pub struct Manager {
     pub(crate) state: State,
@@ -124,16 +128,13 @@ impl Manager {
     /// `runs`: pages and cells are shared until one of the two writes or edits them.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`]; in the mode `runs` [`Error::NoSlot`].
+    /// In the mode `runs` [`Error::NoSlot`].
     pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, Error> {
         self.edit(|state| state.fork(seq))
     }
 
     /// Removes a sequence. Pages that no other sequence has are free, or stay cached for prompts that begin with the
     /// same tokens.
-    ///
-    /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`].
     pub fn free(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
         self.state.free(seq)?;
@@ -147,8 +148,7 @@ impl Manager {
     /// few rows as the mode allows, by copies that [`update`](Self::update) or the next step makes.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::WindowLost`]; where shared pages have to
-    /// be copied [`Error::OutOfPages`].
+    /// [`Error::WindowLost`]; where shared pages have to be copied [`Error::OutOfPages`].
     pub fn seq_rm(&mut self, seq: impl Into<Option<SeqId>>, range: impl RangeBounds<i64>) -> Result<usize, Error> {
         let range = positions(range);
         match seq.into() {
@@ -165,16 +165,12 @@ impl Manager {
     /// They are shared in the mode `cells`, and with pages from row 0 on; else they are copied.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::NotEmpty`], [`Error::OutOfPages`],
-    /// [`Error::NoSlot`].
+    /// [`Error::NotEmpty`], [`Error::OutOfPages`], [`Error::NoSlot`].
     pub fn seq_cp(&mut self, src: SeqId, dst: SeqId, range: impl RangeBounds<i64>) -> Result<usize, Error> {
         self.edit(|state| state.copy_positions(src, dst, positions(range)))
     }
 
     /// Empties all other sequences. They stay, without rows.
-    ///
-    /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`].
     pub fn seq_keep(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
         self.state.intact(seq)?;
@@ -188,9 +184,8 @@ impl Manager {
     /// others have are copied first.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::NotShiftable`], [`Error::ShiftLimit`],
-    /// [`Error::PositionOverflow`], [`Error::PositionOrder`] where positions would fall along the rows,
-    /// [`Error::OutOfPages`], [`Error::NoSlot`].
+    /// [`Error::NotShiftable`], [`Error::ShiftLimit`], [`Error::PositionOverflow`], [`Error::PositionOrder`] where
+    /// positions would fall along the rows, [`Error::OutOfPages`], [`Error::NoSlot`].
     pub fn seq_add(&mut self, seq: SeqId, range: impl RangeBounds<i64>, delta: i64) -> Result<(), Error> {
         self.edit(|state| state.add_to_positions(seq, positions(range), delta))?;
         self.state.pages.settle_head();
@@ -222,17 +217,13 @@ impl Manager {
     /// freed. To be called before each step; how far the groups go is kept with the sequence.
     ///
     /// # Errors
-    /// [`Error::Range`], [`Error::GroupWidth`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`],
-    /// [`Error::NotShiftable`], [`Error::ShiftLimit`], [`Error::OutOfPages`], [`Error::NoSlot`].
+    /// [`Error::Range`], [`Error::GroupWidth`], and as [`seq_div`](Self::seq_div).
     pub fn self_extend(&mut self, seq: SeqId, ga_n: i64, ga_w: i64) -> Result<i64, Error> {
         self.edit(|state| state.self_extend(seq, ga_n, ga_w))
     }
 
     /// Moves rows together: cells into the first holes, runs and pages down. Returns the copies, at most `max_moves`,
     /// that [`update`](Self::update) or the next step makes.
-    ///
-    /// # Errors
-    /// [`Error::StepOpen`].
     pub fn defrag(&mut self, max_moves: Option<usize>) -> Result<Vec<RowCopy>, Error> {
         self.check_closed()?;
         Ok(self.state.defragment(max_moves))
@@ -240,9 +231,6 @@ impl Manager {
 
     /// Moves the highest page that is used to the lowest free one below it, `pages` times at most. Returns the copies,
     /// as [`defrag`](Self::defrag). In other modes than pages there is nothing to do.
-    ///
-    /// # Errors
-    /// [`Error::StepOpen`].
     pub fn compact(&mut self, pages: usize) -> Result<Vec<RowCopy>, Error> {
         self.check_closed()?;
         match self.spec().mode {
@@ -254,7 +242,7 @@ impl Manager {
     /// Runs queued copies, then rotates pending keys. A step does so by itself.
     ///
     /// # Errors
-    /// [`Error::StepOpen`]; [`Error::Memory`]: the sequences whose rows may be damaged are [lost](Error::Lost) then.
+    /// [`Error::Memory`]: the sequences whose rows may be damaged are [lost](Error::Lost) then.
     ///
     /// # Panics
     /// If the memory does. Sequences are then lost as well.

@@ -42,41 +42,26 @@ pub struct Stats {
 
 impl Manager {
     /// The rows of a sequence.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
     pub fn seq_len(&self, seq: SeqId) -> Result<usize, Error> {
         Ok(self.state.sequence(seq)?.len())
     }
 
     /// The first position of a sequence; none if it is empty.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
     pub fn pos_min(&self, seq: SeqId) -> Result<Option<i64>, Error> {
         Ok(self.state.sequence(seq)?.positions.first())
     }
 
     /// The last position of a sequence; none if it is empty.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
     pub fn pos_max(&self, seq: SeqId) -> Result<Option<i64>, Error> {
         Ok(self.state.sequence(seq)?.positions.last())
     }
 
     /// The positions of a sequence's rows.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
     pub fn positions(&self, seq: SeqId) -> Result<impl Iterator<Item = i64>, Error> {
         Ok(self.state.sequence(seq)?.positions.iter())
     }
 
     /// The pending rotation of each row's key: its position less the position that it is rotated for.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
     pub fn pending(&self, seq: SeqId) -> Result<impl Iterator<Item = i64>, Error> {
         Ok(self.state.sequence(seq)?.pending())
     }
@@ -84,9 +69,6 @@ impl Manager {
     /// How many tokens a step would find that appends these alone: in the prefix index, then in the store, as far as
     /// there are pages for them. Blocks of the store are kept until a step is committed: the next step takes them, and
     /// does not ask again for missing ones.
-    ///
-    /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Swapped`].
     pub fn find_prefix(&mut self, append: &Append<'_>) -> Result<usize, Error> {
         self.check_closed()?;
         let state = &mut self.state;
@@ -110,16 +92,8 @@ impl Manager {
 
     /// The slots of a sequence's rows: where they are once queued copies are made. None while it is swapped out. Rows
     /// that a window has passed and that stay have slots of the null page.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
     pub fn slots(&self, seq: SeqId) -> Result<impl Iterator<Item = usize>, Error> {
         Ok(self.state.sequence(seq)?.slots(self.spec().page_size()))
-    }
-
-    /// Rows that were found in the prefix index instead of computed, since the manager was made.
-    pub fn prefix_hits(&self) -> usize {
-        self.prefix_hits
     }
 
     /// The use of the cache. Takes time proportional to its pages, or cells.
@@ -148,7 +122,7 @@ impl Manager {
             n_kv: state.n_kv(),
             sequences: state.sequences.len(),
             swapped: state.sequences.values().filter(|sequence| sequence.swapped.is_some()).count(),
-            prefix_hits: self.prefix_hits(),
+            prefix_hits: self.prefix_hits,
         }
     }
 }

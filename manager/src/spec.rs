@@ -49,13 +49,6 @@ pub enum KeyForm {
     PreRope,
 }
 
-impl KeyForm {
-    /// The earlier name of [`KeyForm::PreRope`].
-    #[doc(hidden)]
-    #[expect(non_upper_case_globals, reason = "it was a variant")]
-    pub const Raw: Self = Self::PreRope;
-}
-
 /// How many updates may rotate the rows of a sequence, as the errors of quantized keys add up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShiftLimit {

@@ -269,7 +269,7 @@ impl State {
         let known = if sequence.swapped.is_some() { 0 } else { sequence.known };
         let segments = sequence.segments(sequence.passed.rows.min(known)..known, page_size);
         segments.flat_map(move |segment| {
-            self.prefix.slot_tokens()[segment.slot..segment.slot + segment.len].chunks(page_size)
+            self.prefix.slot_tokens[segment.slot..segment.slot + segment.len].chunks(page_size)
         })
     }
 

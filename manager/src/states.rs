@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::manager::positions;
 use crate::sequences::SeqId;
 use crate::sequences::positions::MAX_POSITION;
-use crate::step::open_step::{OpenStep, Stepped};
+use crate::step::{OpenStep, Stepped};
 
 #[derive(Debug, Clone, Default)]
 struct State {
@@ -52,6 +52,9 @@ struct Open {
 /// ids of its own. A fork has the state of the other until one of the two is written. As long as a cell is free for
 /// each sequence of a step, states are written into free cells, and a rollback restores them; without, they are written
 /// where they are, and a rollback loses them.
+///
+/// Refused without being named below: an id that no sequence has ([`Error::UnknownSeq`]), one whose state is lost
+/// ([`Error::Lost`]), and every change while a step is open ([`Error::StepOpen`]).
 #[derive(Debug, Clone)]
 pub struct StateCache {
     row_bytes: usize,
@@ -89,7 +92,7 @@ impl StateCache {
     /// Adds a sequence without tokens, under this id, or under one that no sequence here has.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::KnownSeq`]; [`Error::NoSlot`] for one more than there are cells.
+    /// [`Error::KnownSeq`]; [`Error::NoSlot`] for one more than there are cells.
     pub fn create(&mut self, seq: Option<SeqId>) -> Result<SeqId, Error> {
         self.insert(seq, State::default())
     }
@@ -97,7 +100,7 @@ impl StateCache {
     /// Adds a sequence, as [`create`](Self::create), with the state of another. No bytes move.
     ///
     /// # Errors
-    /// [`Error::UnknownSeq`], [`Error::Lost`], and as [`create`](Self::create).
+    /// As [`create`](Self::create).
     pub fn fork(&mut self, src: SeqId, seq: Option<SeqId>) -> Result<SeqId, Error> {
         let state = self.intact(src)?.clone();
         let tail = state.tail;
@@ -124,9 +127,6 @@ impl StateCache {
     }
 
     /// Removes a sequence.
-    ///
-    /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`].
     pub fn free(&mut self, seq: SeqId) -> Result<(), Error> {
         self.empty(seq)?;
         self.states.remove(&seq);
@@ -135,17 +135,11 @@ impl StateCache {
     }
 
     /// The cell with a sequence's state; none before its first token.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`], [`Error::Lost`].
     pub fn tail(&self, seq: SeqId) -> Result<Option<usize>, Error> {
         Ok(self.intact(seq)?.tail)
     }
 
     /// The position of a sequence's last token; none before its first token.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`], [`Error::Lost`].
     pub fn pos_max(&self, seq: SeqId) -> Result<Option<i64>, Error> {
         let State { tail, next, .. } = *self.intact(seq)?;
         Ok(tail.map(|_| next - 1))
@@ -155,7 +149,7 @@ impl StateCache {
     /// nothing changes. All of a state that is lost may go.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::PartialState`], [`Error::Lost`].
+    /// [`Error::PartialState`].
     pub fn seq_rm(&mut self, seq: SeqId, range: impl RangeBounds<i64>) -> Result<(), Error> {
         self.check_closed()?;
         let Range { start: p0, end: p1 } = positions(range);
@@ -173,7 +167,7 @@ impl StateCache {
     /// Adds to the position of a sequence's last token, where it is in a range. Below 0 its state is removed.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::PositionOverflow`].
+    /// [`Error::PositionOverflow`].
     pub fn seq_add(&mut self, seq: SeqId, range: impl RangeBounds<i64>, delta: i64) -> Result<(), Error> {
         self.move_to(seq, range, |pos| pos.saturating_add(delta))
     }
@@ -190,8 +184,7 @@ impl StateCache {
     /// Opens a step that appends tokens to sequences: all of them, or none.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::EmptyAppend`], [`Error::DuplicateSeq`],
-    /// [`Error::PositionOverflow`].
+    /// [`Error::EmptyAppend`], [`Error::DuplicateSeq`], [`Error::PositionOverflow`].
     pub fn begin_step(&mut self, appends: &[(SeqId, usize)]) -> Result<StateStep<'_>, Error> {
         self.check_closed()?;
         let mut first = HashMap::with_capacity(appends.len());

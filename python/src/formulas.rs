@@ -2,7 +2,7 @@
 //! teaching.
 
 use kvcache_manager as core;
-use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
+use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 
 use crate::arguments::Number;
@@ -29,12 +29,6 @@ pub fn n_kv(used_max: Number, size: Number, pad: Number) -> Result<usize> {
 #[pyfunction]
 pub fn find_slot(busy: &Bound<'_, PyAny>, head: Number, used: Number, n: Number) -> Result<(Option<usize>, usize)> {
     let (head, used, n) = (head.count("head")?, used.count("used")?, n.count("n")?);
-    if let Ok(array) = busy.cast::<PyArray1<bool>>()
-        && let Ok(array) = array.try_readonly()
-        && let Ok(cells) = array.as_slice()
-    {
-        return Ok(core::find_slot(cells, head, used, n));
-    }
     let cells = busy.try_iter()?.map(|cell| cell?.is_truthy()).collect::<PyResult<Vec<_>>>()?;
     Ok(core::find_slot(&cells, head, used, n))
 }

@@ -50,7 +50,7 @@ pub fn check_slopes(slopes: Option<&[f32]>) -> Result<()> {
 }
 
 /// A buffer with a step's mask.
-pub fn fill<T: MaskElement + bytemuck::Pod>(
+pub fn fill<T: MaskElement>(
     step: &Step<'_>,
     spec: &MaskSpec<'_>,
     shape: &[usize; 3],

@@ -112,9 +112,7 @@ impl Setup {
 impl InfLlm {
     /// Forms the first block after those that the sequence of an entry had, or the `nth` after these, and puts it
     /// into the store. `observed` has the scores of the entry's keys by layer, where mass is needed.
-    ///
-    /// # Errors
-    /// [`Error::Memory`]; [`Error::Store`]. Nothing of it is in the store then.
+    /// After an error nothing of it is in the store.
     pub(crate) fn form(
         &mut self,
         memory: &(impl CacheMemory + ?Sized),
@@ -155,9 +153,6 @@ impl InfLlm {
     }
 
     /// Puts rows of a block into the store, under a key that nobody else has: rows of all layers, or of one.
-    ///
-    /// # Errors
-    /// [`Error::Store`].
     pub(crate) fn put(&mut self, rows: Bytes) -> Result<BlockKey, Error> {
         let key = self.blocks.private_key();
         let block = Block::new(BlockKind::Private, &key, rows, self.setup.group_row_len()).map_err(StoreError::from)?;

@@ -80,9 +80,6 @@ impl Setup {
     }
 
     /// Plans one entry, but for its new rows.
-    ///
-    /// # Errors
-    /// [`Error::PositionOverflow`], [`Error::ShiftLimit`].
     pub(crate) fn plan(&self, state: &mut State, sequence: &Sequence, entry: &Entry) -> Result<Change, Error> {
         let shifts = self.shift(state, sequence, entry)?;
         let mut residency = sequence.residency.clone();
@@ -147,9 +144,6 @@ impl Setup {
     }
 
     /// A block of a sequence from the store.
-    ///
-    /// # Errors
-    /// [`Error::BlockLost`], [`Error::Store`].
     pub(crate) fn get(&self, store: &dyn BlockStore, seq: SeqId, block: u32, key: &BlockKey) -> Result<Block, Error> {
         let lost = |why| Error::BlockLost { seq, block, why };
         let got = match store.get(key) {
@@ -187,9 +181,6 @@ impl StepData {
     }
 
     /// Makes the index tensors, once the sequences of the entries have their blocks in the cache and their new rows.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`].
     pub(crate) fn fill<'a>(
         &mut self,
         setup: &Setup,
@@ -223,9 +214,6 @@ impl StepData {
     }
 
     /// By entry and layer: the attention mass of the entry's keys; of no layer where it is not `needed`.
-    ///
-    /// # Errors
-    /// [`Error::NotObserved`].
     pub(crate) fn masses(&self, needed: bool) -> Result<Vec<Vec<ArrayView2<'_, f32>>>, Error> {
         let layers = if needed && !self.entries.is_empty() { &self.observed[..] } else { &[] };
         let all = (0..).zip(layers).map(|(layer, mass)| mass.as_ref().ok_or(Error::NotObserved { layer }));

@@ -19,7 +19,7 @@ impl InfLlm {
     /// smoothed: `alpha` of it is new. NaN is worse than any number; of equal blocks the older is better.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::Layer`], [`Error::Shape`], [`Error::SelectedTwice`].
+    /// [`Error::Layer`], [`Error::Shape`], [`Error::SelectedTwice`].
     pub fn select(&mut self, layer: usize, queries: ArrayView3<'_, f32>) -> Result<(), Error> {
         self.check_closed()?;
         self.setup.check_layer(layer)?;

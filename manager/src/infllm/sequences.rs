@@ -29,6 +29,9 @@ use crate::spec::CacheSpec;
 /// [`select`](Self::select) takes the step's queries, and the next step sees the blocks that fit them: a selection lags
 /// one step behind. It holds until the next one.
 ///
+/// Refused without being named below: an id that no sequence has ([`Error::UnknownSeq`]); the use of a sequence whose
+/// rows are lost ([`Error::Lost`]); every change while a step is open ([`Error::StepOpen`]).
+///
 /// State belongs to the sequence: a [`fork`](Self::fork) shares it, a rollback restores it, and
 /// [`save_seq`](Self::save_seq) puts it into a file.
 #[derive(Debug)]
@@ -50,9 +53,8 @@ impl InfLlm {
     /// For a cache, whose blocks are kept in a store.
     ///
     /// # Errors
-    /// [`Error::SpecRange`], [`Error::NotShiftable`], [`Error::OutOfMemory`], [`Error::Random`];
-    /// [`Error::NotPaged`], [`Error::Multiple`], [`Error::Fraction`], [`Error::RotatedKeys`],
-    /// [`Error::StaticScales`].
+    /// [`Error::SpecRange`], [`Error::NotShiftable`], [`Error::OutOfMemory`], [`Error::Random`], [`Error::NotPaged`],
+    /// [`Error::Multiple`], [`Error::Fraction`], [`Error::RotatedKeys`], [`Error::StaticScales`].
     pub fn new(spec: CacheSpec, config: InfLlmConfig, store: Arc<dyn BlockStore>) -> Result<Self, Error> {
         config.check(&spec)?;
         Ok(Self {
@@ -80,7 +82,7 @@ impl InfLlm {
     /// Adds a sequence without tokens, under this id, or under one that no sequence here has.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::KnownSeq`].
+    /// [`Error::KnownSeq`].
     pub fn create(&mut self, seq: Option<SeqId>) -> Result<SeqId, Error> {
         self.check_new(seq)?;
         let sequence = Sequence::new(&self.setup, [self.manager.create(), self.manager.create()]);
@@ -91,7 +93,7 @@ impl InfLlm {
     /// one of the two writes into them. No bytes move.
     ///
     /// # Errors
-    /// [`Error::UnknownSeq`], [`Error::Lost`], and as [`create`](Self::create).
+    /// [`Error::KnownSeq`].
     pub fn fork(&mut self, src: SeqId, seq: Option<SeqId>) -> Result<SeqId, Error> {
         self.intact(src)?;
         self.check_new(seq)?;
@@ -123,8 +125,7 @@ impl InfLlm {
     /// Removes a sequence, and from the store the blocks that no other one has.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`]; [`Error::Store`], if blocks have stayed in the store: the
-    /// sequence is removed nevertheless.
+    /// [`Error::Store`], if blocks have stayed in the store: the sequence is removed nevertheless.
     pub fn free(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
         let Sequence { rows, resident, blocks, .. } = self.sequences.remove(&seq).ok_or(Error::UnknownSeq { seq })?;
@@ -143,32 +144,23 @@ impl InfLlm {
     /// more than `topk`, and then the latest selection.
     ///
     /// # Errors
-    /// [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Layer`], [`Error::NotSelected`].
+    /// [`Error::Layer`], [`Error::NotSelected`].
     pub fn blocks(&self, seq: SeqId, layer: usize) -> Result<Vec<u32>, Error> {
         self.setup.check_layer(layer)?;
         self.intact(seq)?.wanted(&self.setup, seq, self.setup.group(layer))
     }
 
     /// The parts of a sequence.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
     pub fn partition(&self, seq: SeqId) -> Result<Partition, Error> {
         Ok(self.setup.partition(self.seq_len(seq)?))
     }
 
     /// The tokens of a sequence.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
     pub fn seq_len(&self, seq: SeqId) -> Result<usize, Error> {
         Ok(self.sequence(seq)?.n)
     }
 
     /// The pages of the cache that a sequence has, shared ones included.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`].
     pub fn num_pages(&self, seq: SeqId) -> Result<usize, Error> {
         let Sequence { rows, resident, .. } = *self.sequence(seq)?;
         Ok([rows, resident].map(|seq| self.manager.state.sequences[seq].table().len()).iter().sum())

@@ -139,9 +139,7 @@ impl InfLlm {
     /// file that only its owner can read; what was there before is replaced once the new one is whole on disk.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Memory`]; [`Error::Session`] with
-    /// [`SessionError::Io`]; [`Error::BlockLost`],
-    /// [`Error::Store`].
+    /// [`Error::Memory`], [`Error::BlockLost`], [`Error::Store`]; [`Error::Session`] with [`SessionError::Io`].
     pub fn save_seq(
         &self,
         path: impl AsRef<Path>,
@@ -205,8 +203,8 @@ impl InfLlm {
     /// another `topk` is forgotten.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::KnownSeq`], [`Error::Session`], [`Error::OutOfPages`], [`Error::TooManyPages`],
-    /// [`Error::Memory`], [`Error::Store`]. No sequence has changed then.
+    /// [`Error::KnownSeq`], [`Error::Session`], [`Error::OutOfPages`], [`Error::TooManyPages`], [`Error::Memory`],
+    /// [`Error::Store`]. No sequence has changed then.
     pub fn load_seq(
         &mut self,
         path: impl AsRef<Path>,

@@ -19,7 +19,7 @@ use crate::sequences::SeqId;
 use crate::state::{Open, State};
 use crate::step::append::Append;
 use crate::step::batch::{Batch, batch_tensors};
-use crate::step::open_step::{OpenStep, Stepped};
+use crate::step::{OpenStep, Stepped};
 
 /// A block that was formed, and what queries are compared with: shape (num_layer, `Setup::index_len`).
 type NewBlock = (Formed, Vec<f32>);
@@ -36,9 +36,9 @@ impl InfLlm {
     /// A rollback keeps all three.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::EmptyAppend`], [`Error::DuplicateSeq`],
-    /// [`Error::PositionOverflow`], [`Error::OutOfPages`], [`Error::TooManyPages`], [`Error::ShiftLimit`],
-    /// [`Error::OutOfMemory`]; [`Error::NotSelected`], [`Error::BlockLost`], [`Error::Store`].
+    /// [`Error::EmptyAppend`], [`Error::DuplicateSeq`], [`Error::PositionOverflow`], [`Error::OutOfPages`],
+    /// [`Error::TooManyPages`], [`Error::ShiftLimit`], [`Error::OutOfMemory`], [`Error::NotSelected`],
+    /// [`Error::BlockLost`], [`Error::Store`].
     /// [`Error::Memory`]: if keys were being moved, their sequences are [lost](Error::Lost).
     pub fn begin_step(
         &mut self,

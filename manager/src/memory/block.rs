@@ -70,18 +70,12 @@ impl FromStr for BlockKey {
     type Err = NoBlockKey;
 
     fn from_str(text: &str) -> Result<Self, NoBlockKey> {
-        let digit = |&byte: &u8| match byte {
-            b'0'..=b'9' => Ok(byte - b'0'),
-            b'a'..=b'f' => Ok(byte - b'a' + 10),
-            _ => Err(NoBlockKey),
-        };
         let mut key = [0; 32];
-        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-        if pairs.len() != key.len() || !rest.is_empty() {
+        if text.len() != 2 * key.len() || !text.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
             return Err(NoBlockKey);
         }
-        for (byte, [high, low]) in key.iter_mut().zip(pairs) {
-            *byte = digit(high)? << 4 | digit(low)?;
+        for (i, byte) in key.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).map_err(|_| NoBlockKey)?;
         }
         Ok(Self(key))
     }

@@ -25,35 +25,20 @@ use crate::spec::CacheSpec;
 pub trait CacheMemory {
     /// Copies rows of slots, one copy after the other, each as `memmove` does: keys and values of all layers, and their
     /// scales.
-    ///
-    /// # Errors
-    /// See [`CacheMemory`].
     fn copy_rows(&mut self, copies: &[RowCopy]) -> Result<(), MemoryError>;
 
     /// Rotates the keys of slots to other positions, in all layers, with new scales where they are quantized: as
     /// [`CacheRows::rotate_keys`]. No slot is in two rotations.
-    ///
-    /// # Errors
-    /// See [`CacheMemory`].
     fn rotate_keys(&mut self, rotations: &[Rotation], rope: &Rope) -> Result<(), MemoryError>;
 
     /// Reads rows into `rows`, one after the other, each in canonical order: as [`CacheRows::read`].
-    ///
-    /// # Errors
-    /// See [`CacheMemory`].
     fn read_rows(&self, slots: &[usize], rows: &mut [u8]) -> Result<(), MemoryError>;
 
     /// Writes rows in canonical order: as [`CacheRows::write`].
-    ///
-    /// # Errors
-    /// See [`CacheMemory`].
     fn write_rows(&mut self, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError>;
 
     /// Writes rows of one layer, and leaves the other layers of the slots: as
     /// [`LayerRows::write`](kvcache_kernels::LayerRows::write).
-    ///
-    /// # Errors
-    /// See [`CacheMemory`].
     fn write_layer_rows(&mut self, layer: usize, slots: &[usize], rows: &[u8]) -> Result<(), MemoryError>;
 }
 

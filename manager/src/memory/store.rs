@@ -104,9 +104,6 @@ impl LongestBlock {
 /// writes [`Block::parts`] and returns what [`Block::verify`] makes of them. Whatever goes wrong is a miss.
 pub trait BlockStore: fmt::Debug + Send + Sync {
     /// The block of a key, if it is there.
-    ///
-    /// # Errors
-    /// [`StoreError`].
     fn get(&self, key: &BlockKey) -> Result<Option<Block>, StoreError>;
 
     /// Keeps a block, as long as there is room. One of [`BlockKind::Private`](crate::BlockKind::Private), of which
@@ -117,15 +114,9 @@ pub trait BlockStore: fmt::Debug + Send + Sync {
     fn put(&self, key: &BlockKey, block: Block) -> Result<(), StoreError>;
 
     /// Whether a block is there.
-    ///
-    /// # Errors
-    /// [`StoreError`].
     fn contains(&self, key: &BlockKey) -> Result<bool, StoreError>;
 
     /// Removes a block, if it is there.
-    ///
-    /// # Errors
-    /// [`StoreError`].
     fn delete(&self, key: &BlockKey) -> Result<(), StoreError>;
 
     /// The blocks of a chain, each of which needs all before it: up to the first that is missing.

@@ -12,7 +12,7 @@ use crate::sequences::sequence::{MemoryLocation, Sequence, Swapped, SwappedRows}
 use crate::slots::pages::NULL_PAGE;
 use crate::spec::Mode;
 use crate::state::State;
-use crate::step::open_step::{OpenStep, Stepped};
+use crate::step::{OpenStep, Stepped};
 
 /// Slots for a sequence that is swapped in.
 struct Placement {
@@ -30,8 +30,7 @@ impl Manager {
     /// as the cache has, until the store takes them: before that no further sequence is swapped out.
     ///
     /// # Errors
-    /// [`Error::TiersFull`], [`Error::NoTiers`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`],
-    /// [`Error::Swapped`]. The sequence stays in the cache then.
+    /// [`Error::TiersFull`], [`Error::NoTiers`]. The sequence stays in the cache then.
     pub fn swap_out(&mut self, seq: SeqId) -> Result<(), Error> {
         self.check_closed()?;
         self.blocks()?;
@@ -67,8 +66,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::RowsMissing`]: the store lacks rows, or is late; [`Error::OutOfPages`], [`Error::NoSlot`],
-    /// [`Error::NoTiers`], [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::Lost`], [`Error::Memory`]. The sequence
-    /// stays swapped out then.
+    /// [`Error::NoTiers`], [`Error::Memory`]. The sequence stays swapped out then.
     ///
     /// # Panics
     /// If the memory does. The sequence stays swapped out then.
@@ -111,7 +109,7 @@ impl Manager {
     /// meanwhile. Does not wait. What has not been stored yet is stored by the next step or update first.
     ///
     /// # Errors
-    /// [`Error::NoTiers`], [`Error::UnknownSeq`].
+    /// [`Error::NoTiers`].
     pub fn prefetch(&mut self, seqs: &[SeqId]) -> Result<(), Error> {
         self.blocks()?;
         let state = &self.state;
@@ -129,7 +127,7 @@ impl Manager {
     /// prompts that begin with their tokens. Without it a page is stored when it is evicted.
     ///
     /// # Errors
-    /// [`Error::NoTiers`], [`Error::StepOpen`].
+    /// [`Error::NoTiers`].
     pub fn offload_prefix(&mut self) -> Result<(), Error> {
         self.check_closed()?;
         self.blocks()?;
@@ -183,7 +181,7 @@ impl Manager {
         let page_size = self.state.page_size();
         let state = &mut self.state;
         for (&slot, &token) in slots.iter().zip(&swapped.tokens) {
-            state.prefix.slot_tokens_mut()[slot] = token;
+            state.prefix.slot_tokens[slot] = token;
         }
         let mut row = 0;
         for rows in &swapped.rows {

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::manager::Manager;
 use crate::memory::CacheMemory;
 use crate::sequences::SeqId;
-use crate::step::open_step::OpenStep;
+use crate::step::OpenStep;
 
 impl Manager {
     /// Loads all sequences that were [saved](Self::save), in their order. The manager has no sequence yet. Dimensions,
@@ -26,7 +26,7 @@ impl Manager {
     /// wrong, these are free again.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::Session`]; [`Error::NoSlot`] where in the mode `runs` there is no run as long as a
+    /// [`Error::Session`]; [`Error::NoSlot`] where in the mode `runs` there is no run as long as a
     /// sequence; [`Error::Memory`]. Neither sequences nor their rows have changed then, but cached pages that were to
     /// be written may have left the prefix index.
     ///
@@ -44,13 +44,7 @@ impl Manager {
         }
     }
 
-    /// Loads one of the sequences that were [saved](Self::save), beside those that there are.
-    ///
-    /// # Errors
-    /// Those of [`load`](Self::load).
-    ///
-    /// # Panics
-    /// If the memory does. Nothing is loaded then.
+    /// Loads one of the sequences that were [saved](Self::save), beside those that there are, as [`load`](Self::load).
     pub fn load_seq(
         &mut self,
         path: impl AsRef<Path>,

@@ -222,7 +222,7 @@ impl Placer<'_> {
             }
         }
         for (row, &token) in saved.tokens[..sequence.known].iter().enumerate() {
-            self.state.prefix.slot_tokens_mut()[sequence.slot(row, page_size)] = token;
+            self.state.prefix.slot_tokens[sequence.slot(row, page_size)] = token;
         }
         let seq = self.state.insert(sequence);
         self.placed.seqs.push(seq);

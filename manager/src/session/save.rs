@@ -55,19 +55,18 @@ impl Manager {
     /// whole on disk. Rows that sequences share are in it once.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::Lost`], [`Error::UpdatePending`], [`Error::Memory`]; [`Error::Session`] with
-    /// [`SessionError::Io`], [`SessionError::PassedRows`] or [`SessionError::Malformed`].
+    /// [`Error::UpdatePending`], [`Error::Memory`]; [`Error::Session`] with [`SessionError::Io`],
+    /// [`SessionError::PassedRows`] or [`SessionError::Malformed`].
     pub fn save(&mut self, path: impl AsRef<Path>, memory: &(impl CacheMemory + ?Sized)) -> Result<(), Error> {
         self.check_closed()?;
         let mut seqs: Vec<_> = self.state.sequences.iter().map(|(seq, sequence)| (sequence.created, seq)).collect();
         seqs.sort_unstable();
-        self.save_sequences(path.as_ref(), memory, seqs.into_iter().map(|(_, seq)| seq))
+        let (sequences, slots) = self.saved(seqs.into_iter().map(|(_, seq)| seq))?;
+        let read_rows = |range, bytes: &mut [u8]| memory.read_rows(&slots[range], bytes).map_err(Error::memory);
+        sequences::write(path.as_ref(), self.spec(), &sequences, slots.len(), read_rows)
     }
 
-    /// Saves one sequence, in the form of [`save`](Self::save).
-    ///
-    /// # Errors
-    /// [`Error::UnknownSeq`], and as [`save`](Self::save).
+    /// Saves one sequence, in the form of [`save`](Self::save), and refuses the same.
     pub fn save_seq(
         &mut self,
         path: impl AsRef<Path>,
@@ -78,10 +77,8 @@ impl Manager {
         saving.write(path, |rows, bytes| self.read_saving(&saving, rows, bytes, memory))
     }
 
-    /// Begins to save one sequence beside other work: what [`save_seq`](Self::save_seq) does in parts.
-    ///
-    /// # Errors
-    /// As [`save_seq`](Self::save_seq), of what is known before a byte is written.
+    /// Begins to save one sequence beside other work: what [`save_seq`](Self::save_seq) does in parts. Refuses what is
+    /// known before a byte is written.
     pub fn saving(&mut self, seq: SeqId) -> Result<Saving, Error> {
         self.check_closed()?;
         let (mut saved, _) = self.saved([seq])?;
@@ -94,8 +91,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::UpdatePending`] with copies, where [`update`](Self::update) has to come first;
-    /// [`SessionError::Changed`] for a sequence that has other rows or positions by now; [`Error::UnknownSeq`],
-    /// [`Error::Lost`], [`Error::Memory`].
+    /// [`SessionError::Changed`] for a sequence that has other rows or positions by now; [`Error::Memory`].
     pub fn read_saving(
         &self,
         saving: &Saving,
@@ -114,17 +110,6 @@ impl Manager {
         }
         let slots: Vec<_> = sequence.slots(self.spec().page_size()).skip(rows.start).take(rows.len()).collect();
         memory.read_rows(&slots, bytes).map_err(Error::memory)
-    }
-
-    fn save_sequences(
-        &self,
-        path: &Path,
-        memory: &(impl CacheMemory + ?Sized),
-        seqs: impl IntoIterator<Item = SeqId>,
-    ) -> Result<(), Error> {
-        let (sequences, slots) = self.saved(seqs)?;
-        let read_rows = |range, bytes: &mut [u8]| memory.read_rows(&slots[range], bytes).map_err(Error::memory);
-        sequences::write(path, self.spec(), &sequences, slots.len(), read_rows)
     }
 
     /// Sequences as a file has them, and the slots of its rows.

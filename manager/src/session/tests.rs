@@ -170,17 +170,6 @@ fn a_file_is_replaced_whole_or_not_at_all() {
     assert_eq!(files(), 1);
 }
 
-/// What cannot be right is of a damaged file, if the digest is wrong.
-#[test]
-fn every_altered_byte_of_the_data_is_found_by_the_digest() {
-    let bytes = saved(&spec(), &small(), 5);
-    for at in bytes.len() - parts(&bytes).1.len()..bytes.len() {
-        let mut damaged = bytes.clone();
-        damaged[at] ^= 0x80;
-        refuses(&damaged, "digest", "the digest of the file is");
-    }
-}
-
 #[test]
 fn files_without_the_header_of_a_session_are_refused() {
     refuses(b"a text without a header", "header_length", "expected at most 100000000");
@@ -227,14 +216,8 @@ fn headers_that_no_session_has_are_refused() {
             "tensor x",
         ),
         ("[68,188]", "[69,188]", "header", "offset"),
-        ("[60,68]", "[52,68]", "header", "offset"),
-        ("[60,68]", "[68,60]", "header", "offset"),
-        ("[68,188]", "[68,18446744073709551615]", "header", "offset"),
-        ("[68,188]", "[-1,188]", "header", "malformed"),
         ("[5,24]", "[5,23]", "header", "shape"),
         ("[5,24]", "[9223372036854775808,24]", "header", "overflow"),
-        ("[5,24]", "[4611686018427387904,4,0]", "header", "overflow"),
-        ("[5,24]", "[18446744073709551616,24]", "header", "malformed"),
         (r#""dtype":"U8","shape":[5,24]"#, r#""shape":[5,24]"#, "header", "dtype"),
         (r#""dtype":"U8","shape":[5,24]"#, r#""dtype":"I8","shape":[5,24]"#, "tensor", "rows is I8"),
         ("[5,24]", "[120]", "tensor", "rows"),

@@ -107,7 +107,7 @@ impl State {
 
     fn enqueue(&mut self, copies: &[RowCopy]) {
         for &RowCopy { src, dst, len } in copies {
-            self.prefix.slot_tokens_mut().copy_within(src..src + len, dst);
+            self.prefix.slot_tokens.copy_within(src..src + len, dst);
         }
         self.queue.extend_from_slice(copies);
     }

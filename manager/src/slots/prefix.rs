@@ -31,7 +31,7 @@ pub(crate) struct Prefix {
     seals: Vec<u64>,
     sealed: u64,
     /// By slot: its token, where it is known.
-    tokens: Vec<u32>,
+    pub(crate) slot_tokens: Vec<u32>,
 }
 
 /// The key of a page that is not sealed.
@@ -46,7 +46,7 @@ impl Prefix {
             keys: zeros(num_pages)?,
             seals: zeros(num_pages)?,
             sealed: 0,
-            tokens: zeros(num_pages * page_size)?,
+            slot_tokens: zeros(num_pages * page_size)?,
         })
     }
 
@@ -55,26 +55,18 @@ impl Prefix {
     }
 
     pub(crate) fn tokens(&self, page: u32) -> &[u32] {
-        &self.tokens[self.slots(page)]
+        &self.slot_tokens[self.slots(page)]
     }
 
     pub(crate) fn tokens_mut(&mut self, page: u32) -> &mut [u32] {
         let slots = self.slots(page);
-        &mut self.tokens[slots]
-    }
-
-    pub(crate) fn slot_tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    pub(crate) fn slot_tokens_mut(&mut self) -> &mut [u32] {
-        &mut self.tokens
+        &mut self.slot_tokens[slots]
     }
 
     /// Puts a sealed page's key and tokens to another page.
     pub(crate) fn move_page(&mut self, src: u32, dst: u32) {
         let slots = self.slots(src);
-        self.tokens.copy_within(slots, dst as usize * self.page_size);
+        self.slot_tokens.copy_within(slots, dst as usize * self.page_size);
         let key = std::mem::replace(&mut self.keys[src as usize], UNSEALED);
         self.keys[dst as usize] = key;
         self.seals[dst as usize] = self.seals[src as usize];

@@ -54,7 +54,8 @@ pub(crate) struct Journal {
     released: Vec<u32>,
     /// Cells that left a run: free at commit.
     freed: Vec<Range<usize>>,
-    taken: usize,
+    /// Pages that were taken.
+    pub(crate) taken: usize,
     /// Copies that were queued before.
     pub(crate) queued: usize,
 }
@@ -72,10 +73,6 @@ impl State {
     /// Begins a step or an edit, whose changes are then undone or [committed](Self::commit).
     pub(crate) fn begin(&mut self) {
         self.journal.queued = self.queue.len();
-    }
-
-    pub(crate) fn pages_taken(&self) -> usize {
-        self.journal.taken
     }
 
     /// Notes that an append of the step is to this sequence.
@@ -100,13 +97,9 @@ impl State {
         seq
     }
 
-    /// Takes a free page, or else the least recently used one of the cached pages, for one table entry.
-    pub(crate) fn take_page(&mut self) -> Option<u32> {
-        self.take_page_from(0)
-    }
-
-    /// Takes a page, or a cell from `first` on: none before it is free.
-    pub(crate) fn take_page_from(&mut self, first: usize) -> Option<u32> {
+    /// Takes a free page, or else the least recently used one of the cached pages, or a cell from `first` on, before
+    /// which none is free, for one table entry.
+    pub(crate) fn take_page(&mut self, first: usize) -> Option<u32> {
         let page = match self.pages.take(first) {
             Some((page, source)) => {
                 self.journal.undo.push(Undo::Take(page, source));
@@ -193,7 +186,7 @@ impl State {
     }
 
     pub(crate) fn copy_tokens(&mut self, RowCopy { src, dst, len }: RowCopy) {
-        let tokens = self.prefix.slot_tokens_mut();
+        let tokens = &mut self.prefix.slot_tokens;
         self.journal.tokens.extend_from_slice(&tokens[dst..dst + len]);
         tokens.copy_within(src..src + len, dst);
         self.journal.undo.push(Undo::Tokens(dst, len));
@@ -300,7 +293,7 @@ impl State {
                     self.prefix.unseal(page);
                 }
                 Undo::Tokens(slot, len) => {
-                    self.journal.restore_tokens(&mut self.prefix.slot_tokens_mut()[slot..slot + len]);
+                    self.journal.restore_tokens(&mut self.prefix.slot_tokens[slot..slot + len]);
                 }
             }
         }

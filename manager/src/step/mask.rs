@@ -1,42 +1,8 @@
 //! Attention masks: which keys each query of a step sees.
 
-use half::f16;
+use kvcache_simd::Float as MaskElement;
 
 use crate::error::Error;
-
-/// A type of mask elements: f32 or [`half::f16`].
-pub trait MaskElement: Copy + sealed::Sealed {
-    /// A visible key without a bias.
-    const ZERO: Self;
-    /// A key that is not visible.
-    const NEG_INFINITY: Self;
-    /// Rounds to the nearest, ties to even.
-    fn from_f32(value: f32) -> Self;
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-}
-
-impl MaskElement for f32 {
-    const ZERO: Self = 0.0;
-    const NEG_INFINITY: Self = Self::NEG_INFINITY;
-
-    fn from_f32(value: f32) -> Self {
-        value
-    }
-}
-
-impl MaskElement for f16 {
-    const ZERO: Self = Self::ZERO;
-    const NEG_INFINITY: Self = Self::NEG_INFINITY;
-
-    fn from_f32(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-}
 
 /// What a mask hides beside other sequences and later positions, the values of visible keys, and the least size.
 ///
@@ -110,9 +76,6 @@ pub(crate) struct MaskBlock<P, C> {
 
 /// Writes a mask of the given shape, with a plane for each of the slopes, or one without biases. The blocks' queries
 /// are its first rows, in order.
-///
-/// # Errors
-/// [`Error::MaskLength`].
 pub(crate) fn fill<T, P, C>(
     mask: &mut [T],
     shape: [usize; 3],
@@ -135,20 +98,20 @@ where
     if mask.is_empty() {
         return Ok(());
     }
-    let mut start = 0;
+    let (mut start, hidden) = (0, T::from_f32(f32::NEG_INFINITY));
     for block in blocks {
         for (i, plane) in mask.chunks_exact_mut(plane_len).enumerate() {
             let slope = slopes.map(|slopes| slopes[i]);
             let rows = plane[start..start + block.n * columns].chunks_exact_mut(columns);
             for (row, query) in rows.zip(block.position..) {
                 // Row by row, so that the second write finds the first in the cache.
-                row.fill(T::NEG_INFINITY);
+                row.fill(hidden);
                 visibility.show(row, query, &block, slope);
             }
         }
         start += block.n * columns;
     }
-    mask.chunks_exact_mut(plane_len).for_each(|plane| plane[start..].fill(T::NEG_INFINITY));
+    mask.chunks_exact_mut(plane_len).for_each(|plane| plane[start..].fill(hidden));
     Ok(())
 }
 
@@ -175,8 +138,8 @@ impl Visibility {
             match slope {
                 None => columns.take(rows.len(), |column, len| match &mut mask[column..column + len] {
                     // Where sequences grow by turns, most runs are of one key, too short for a call of memset.
-                    [one] => *one = T::ZERO,
-                    run => run.fill(T::ZERO),
+                    [one] => *one = T::default(),
+                    run => run.fill(T::default()),
                 }),
                 Some(slope) => {
                     let positions = block.key_positions.clone().map(|(first, len)| (first as usize, len));
@@ -230,6 +193,8 @@ mod tests {
     //! Masks of lengths and positions at their ends. Scripts compare which keys are visible.
 
     use std::iter::{Once, once};
+
+    use half::f16;
 
     use super::*;
 

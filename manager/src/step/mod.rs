@@ -21,7 +21,6 @@ pub(crate) mod batch;
 pub(crate) mod journal;
 mod key_positions;
 pub(crate) mod mask;
-pub(crate) mod open_step;
 pub(crate) mod plan;
 pub(crate) mod tensors;
 
@@ -38,9 +37,35 @@ use crate::memory::update::copy;
 use crate::state::{Open, State};
 use crate::step::append::Append;
 use crate::step::batch::{Batch, batch_tensors};
-use crate::step::mask::{MaskElement, MaskSpec};
-use crate::step::open_step::{OpenStep, Stepped};
 use crate::step::tensors::Tensors;
+
+/// Opens one step at a time.
+pub trait Stepped {
+    /// Rolls back the open step, if there is one: for a step that was leaked instead of dropped.
+    fn rollback_open_step(&mut self);
+}
+
+/// A step that is open: its `commit` ends it; dropped instead, it is rolled back.
+#[derive(Debug)]
+#[must_use = "a dropped step is rolled back"]
+pub struct OpenStep<'m, M: Stepped>(pub(crate) &'m mut M);
+
+impl<M: Stepped> OpenStep<'_, M> {
+    /// Ends the step as if it had never begun, as dropping it does.
+    pub fn rollback(self) {}
+
+    /// Lets the step stay open without borrowing its manager, which refuses all changes meanwhile and gives it back by
+    /// `open_step`. For bindings to languages without lifetimes.
+    pub fn detach(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<M: Stepped> Drop for OpenStep<'_, M> {
+    fn drop(&mut self) {
+        self.0.rollback_open_step();
+    }
+}
 
 /// A step whose rows have their slots. [`apply`](Self::apply) makes its copies; dropped instead, it is rolled back.
 #[derive(Debug)]
@@ -54,17 +79,24 @@ impl Manager {
     /// Plans a step that appends rows to sequences: all of them, or none. No appends are a legal step.
     ///
     /// # Errors
-    /// [`Error::StepOpen`], [`Error::UnknownSeq`], [`Error::EmptyAppend`], [`Error::DuplicateSeq`],
-    /// [`Error::PositionOrder`], [`Error::PositionOverflow`], [`Error::TooManyPages`], [`Error::OutOfPages`],
-    /// [`Error::OutOfMemory`]: `max_pages` columns for each append are more than there is memory for.
+    /// [`Error::EmptyAppend`], [`Error::DuplicateSeq`], [`Error::PositionOrder`], [`Error::PositionOverflow`],
+    /// [`Error::TooManyPages`], [`Error::OutOfPages`], [`Error::OutOfMemory`]: `max_pages` columns for each append are
+    /// more than there is memory for.
     pub fn begin_step(&mut self, appends: &[Append<'_>]) -> Result<Planned<'_>, Error> {
-        self.plan_step(appends)?;
+        self.check_closed()?;
+        self.state.prepare_update();
+        let planned = self.state.plan_step(appends);
+        if let Err(error) = planned.and_then(|()| self.tensors.fill(&self.state, appends)) {
+            self.state.rollback(|_| false);
+            return Err(error);
+        }
+        self.open = Some(Open::Planned);
         Ok(Planned(OpenStep(self)))
     }
 
     /// The step that was [detached](Step::detach), or leaked, after it was applied.
     pub fn open_step(&mut self) -> Option<Step<'_>> {
-        if self.is_applied() { Some(OpenStep(self)) } else { None }
+        if self.open == Some(Open::Applied) { Some(OpenStep(self)) } else { None }
     }
 }
 
@@ -85,8 +117,17 @@ impl<'m> Planned<'m> {
     /// # Panics
     /// If the memory does. The step is then rolled back; all cached pages that it took are free.
     pub fn apply(self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<Step<'m>, Error> {
-        self.0.0.apply(memory)?;
-        Ok(self.0)
+        let manager = &mut *self.0.0;
+        manager.drain(memory)?;
+        let moved = manager.load_blocks(memory).and_then(|()| copy(memory, &manager.state.plan.copies));
+        if moved.is_err() {
+            let (page_size, plan) = (manager.state.page_size(), &manager.state.plan);
+            let copied = plan.copies.iter().map(|copy| (copy.dst / page_size) as u32);
+            let written: HashSet<u32> = copied.chain(plan.loads.iter().map(|load| load.0)).collect();
+            manager.rollback(|page| written.contains(&page));
+        }
+        manager.state.plan.loads.clear();
+        moved.map(|()| self.0)
     }
 }
 
@@ -121,70 +162,32 @@ impl Step<'_> {
         &self.tensors().cached
     }
 
-    /// Replaces what is in `positions` by the positions of all rows, in the order of `key` and `value`: shape
-    /// (`kvstarts[B]`).
-    pub fn key_positions_into(&self, positions: &mut Vec<i64>) {
-        self.0.key_positions_into(positions);
-    }
-
-    /// The planes, rows and columns of a mask. In the mode `cells` the rows are the tokens, rounded up to a multiple of
-    /// 32, and the columns the cells of the second entry; else they are the tokens and the rows of `key` and `value`.
-    pub fn mask_shape(&self, mask: &MaskSpec<'_>) -> [usize; 3] {
-        self.0.mask_shape(mask)
-    }
-
-    /// Writes a mask of the shape [`mask_shape`](Self::mask_shape), float32 or float16, for attention over `key` and
-    /// `value`; in the mode `cells` over the keys of the second entry. A visible key is 0 or a bias, all else is -inf.
-    ///
-    /// # Errors
-    /// [`Error::MaskLength`].
-    pub fn mask_into<T: MaskElement>(&self, spec: &MaskSpec<'_>, mask: &mut [T]) -> Result<(), Error> {
-        self.0.mask_into(spec, mask)
-    }
-
     /// Ends the step: its rows are stored.
     pub fn commit(self) {
-        self.0.commit();
+        let manager = &mut *self.0;
+        manager.commit_load();
+        manager.state.trim_windows();
+        let state = &mut manager.state;
+        manager.prefix_hits += state.plan.entries.iter().map(|entry| entry.cached).sum::<usize>();
+        if let Some(blocks) = &mut state.blocks {
+            blocks.forget_found();
+        }
+        if let Some(threshold) = state.spec.defrag_threshold
+            && state.pages.any_freed()
+            && state.fragmentation() > threshold
+        {
+            state.defragment(None);
+        }
     }
 }
 
 impl Manager {
-    pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
-        self.check_closed()?;
-        self.state.prepare_update();
-        let planned = self.state.plan_step(appends);
-        if let Err(error) = planned.and_then(|()| self.tensors.fill(&self.state, appends)) {
-            self.state.rollback(|_| false);
-            return Err(error);
-        }
-        self.open = Some(Open::Planned);
-        Ok(())
-    }
-
-    /// Whether a step is open that was applied.
-    pub(crate) fn is_applied(&self) -> bool {
-        self.open == Some(Open::Applied)
-    }
-
     /// Undoes the open step or load. Cached pages that may have been `written` leave the index.
     fn rollback(&mut self, written: impl FnMut(u32) -> bool) {
         self.state.rollback(written);
         self.state.settle();
         self.tensors.forget_rows();
         self.open = None;
-    }
-
-    pub(crate) fn apply(&mut self, memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {
-        self.drain(memory)?;
-        let moved = self.load_blocks(memory).and_then(|()| copy(memory, &self.state.plan.copies));
-        if moved.is_err() {
-            let (page_size, plan) = (self.state.page_size(), &self.state.plan);
-            let copied = plan.copies.iter().map(|copy| (copy.dst / page_size) as u32);
-            let written: HashSet<u32> = copied.chain(plan.loads.iter().map(|load| load.0)).collect();
-            self.rollback(|page| written.contains(&page));
-        }
-        self.state.plan.loads.clear();
-        moved
     }
 
     /// Writes the blocks that the step has found in the store to their pages.
@@ -226,22 +229,5 @@ impl Manager {
     pub(crate) fn commit_load(&mut self) {
         self.state.commit();
         self.open = None;
-    }
-
-    pub(crate) fn commit(&mut self) {
-        self.state.commit();
-        self.open = None;
-        self.state.trim_windows();
-        let state = &mut self.state;
-        self.prefix_hits += state.plan.entries.iter().map(|entry| entry.cached).sum::<usize>();
-        if let Some(blocks) = &mut state.blocks {
-            blocks.forget_found();
-        }
-        if let Some(threshold) = state.spec.defrag_threshold
-            && state.pages.any_freed()
-            && state.fragmentation() > threshold
-        {
-            state.defragment(None);
-        }
     }
 }

@@ -2,7 +2,7 @@
 //! computes.
 
 use kvcache_manager::schema::CacheLayout;
-use kvcache_manager::{CacheSettings, Geometry, Manager, Mode, Rope, find_slot};
+use kvcache_manager::{CacheSettings, Geometry, Manager, Mode, Rope};
 use kvcache_testing::manager::managed::Managed;
 
 pub fn settings(num_layer: usize, num_heads: usize, head_dim: usize, max_t: usize) -> CacheSettings {
@@ -16,15 +16,6 @@ fn small(mode: Mode, max_t: usize) -> CacheSettings {
 
 pub fn live_pages(manager: &Manager) -> usize {
     manager.stats().used / manager.spec().page_size()
-}
-
-#[test]
-fn g1_find_slot() {
-    let busy = |cells: &[usize]| -> Vec<bool> { (0..8).map(|cell| cells.contains(&cell)).collect() };
-    assert_eq!(find_slot(&busy(&[0, 1, 4]), 6, 3, 3).0, Some(5));
-    assert_eq!(find_slot(&busy(&[0, 1, 4]), 0, 3, 3).0, Some(5));
-    assert_eq!(find_slot(&busy(&[0, 2, 4, 6]), 0, 4, 2), (None, 0));
-    assert_eq!(find_slot(&busy(&[0, 2, 4, 6]), 5, 4, 2), (None, 5), "a failed search leaves the head");
 }
 
 #[test]

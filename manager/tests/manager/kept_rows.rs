@@ -164,7 +164,7 @@ fn a_prefix_is_found_by_its_last_window_alone() {
     assert_eq!(script.cache.manager.find_prefix(&whole.most_cached(28)).unwrap(), 0, "the first pages are gone");
     script.append(0, 69, true);
     script.check();
-    assert_eq!((script.cache.manager.prefix_hits(), live_pages(&script.cache.manager)), (68, 2));
+    assert_eq!((script.cache.manager.stats().prefix_hits, live_pages(&script.cache.manager)), (68, 2));
     assert!(script.cache.slots(script.seqs[0].0)[..60].iter().all(|&slot| slot < 4));
 }
 

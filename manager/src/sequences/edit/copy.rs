@@ -91,7 +91,7 @@ impl State {
         let page_size = self.page_size();
         let need = rows.len().div_ceil(page_size);
         self.require(need)?;
-        let table: Vec<u32> = (0..need).map(|_| self.take_required()).collect();
+        let table: Vec<u32> = (0..need).map(|_| self.take_required(0)).collect();
         let segments: Vec<_> = self.sequences[src].segments(rows.clone(), page_size).collect();
         for segment in segments {
             let mut done = 0;

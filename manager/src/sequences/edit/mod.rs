@@ -29,15 +29,9 @@ impl State {
         })
     }
 
-    /// Takes a page, which [`require`](Self::require) has found.
-    fn take_required(&mut self) -> u32 {
-        self.take_required_from(0)
-    }
-
-    /// Takes a page, or a cell from `first` on: none before it is free.
-    fn take_required_from(&mut self, first: usize) -> u32 {
-        let taken = self.take_page_from(first);
-        taken.unwrap_or_else(|| unreachable!("pages are counted before they are taken"))
+    /// Takes a page, which [`require`](Self::require) has found, or a cell from `first` on, before which none is free.
+    fn take_required(&mut self, first: usize) -> u32 {
+        self.take_page(first).unwrap_or_else(|| unreachable!("pages are counted before they are taken"))
     }
 
     /// In the mode `cells`, takes as many neighboring cells, if there are such, for [`take_next`](Self::take_next).
@@ -53,7 +47,7 @@ impl State {
                 self.share_page(cell);
                 cell
             }
-            None => self.take_required(),
+            None => self.take_required(0),
         }
     }
 

@@ -159,7 +159,7 @@ impl State {
             head
         } else {
             self.require(1)?;
-            let page = self.take_required();
+            let page = self.take_required(0);
             self.queue_copy(to_tail(page));
             self.queue_copy(to_head(page));
             page
@@ -187,7 +187,7 @@ impl State {
                 self.unseal_page(*page);
                 continue;
             }
-            let own = self.take_required();
+            let own = self.take_required(0);
             let front = rows.start % page_size;
             if index == 0 && front > 0 {
                 let src = *page as usize * page_size;

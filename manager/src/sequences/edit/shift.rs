@@ -184,7 +184,7 @@ impl State {
                 self.unseal_page(page);
                 continue;
             }
-            let own = self.take_required_from(free);
+            let own = self.take_required(free);
             free = own as usize + 1;
             let slot = |page: u32| page as usize * page_size;
             self.queue_copy(RowCopy { src: slot(page), dst: slot(own), len: page_size.min(len - index * page_size) });

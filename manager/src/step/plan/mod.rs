@@ -2,7 +2,6 @@
 
 mod cells;
 mod pages;
-mod runs;
 
 use kvcache_kernels::RowCopy;
 
@@ -95,7 +94,7 @@ impl State {
         let sequence = &self.sequences[seq];
         for segment in sequence.segments(row..row + tokens.len(), page_size) {
             let (here, behind) = rest.split_at(segment.len);
-            self.prefix.slot_tokens_mut()[segment.slot..segment.slot + segment.len].copy_from_slice(here);
+            self.prefix.slot_tokens[segment.slot..segment.slot + segment.len].copy_from_slice(here);
             rest = behind;
         }
         let known = row + tokens.len();

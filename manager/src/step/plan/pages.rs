@@ -18,7 +18,7 @@ impl State {
             self.plan.entries.push(entry);
         }
         if self.plan.missing > 0 {
-            let taken = self.pages_taken();
+            let taken = self.journal.taken;
             return Err(Error::OutOfPages {
                 need: taken.saturating_add(self.plan.missing),
                 free: taken + self.available(),
@@ -165,7 +165,7 @@ impl State {
 
     /// Takes a page. Once one is missing the step is refused, and takes no more.
     fn take_planned(&mut self) -> Option<u32> {
-        if self.plan.missing > 0 { None } else { self.take_page() }
+        if self.plan.missing > 0 { None } else { self.take_page(0) }
     }
 
     /// Gives a sequence the pages of `kvlen` rows: all of them, or none.
