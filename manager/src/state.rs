@@ -137,11 +137,6 @@ impl State {
         }
     }
 
-    /// A name that no other block has.
-    pub(crate) fn private_key(&mut self) -> Result<BlockKey, Error> {
-        Ok(self.blocks.as_mut().ok_or(Error::NoTiers)?.private_key())
-    }
-
     pub(crate) fn next_created(&mut self) -> u64 {
         self.created += 1;
         self.created

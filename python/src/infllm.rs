@@ -137,7 +137,7 @@ impl InfLlm {
             mode,
             max_pages: max_pages.map(|pages| pages.size("max_pages")).transpose()?,
             key_form: spec::key_form(key_form)?,
-            rope: rope.map(|rope| rope.get().core().clone()),
+            rope: rope.map(|rope| rope.get().0.clone()),
             shift_limit: shift_limit.0,
             ..settings
         };

@@ -108,7 +108,7 @@ impl Manager {
             fingerprint: fingerprint.to_owned(),
             computed_by: computed_by.to_owned(),
             key_form: spec::key_form(key_form)?,
-            rope: rope.map(|rope| rope.get().core().clone()),
+            rope: rope.map(|rope| rope.get().0.clone()),
             window: window.map(|window| window.size("window")).transpose()?,
             sink: sink.size("sink")?,
             slack: slack.size("slack")?,

@@ -75,12 +75,12 @@ impl Operand {
         if !array.dtype().is_equiv_to(expected_type) {
             let (expected, got) = (expected_type.to_string(), array.dtype().to_string());
             let what = format!("expected an array of {expected} for {}, got one of {got}", self.element);
-            return Err(self.refused("tensor_type", &what, expected, got));
+            return Err(refused(self.name, "tensor_type", &what, expected, got));
         }
         if array.shape() != self.shape {
             let what = format!("expected shape {:?}, got {:?}", self.shape, array.shape());
             let (expected, got) = (PyTuple::new(py, self.shape)?, PyTuple::new(py, array.shape())?);
-            return Err(self.refused("tensor_shape", &what, expected.unbind(), got.unbind()));
+            return Err(refused(self.name, "tensor_shape", &what, expected.unbind(), got.unbind()));
         }
         // SAFETY: `self` keeps the array that the pointer is from.
         let (flags, address) = unsafe {
@@ -94,22 +94,22 @@ impl Operand {
                  {strides:?}"
             );
             let got = format!("strides {strides:?}");
-            return Err(self.refused("tensor_not_contiguous", &what, "C-contiguous", &got));
+            return Err(refused(self.name, "tensor_not_contiguous", &what, "C-contiguous", &got));
         }
         if flags & NPY_ARRAY_WRITEABLE == 0 {
-            return Err(self.refused("tensor_read_only", "the array is read-only", "writable", "read-only"));
+            return Err(refused(self.name, "tensor_read_only", "the array is read-only", "writable", "read-only"));
         }
         Ok(address.cast())
     }
+}
 
-    /// The refusal of the array, which is not as expected.
-    fn refused<T>(&self, kind: &'static str, what: &str, expected: T, got: T) -> Refusal
-    where
-        T: for<'py> IntoPyObject<'py>,
-    {
-        let refusal = Refusal::manager(kind, format!("{}: {what}", self.name));
-        refusal.with("name", self.name).with("expected", expected).with("got", got)
-    }
+/// The refusal of an array that is not as expected.
+fn refused<T>(name: &'static str, kind: &'static str, what: &str, expected: T, got: T) -> Refusal
+where
+    T: for<'py> IntoPyObject<'py>,
+{
+    let refusal = Refusal::manager(kind, format!("{name}: {what}"));
+    refusal.with("name", name).with("expected", expected).with("got", got)
 }
 
 /// The arrays of a [`HostMemory`], checked for one use.
@@ -164,19 +164,16 @@ impl HostMemory {
         // The memory of a cache is the same in every mode.
         let spec = CacheSettings { mode: Mode::Runs, ..spec::settings(spec)? }.check()?;
         let cache = Operand::new("cache", cache, spec.cache_type, spec.cache_shape())?;
-        let refused = |kind, message: String, expected: Option<&str>, got: Option<&str>| {
-            Err(Refusal::manager(kind, message).with("name", "scale").with("expected", expected).with("got", got))
-        };
         let scale = match (scale, spec.quant, spec.scale_shape()) {
             (Some(scale), Some((_, scale_type)), Some(shape)) => Some(Operand::new("scale", scale, scale_type, shape)?),
             (None, None, _) => None,
             (None, Some((_, expected)), _) => {
-                let message = format!("scale: expected an array of {expected}, got None");
-                return refused("scale_missing", message, Some(expected.name()), None);
+                let what = format!("expected an array of {expected}, got None");
+                return Err(refused("scale", "scale_missing", &what, Some(expected.name()), None));
             }
             (Some(_), _, _) => {
-                let message = "scale: expected None for a cache that has no scales by slot, got an array".to_owned();
-                return refused("scale_unexpected", message, None, Some("an array"));
+                let what = "expected None for a cache that has no scales by slot, got an array";
+                return Err(refused("scale", "scale_unexpected", what, None, Some("an array")));
             }
         };
         Ok(Self { spec, cache, scale, busy: Mutex::new(()) })

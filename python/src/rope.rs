@@ -22,14 +22,7 @@ const MAX_N_ROT: i64 = 1 << 16;
 /// n_rot / 2 of them.
 #[pyclass(frozen, eq, module = "kvcache_ops.manager")]
 #[derive(Debug, PartialEq)]
-pub struct Rope(core::Rope);
-
-impl Rope {
-    /// This embedding, as the manager takes it.
-    pub fn core(&self) -> &core::Rope {
-        &self.0
-    }
-}
+pub struct Rope(pub core::Rope);
 
 #[pymethods]
 impl Rope {

@@ -27,7 +27,7 @@ impl Manager {
     ///
     /// Raises ManagerError: unknown_seq, changed (the sequence was, meanwhile), and as `save`.
     fn save_seq(&self, py: Python<'_>, path: PathBuf, memory: &Bound<'_, HostMemory>, s: Id) -> Result<()> {
-        memory.get().arrays(py, self.shared.spec())?;
+        memory.get().arrays(py, &self.shared.spec)?;
         let saving = self.shared.with(py, |manager| Ok(manager.saving(s.0)?))?;
         let memory = memory.clone().unbind();
         let read = |rows: Range<usize>, bytes: &mut [u8]| {

@@ -50,7 +50,8 @@ managed! {
 /// could want it too.
 #[derive(Debug)]
 pub struct Shared<M: Managed, P> {
-    spec: M::Spec,
+    /// The memory that the cache needs.
+    pub spec: M::Spec,
     manager: Mutex<M>,
     /// The number of the open step, or of the last one.
     latest: AtomicU64,
@@ -99,11 +100,6 @@ impl<M: Managed, P> Shared<M, P> {
         }
     }
 
-    /// The memory that the cache needs.
-    pub fn spec(&self) -> &M::Spec {
-        &self.spec
-    }
-
     /// Has `used` use the manager, while no other thread does. After a panic of an earlier one it is `broken`. A
     /// refusal becomes an exception, which is Python code, when the lock is free again.
     pub fn with<R>(&self, py: Python<'_>, used: impl FnOnce(&mut M) -> Result<R>) -> Result<R> {
@@ -118,20 +114,9 @@ impl<M: Managed, P> Shared<M, P> {
         used(&mut manager)
     }
 
-    /// The number of the step that has just been opened. To be called while the manager is locked.
-    fn opened(&self) -> u64 {
-        1 + self.latest.fetch_add(1, Ordering::Relaxed)
-    }
-
     /// The open step, if it is this one. To be called while the manager is locked.
     fn step<'m>(&self, manager: &'m mut M, number: u64) -> Option<core::OpenStep<'m, M>> {
         if number == self.latest.load(Ordering::Relaxed) { manager.open_step() } else { None }
-    }
-
-    /// Python has this step no longer.
-    fn abandon(&self, step: u64) {
-        // An older one is not open.
-        self.abandoned.fetch_max(step, Ordering::Relaxed);
     }
 }
 
@@ -162,7 +147,7 @@ pub struct OpenStep<M: Managed, P> {
 impl<M: Managed, P> OpenStep<M, P> {
     /// The step that has just been opened. To be called while the manager is locked.
     pub fn new(shared: &Arc<Shared<M, P>>) -> Self {
-        Self { number: shared.opened(), shared: Arc::clone(shared) }
+        Self { number: 1 + shared.latest.fetch_add(1, Ordering::Relaxed), shared: Arc::clone(shared) }
     }
 
     /// Has `used` use the step while no other thread uses the manager.
@@ -191,6 +176,7 @@ impl<M: Managed, P> OpenStep<M, P> {
 
 impl<M: Managed, P> Drop for OpenStep<M, P> {
     fn drop(&mut self) {
-        self.shared.abandon(self.number);
+        // An older one is not open.
+        self.shared.abandoned.fetch_max(self.number, Ordering::Relaxed);
     }
 }

@@ -145,7 +145,7 @@ impl InfLlm {
                 Ok(key) => formed.keys.push(key),
                 Err(error) => {
                     self.forget(formed);
-                    return Err(error.into());
+                    return Err(error);
                 }
             }
         }

@@ -151,7 +151,7 @@ impl Sequence {
             return Ok((0..blocks as u32).collect());
         }
         let layer = setup.layers(group).start;
-        self.chosen[group].clone().ok_or_else(|| Error::NotSelected { seq, layer, blocks, topk }.into())
+        self.chosen[group].clone().ok_or(Error::NotSelected { seq, layer, blocks, topk })
     }
 
     /// The positions of the keys of an open step that sees these blocks, in order.

@@ -95,9 +95,8 @@ impl InfLlm {
     /// # Errors
     /// [`Error::KnownSeq`].
     pub fn fork(&mut self, src: SeqId, seq: Option<SeqId>) -> Result<SeqId, Error> {
-        self.intact(src)?;
-        self.check_new(seq)?;
         let sequence = self.intact(src)?.clone();
+        self.check_new(seq)?;
         let (rows, resident) = (self.manager.fork(sequence.rows)?, self.manager.fork(sequence.resident)?);
         Ok(self.insert(seq, Sequence { rows, resident, ..sequence }))
     }
@@ -134,7 +133,7 @@ impl InfLlm {
         let mut result = Ok(());
         for key in blocks.into_iter().filter_map(Arc::into_inner).flat_map(|block| block.keys) {
             if let Err(error) = self.blocks.store.delete(&key) {
-                result = Err(Error::Store(error).into());
+                result = Err(Error::Store(error));
             }
         }
         result

@@ -79,28 +79,22 @@ impl InfLlm {
     /// keys are lost; after either the blocks are not resident.
     fn write(&mut self, memory: &mut (impl CacheMemory + ?Sized), fetched: &[Fetched]) -> Result<(), Error> {
         let rotated = self.manager.update(memory);
-        let written = rotated.and_then(|()| fetched.iter().try_for_each(|block| self.write_block(memory, block)));
+        let mut write = |(seq, group, load, block): &Fetched| {
+            let first = load.slot * self.setup.config.block;
+            let slots = self.slots(self.sequences[seq].resident, first..first + self.setup.config.block);
+            let written = match self.setup.config.per_layer {
+                true => memory.write_layer_rows(*group, &slots, block.rows()),
+                false => memory.write_rows(&slots, block.rows()),
+            };
+            written.map_err(Error::memory)
+        };
+        let written = rotated.and_then(|()| fetched.iter().try_for_each(&mut write));
         if written.is_err() {
             for &(seq, group, load, _) in fetched {
                 self.sequences.entry(seq).and_modify(|sequence| sequence.residency[group].forget(load));
             }
         }
         written
-    }
-
-    fn write_block(
-        &self,
-        memory: &mut (impl CacheMemory + ?Sized),
-        (seq, group, load, block): &Fetched,
-    ) -> Result<(), Error> {
-        let first = load.slot * self.setup.config.block;
-        let slots = self.slots(self.sequences[seq].resident, first..first + self.setup.config.block);
-        let written = if self.setup.config.per_layer {
-            memory.write_layer_rows(*group, &slots, block.rows())
-        } else {
-            memory.write_rows(&slots, block.rows())
-        };
-        written.map_err(Error::memory)
     }
 
     /// The step that was [detached](InfLlmStep::detach).

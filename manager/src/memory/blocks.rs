@@ -278,11 +278,6 @@ impl Blocks {
             }
         }
     }
-
-    /// Says that blocks will be read soon.
-    pub(crate) fn prefetch(&self, keys: &[BlockKey]) {
-        self.store.prefetch(keys);
-    }
 }
 
 pub(crate) fn load(block: &Block, slots: &[usize], memory: &mut (impl CacheMemory + ?Sized)) -> Result<(), Error> {

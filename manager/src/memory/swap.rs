@@ -47,7 +47,7 @@ impl Manager {
         for slots in slots.chunks(blocks::rows_of_a_block(&state.spec)) {
             let page = (slots.len() == page_size).then_some((slots[0] / page_size) as u32);
             let sealed = page.and_then(|page| Some((state.prefix.key(page)?, state.prefix.seal_of(page))));
-            let block = state.private_key()?;
+            let block = state.blocks.as_mut().ok_or(Error::NoTiers)?.private_key();
             rows.push(SwappedRows { block, len: slots.len(), sealed });
             state.offloads.push(PendingOffload { behind, key: block, kind: BlockKind::Private, slots: slots.to_vec() });
         }
@@ -119,7 +119,7 @@ impl Manager {
             let missing = rows.filter(|rows| state.in_cache(rows).is_none());
             keys.extend(missing.map(|rows| rows.block));
         }
-        self.blocks()?.prefetch(&keys);
+        self.blocks()?.store.prefetch(&keys);
         Ok(())
     }
 

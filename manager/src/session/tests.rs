@@ -200,8 +200,10 @@ fn a_file_of_another_version_is_refused() {
 fn headers_that_no_session_has_are_refused() {
     let bytes = saved(&spec(), &small(), 5);
     let (header, data) = parts(&bytes);
-    let max = u64::MAX;
-    let mut edits: Vec<(&str, String, &str, &str)> = Vec::new();
+    let refuses_edit = |from: &str, to: &str, kind: &str, what: &str| {
+        assert_eq!(header.matches(from).count(), 1, "{from} in {header}");
+        refuses(&signed(header.replace(from, to).as_bytes(), data), kind, what);
+    };
     for (from, to, kind, what) in [
         ("kvcache-session", "pt", "format", "\"pt\""),
         (r#""version":"3""#, r#""v":"2""#, "version", "missing"),
@@ -243,17 +245,13 @@ fn headers_that_no_session_has_are_refused() {
         (r#"\"gone\":4"#, r#"\"gone\":2147483647"#, "metadata", "sequences"),
         (r#""[{"#, r#""{"#, "metadata", "sequences"),
     ] {
-        edits.push((from, to.to_owned(), kind, what));
+        refuses_edit(from, to, kind, what);
     }
     for (key, number) in [("num_layer", 2), ("num_heads", 1), ("head_dim", 4), ("quant_bit", 8), ("quant_group", 4)] {
-        let from: &str = Box::leak(format!("\"{key}\":\"{number}\"").into_boxed_str());
-        for to in ["\"x\":\"1\"".to_owned(), format!("\"{key}\":\"-1\""), format!("\"{key}\":\"{max}0\"")] {
-            edits.push((from, to, "metadata", key));
+        let from = format!("\"{key}\":\"{number}\"");
+        for to in ["\"x\":\"1\"", &format!("\"{key}\":\"-1\""), &format!("\"{key}\":\"{}0\"", u64::MAX)] {
+            refuses_edit(&from, to, "metadata", key);
         }
-    }
-    for (from, to, kind, what) in edits {
-        assert_eq!(header.matches(from).count(), 1, "{from} in {header}");
-        refuses(&signed(header.replace(from, &to).as_bytes(), data), kind, what);
     }
     let longer = header.replace("[48,60]", "[48,56]").replace("[60,60]", "[56,56]").replace("[60,68]", "[56,68]");
     let longer = longer.replace(r#""I32","shape":[3]"#, r#""I32","shape":[x]"#);

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use kvcache_op::{IndexInputs, TensorRef};
-
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Batch {
     pub(crate) seqstarts: Vec<i64>,
@@ -44,17 +42,6 @@ impl Batch {
         self.start_pos.push(start as i64);
         self.max_seqlen = self.max_seqlen.max(n as i64);
         self.max_kvlen = self.max_kvlen.max((start + n) as i64);
-    }
-
-    pub(crate) fn index_inputs<'a>(&'a self, cachestarts: impl Into<TensorRef<'a>>) -> IndexInputs<'a> {
-        IndexInputs {
-            seqstarts: (&self.seqstarts).into(),
-            kvstarts: (&self.kvstarts).into(),
-            cachestarts: cachestarts.into(),
-            start_pos: (&self.start_pos).into(),
-            max_seqlen: (&self.max_seqlen).into(),
-            max_kvlen: (&self.max_kvlen).into(),
-        }
     }
 }
 

@@ -85,7 +85,7 @@ impl Manager {
     pub fn begin_step(&mut self, appends: &[Append<'_>]) -> Result<Planned<'_>, Error> {
         self.check_closed()?;
         self.state.prepare_update();
-        let planned = self.state.plan_step(appends);
+        let planned = self.state.begin_plan(appends).and_then(|()| self.state.place_rows(appends));
         if let Err(error) = planned.and_then(|()| self.tensors.fill(&self.state, appends)) {
             self.state.rollback(|_| false);
             return Err(error);
@@ -144,7 +144,15 @@ impl Step<'_> {
 
     /// The inputs of `KeyValueCache::check_layers`, and the index inputs of a single call.
     pub fn layers_inputs(&self) -> IndexInputs<'_> {
-        self.tensors().index_inputs()
+        let Tensors { batch, cachestarts, .. } = self.tensors();
+        IndexInputs {
+            seqstarts: (&batch.seqstarts).into(),
+            kvstarts: (&batch.kvstarts).into(),
+            cachestarts: cachestarts.into(),
+            start_pos: (&batch.start_pos).into(),
+            max_seqlen: (&batch.max_seqlen).into(),
+            max_kvlen: (&batch.max_kvlen).into(),
+        }
     }
 
     /// With pages shape (B, MaxP): the first slot of each page; -1 after the last one. Else shape (B): the first slot.

@@ -1,6 +1,5 @@
 //! The index tensors of a step, in buffers that every step uses again.
 
-use kvcache_op::IndexInputs;
 use ndarray::{ArrayD, IxDyn};
 
 use crate::error::Error;
@@ -135,10 +134,6 @@ impl Tensors {
     pub(crate) fn forget_rows(&mut self) {
         self.rows.clear();
         self.cachestarts.fill(-1);
-    }
-
-    pub(crate) fn index_inputs(&self) -> IndexInputs<'_> {
-        self.batch.index_inputs(&self.cachestarts)
     }
 }
 

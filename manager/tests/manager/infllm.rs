@@ -360,15 +360,14 @@ proptest! {
                     let ready = |i: usize| {
                         groups.clone().all(|group| machine.naive[i].1.wanted(&machine.config, group).is_some())
                     };
+                    let counts: Vec<_> = appends.iter().map(|&(i, n)| (machine.naive[i].0, n)).collect();
                     if appends.iter().all(|&(i, _)| ready(i)) {
                         machine.step(&appends, commit, select)?;
                         // What was loaded is resident.
-                        let counts: Vec<_> = appends.iter().map(|&(i, n)| (machine.naive[i].0, n)).collect();
                         if !commit {
                             prop_assert_eq!(machine.infllm.begin_step(&counts, &mut machine.memory)?.loads(), 0);
                         }
                     } else {
-                        let counts: Vec<_> = appends.iter().map(|&(i, n)| (machine.naive[i].0, n)).collect();
                         let refused = machine.infllm.begin_step(&counts, &mut machine.memory).unwrap_err();
                         prop_assert_eq!(refused.kind(), "not_selected");
                     }

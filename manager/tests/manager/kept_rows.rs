@@ -190,18 +190,11 @@ fn what_needs_rows_that_the_window_has_passed_is_refused() {
     let refused = manager.save_seq("nowhere", &script.cache.memory, seq).unwrap_err();
     assert_eq!(refused.to_string(), "a window has freed the pages of the first 6 rows of a sequence, expected none");
     assert!(*manager == before);
-    for settings in [
-        CacheSettings { mode: Mode::Paged { page_size: 4 }, keep_rows: true, ..settings(1, 1, 4, 8) },
-        CacheSettings {
-            mode: Mode::Paged { page_size: 4 },
-            window: Some(4),
-            sink: 1,
-            keep_rows: true,
-            ..settings(1, 1, 4, 8)
-        },
-        CacheSettings { mode: Mode::Runs, window: Some(4), keep_rows: true, ..settings(1, 1, 4, 8) },
-        CacheSettings { mode: Mode::Paged { page_size: 4 }, window: Some(4), keep_rows: true, ..settings(1, 1, 4, 7) },
-    ] {
-        assert_eq!(settings.check().unwrap_err().kind(), "spec_range");
+    let paged = Mode::Paged { page_size: 4 };
+    for (mode, window, sink, max_t) in
+        [(paged, None, 0, 8), (paged, Some(4), 1, 8), (Mode::Runs, Some(4), 0, 8), (paged, Some(4), 0, 7)]
+    {
+        let kept = CacheSettings { mode, window, sink, keep_rows: true, ..settings(1, 1, 4, max_t) };
+        assert_eq!(kept.check().unwrap_err().kind(), "spec_range");
     }
 }

@@ -34,37 +34,31 @@ fn refusal(manager: &mut Manager, appends: &[Append<'_>]) -> Error {
 #[test]
 fn specifications() {
     use ElementType::{Float16, Int4, Int8, Int64};
-    let sized = |geometry| paged(geometry, 1);
     let many = Geometry { max_t: u32::MAX as usize, num_layer: 1, num_heads: 1, head_dim: 1 };
     let most = usize::MAX >> 1;
-    let mut refused = vec![
-        (sized(Geometry { num_layer: 0, ..GEOMETRY }), format!("num_layer is 0, expected 1 to {most}")),
-        (sized(Geometry { num_heads: 0, ..GEOMETRY }), format!("num_heads is 0, expected 1 to {most}")),
-        (sized(Geometry { head_dim: 0, ..GEOMETRY }), format!("head_dim is 0, expected 1 to {most}")),
-        (sized(Geometry { max_t: 0, ..GEOMETRY }), format!("max_t is 0, expected 1 to {most}")),
-        (sized(many), "max_t / page_size is 4294967295, expected 1 to 4294967294".to_owned()),
-    ];
-    refused.extend(
-        [
-            (paged(GEOMETRY, 0), "page_size is 0, expected 1 to 64"),
-            (paged(GEOMETRY, 65), "page_size is 65, expected 1 to 64"),
-            (CacheSettings { max_pages: Some(0), ..settings() }, "max_pages is 0, expected 1 to 64"),
-            (CacheSettings { quant_rotation: true, ..settings() }, "quant_rotation is 1, expected 0 to 0"),
-            (CacheSettings { cache_type: Int4, ..settings() }, "no quant_bit has cache int4 with scale none"),
-            (CacheSettings { cache_type: Int64, ..settings() }, "no quant_bit has cache int64 with scale none"),
-            (
-                CacheSettings { cache_type: Int8, quant: Some((8, Int8)), ..settings() },
-                "no quant_bit has cache int8 with scale int8",
-            ),
-        ]
-        .map(|(settings, message)| (settings, message.to_owned())),
-    );
+    let refuses = |settings: CacheSettings, message: &str| {
+        assert_eq!(settings.check().unwrap_err().to_string(), message);
+    };
+    for (name, geometry) in [
+        ("num_layer", Geometry { num_layer: 0, ..GEOMETRY }),
+        ("num_heads", Geometry { num_heads: 0, ..GEOMETRY }),
+        ("head_dim", Geometry { head_dim: 0, ..GEOMETRY }),
+        ("max_t", Geometry { max_t: 0, ..GEOMETRY }),
+    ] {
+        refuses(paged(geometry, 1), &format!("{name} is 0, expected 1 to {most}"));
+    }
+    refuses(paged(many, 1), "max_t / page_size is 4294967295, expected 1 to 4294967294");
+    refuses(paged(GEOMETRY, 0), "page_size is 0, expected 1 to 64");
+    refuses(paged(GEOMETRY, 65), "page_size is 65, expected 1 to 64");
+    refuses(CacheSettings { max_pages: Some(0), ..settings() }, "max_pages is 0, expected 1 to 64");
+    refuses(CacheSettings { quant_rotation: true, ..settings() }, "quant_rotation is 1, expected 0 to 0");
+    let of_types = |cache_type, quant| CacheSettings { cache_type, quant, ..settings() };
+    refuses(of_types(Int4, None), "no quant_bit has cache int4 with scale none");
+    refuses(of_types(Int64, None), "no quant_bit has cache int64 with scale none");
+    refuses(of_types(Int8, Some((8, Int8))), "no quant_bit has cache int8 with scale int8");
     for (cache_type, group) in [(Int8, 0), (Int8, 3), (Int4, 1)] {
         let message = format!("quant_group is {group}, expected a divisor of head_dim 8, even for int4");
-        refused.push((CacheSettings { cache_type, quant: Some((group, Float16)), ..settings() }, message));
-    }
-    for (settings, message) in refused {
-        assert_eq!(settings.check().unwrap_err().to_string(), message);
+        refuses(of_types(cache_type, Some((group, Float16))), &message);
     }
     for num_layer in [most, most / (64 * 2 * 2 * 8)] {
         for layout in CacheLayout::ALL {

@@ -38,10 +38,6 @@ proptest! {
     ) {
         run(&cache, &operations);
     }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
 
     /// Whatever a store does, rows are the model's.
     #[test]

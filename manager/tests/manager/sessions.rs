@@ -13,28 +13,25 @@ use tempfile::{NamedTempFile, TempPath};
 
 const GEOMETRY: Geometry = Geometry { num_layer: 2, num_heads: 2, head_dim: 4, max_t: 64 };
 
-fn with_types(settings: CacheSettings, types: usize) -> CacheSettings {
-    use ElementType::{Float16, Float32, Int8};
-    match types {
-        0 => CacheSettings { cache_type: Float32, ..settings },
-        1 => CacheSettings { cache_type: Float16, ..settings },
-        2 => CacheSettings { cache_type: Int8, ..settings },
-        3 => CacheSettings { cache_type: Int8, quant: Some((2, Float32)), ..settings },
-        4 => CacheSettings { cache_type: Int8, quant: Some((4, Float16)), ..settings },
-        _ => CacheSettings { cache_type: ElementType::Int4, quant: Some((4, Float32)), ..settings },
-    }
-}
-
 fn settings(mode: Mode, max_t: usize, types: usize) -> CacheSettings {
-    let settings = CacheSettings {
-        mode,
-        ..with_types(CacheSettings { geometry: Geometry { max_t, ..GEOMETRY }, ..CacheSettings::default() }, types)
-    };
+    use ElementType::{Float16, Float32, Int4, Int8};
+    let (cache_type, quant) = [
+        (Float32, None),
+        (Float16, None),
+        (Int8, None),
+        (Int8, Some((2, Float32))),
+        (Int8, Some((4, Float16))),
+        (Int4, Some((4, Float32))),
+    ][types];
     CacheSettings {
+        geometry: Geometry { max_t, ..GEOMETRY },
+        mode,
+        cache_type,
+        quant,
         rope: Some(Rope::neox(4, 1e4)),
         shift_limit: ShiftLimit::Unlimited,
         fingerprint: "model".into(),
-        ..settings
+        ..CacheSettings::default()
     }
 }
 
@@ -308,50 +305,34 @@ fn rows_of_another_cache_are_refused() {
     let mut cache = paged(4, 64);
     create(&mut cache, &(0..10).collect::<Vec<_>>());
     let path = save(&mut cache);
-    let refused = |path: &Path, settings: CacheSettings, kind: &str, what: &str| {
+    let mut quantized = Managed::new(CacheSettings { layout: CacheLayout::HeadMajor, ..settings(Mode::Cells, 64, 3) });
+    create(&mut quantized, &[1, 2]);
+    let of_codes = save(&mut quantized);
+    let like = |types| settings(Mode::Runs, 64, types);
+    let sized = |geometry| CacheSettings { geometry, ..like(1) };
+    let quant = Some((2, ElementType::Float16));
+    for (path, settings, kind, what) in [
+        (&path, sized(Geometry { num_layer: 1, ..GEOMETRY }), "dimensions", "num_layer"),
+        (&path, sized(Geometry { num_heads: 1, ..GEOMETRY }), "dimensions", "num_heads"),
+        (&path, sized(Geometry { head_dim: 8, ..GEOMETRY }), "dimensions", "head_dim"),
+        (&path, like(0), "types", "cache"),
+        (&path, like(3), "types", "cache"),
+        (&path, CacheSettings { key_form: KeyForm::PreRope, ..like(1) }, "key_form", "raw"),
+        (&path, CacheSettings { rope: Some(Rope::gptj(4, 1e4)), ..like(1) }, "rope", "gptj"),
+        (&path, CacheSettings { rope: Some(Rope::neox(2, 1e4)), ..like(1) }, "rope", "n_rot"),
+        (&path, CacheSettings { rope: Some(Rope::neox(4, 1e4 + 1e-9)), ..like(1) }, "rope", "frequency 1"),
+        (&path, CacheSettings { fingerprint: "another".into(), ..like(1) }, "fingerprint", "another"),
+        (&of_codes, like(2), "quantization", "quant_bit"),
+        (&of_codes, like(4), "quantization", "quant_group"),
+        (&of_codes, CacheSettings { quant_rotation: true, ..like(3) }, "quantization", "quant_rotation"),
+        (&of_codes, CacheSettings { quant, ..like(2) }, "types", "scale"),
+    ] {
         let error = refuses(&mut Managed::new(settings), path, 0);
         assert!(error.kind() == kind && error.to_string().contains(what), "expected {kind} of {what}: {error}");
-    };
-    let like = |types| settings(Mode::Runs, 64, types);
-    let sized = |geometry| CacheSettings {
-        mode: Mode::Runs,
-        rope: Some(Rope::neox(4, 1e4)),
-        fingerprint: "model".into(),
-        ..with_types(CacheSettings { geometry, ..CacheSettings::default() }, 1)
-    };
-    for (settings, kind, what) in [
-        (sized(Geometry { num_layer: 1, ..GEOMETRY }), "dimensions", "num_layer"),
-        (sized(Geometry { num_heads: 1, ..GEOMETRY }), "dimensions", "num_heads"),
-        (sized(Geometry { head_dim: 8, ..GEOMETRY }), "dimensions", "head_dim"),
-        (like(0), "types", "cache"),
-        (like(3), "types", "cache"),
-        (CacheSettings { key_form: KeyForm::PreRope, ..like(1) }, "key_form", "raw"),
-        (CacheSettings { rope: Some(Rope::gptj(4, 1e4)), ..like(1) }, "rope", "gptj"),
-        (CacheSettings { rope: Some(Rope::neox(2, 1e4)), ..like(1) }, "rope", "n_rot"),
-        (CacheSettings { rope: Some(Rope::neox(4, 1e4 + 1e-9)), ..like(1) }, "rope", "frequency 1"),
-        (CacheSettings { fingerprint: "another".into(), ..like(1) }, "fingerprint", "another"),
-    ] {
-        refused(&path, settings, kind, what);
     }
     // A list of frequencies is as good as a base with the same ones.
     let list = Rope::with_frequencies(RopeStyle::Neox, Rope::neox(4, 1e4).frequencies().collect());
     load(&mut Managed::new(CacheSettings { rope: Some(list), ..like(1) }), &path);
-
-    let mut quantized = Managed::new(CacheSettings { layout: CacheLayout::HeadMajor, ..settings(Mode::Cells, 64, 3) });
-    create(&mut quantized, &[1, 2]);
-    let path = save(&mut quantized);
-    for (settings, kind, what) in [
-        (like(2), "quantization", "quant_bit"),
-        (like(4), "quantization", "quant_group"),
-        (CacheSettings { quant_rotation: true, ..like(3) }, "quantization", "quant_rotation"),
-        (
-            CacheSettings { cache_type: ElementType::Int8, quant: Some((2, ElementType::Float16)), ..like(2) },
-            "types",
-            "scale",
-        ),
-    ] {
-        refused(&path, settings, kind, what);
-    }
 }
 
 /// Every byte flipped, every length: no sequence and no row of one changes. What cannot be right is of a damaged file,

@@ -107,13 +107,9 @@ fn golden_g23() -> Result<(), Error> {
     let mut states = StateCache::new(4, 8)?;
     let (a, b) = (states.create(None)?, states.create(None)?);
     let step = states.begin_step(&[(a, 5), (b, 4)])?;
-    let split = |seqs: &[SeqId], n_each, src: &[i64], dst: &[i64]| StateSplit {
-        seqs: seqs.to_vec(),
-        n_each,
-        src: src.to_vec(),
-        dst: dst.to_vec(),
-    };
-    assert_eq!(step.splits(), [split(&[a, b], 4, &[-1, -1], &[0, 1]), split(&[a], 1, &[0], &[0])]);
+    let splits = step.splits().iter().cloned().map(|split| (split.seqs, split.n_each, split.src, split.dst));
+    let expected = [(vec![a, b], 4, vec![-1, -1], vec![0, 1]), (vec![a], 1, vec![0], vec![0])];
+    assert!(splits.eq(expected));
     step.commit();
     assert_eq!(states.pos_max(a)?, Some(4));
     assert!(matches!(states.seq_rm(a, 0..2), Err(Error::PartialState { pos: 4, p0: 0, p1: 2 })));

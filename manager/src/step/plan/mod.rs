@@ -42,13 +42,7 @@ pub(crate) struct Plan {
 }
 
 impl State {
-    /// Plans a step. All changes are in the journal; after an error they have to be rolled back.
-    pub(crate) fn plan_step(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
-        self.begin_plan(appends)?;
-        self.place_rows(appends)
-    }
-
-    /// Begins a plan: checks its appends.
+    /// Begins a plan: checks its appends. All changes are in the journal; after an error they have to be rolled back.
     pub(crate) fn begin_plan(&mut self, appends: &[Append<'_>]) -> Result<(), Error> {
         self.begin();
         self.plan.entries.clear();

@@ -7,6 +7,7 @@ use kvcache_manager::{BlockKind, BlockStore, StoreError, Usage};
 use kvcache_tiers::{FileTier, HostTier};
 use proptest::prelude::*;
 
+use crate::files::files;
 use crate::{block_of, key, keys, prefix};
 
 const KEYS: u8 = 8;
@@ -104,8 +105,7 @@ fn agrees<S: BlockStore>(ops: &[Op], capacity: u64, mut reopened: impl FnMut(Opt
 
 /// Bytes of all files in the subfolders of a folder.
 fn on_disk(folder: &Path) -> u64 {
-    let entries = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
-    entries(folder).iter().flat_map(|sub| entries(sub)).map(|file| fs::metadata(file).unwrap().len()).sum()
+    files(folder).iter().map(|file| fs::metadata(file).unwrap().len()).sum()
 }
 
 proptest! {

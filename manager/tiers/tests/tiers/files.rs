@@ -69,7 +69,7 @@ impl Drop for Killed {
     }
 }
 
-fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+pub fn files(folder: &Path) -> Vec<std::path::PathBuf> {
     let entries = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     entries(folder).iter().flat_map(|sub| entries(sub)).collect()
 }
