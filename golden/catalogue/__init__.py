@@ -19,6 +19,7 @@ from . import (
     refused_attributes,
     refused_indices,
     refused_shapes,
+    refused_slots,
     refused_types,
     rotation,
     shapes,
@@ -28,7 +29,7 @@ from . import (
 )
 from .case import Case
 
-REFUSED = (refused_attributes, refused_types, refused_shapes, refused_indices)
+REFUSED = (refused_attributes, refused_types, refused_shapes, refused_indices, refused_slots)
 EXTENSIONS = (extensions, static_scales, rotation)
 OWN = (combinations, shapes, arithmetic, conversion, table, batches, decoding, large, *EXTENSIONS, *REFUSED)
 # The modules of each operator's cases, by the folder that these are written to.

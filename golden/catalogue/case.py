@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -98,19 +98,30 @@ class Case:
         self.steps.append(Success(inputs, outputs, copied(self.cache), copied(self.scale)))
         return self
 
-    def refuse(
-        self, error: str, mentions: Listed[object], *what: Any, wrong: dict[str, float] | None = None, **changes: Any
-    ) -> Case:
-        """Adds a call that breaks the rule `error` and no other. `wrong` attributes shape no tensor."""
-        inputs = self.inputs(*what, **changes)
-        self.attributes |= wrong or {}
+    def refuse(self, error: str, mentions: Listed[object], *what: Any, **changes: Any) -> Case:
+        """Adds a call that breaks the rule `error` and no other. Changed attributes shape no tensor."""
+        attributes = {attribute.name for attribute in fields(self.operator.attributes)}
+        inputs = self.inputs(*what, **{name: value for name, value in changes.items() if name not in attributes})
+        self.attributes |= {name: value for name, value in changes.items() if name in attributes}
         self.steps.append(Refusal(inputs, error, [str(mention) for mention in mentions]))
         return self
 
     def inputs(self, *what: Any, **changes: Any) -> Any:
-        """The inputs of the next call. A number among the changes is a tensor of one."""
-        changes = {name: self.one(value) if isinstance(value, int) else value for name, value in changes.items()}
-        return replace(self.operator.inputs(self, *what), **changes)
+        """The inputs of the next call. A change is a tensor, or a function that makes one of the right tensor; a list
+        of indices, a number as a tensor of one, or the shape of random values."""
+        right = self.operator.inputs(self, *what)
+
+        def changed(name: str, value: Any) -> Any:
+            match value:
+                case int():
+                    return self.one(value)
+                case list():
+                    return indices(value)
+                case tuple():
+                    return random_values(self.name, value, self.types.T1)
+            return value(getattr(right, name)) if callable(value) else value
+
+        return replace(right, **{name: changed(name, value) for name, value in changes.items()})
 
     @property
     def set_attributes(self) -> Any:

@@ -10,9 +10,12 @@ from ml_dtypes import float8_e4m3fn
 from . import groups
 from .arithmetic import QMAX, T1S, edges, group_case, non_finite, rounding
 from .bits import random_bits
-from .case import LONG_NAMES, Case, Sequence, begin, quantized
+from .case import Case, Sequence, begin, quantized
 from .combinations import SCHEMA, combination, names
 from .groups import GROUP
+from .refusals import refusals
+from .refused_attributes import wrong
+from .refused_types import illegal
 
 # Each legal combination of types, as `begin` takes it, and its quant_bit.
 TYPES = {names(row): row["quant_bit"] for row in SCHEMA["extensions"]}
@@ -71,24 +74,6 @@ def float8_found() -> Case:
     return case.call(Sequence(2, 0, 0))
 
 
-def float8_refused() -> Iterator[Case]:
-    """What does not go with `quant_type`."""
-    for types, quant_bit, quant_type in (("f16 fp8 f16", 8, 0), ("f16 int8 f16", 8, 1), ("f16 fp8", 0, 0)):
-        name = f"refuse-types-{types.replace(' ', '-')}-quant-bit-{quant_bit}-quant-type-{quant_type}"
-        about = f"{types.replace(' ', '/')} is illegal with quant_bit {quant_bit} and quant_type {quant_type}."
-        attributes = dict(quant_bit=quant_bit, quant_type=quant_type)
-        mentions = [*(LONG_NAMES[short] for short in types.split()[:2]), "quant_type", quant_type]
-        case = begin(name, about, types, proves="types.illegal", **attributes)
-        yield case.refuse("illegal_types", mentions, Sequence(0, 2, 3))
-    outside = (("f16 int4 f16", 4, 1), ("f16 f16", 0, 1), ("f16 int4 f16", 4, 2), ("f16 fp8 f16", 8, 3))
-    for types, quant_bit, quant_type in outside:
-        name = f"refuse-quant-type-{quant_type}-quant-bit-{quant_bit}"
-        about = f"quant_type {quant_type} with quant_bit {quant_bit} is outside its range."
-        case = begin(name, about, types, proves="attributes.ranges", quant_bit=quant_bit)
-        wrong = dict(quant_type=quant_type)
-        yield case.refuse("attribute_out_of_range", ["quant_type", quant_type], Sequence(0, 2, 3), wrong=wrong)
-
-
 def clamped() -> Case:
     """Quotients of 127.5, which no other type has."""
     amaxes = (127 * np.arange(128, 256) / 128).astype(T1S["bf16"])
@@ -114,14 +99,16 @@ def bits_kept() -> Case:
 
 
 def refused() -> Iterator[Case]:
-    """Rows that the table does not have."""
-    for quant_bit, illegal in ILLEGAL.items():
-        for types in illegal:
-            name = f"refuse-types-{types.replace(' ', '-')}-quant-bit-{quant_bit}"
-            about = f"{types.replace(' ', '/')} is no legal combination with quant_bit {quant_bit}: refused by name."
-            case = begin(name, about, types, proves="types.illegal", quant_bit=quant_bit)
-            mentions = [*(LONG_NAMES[short] for short in types.split()[:2]), "quant_bit", quant_bit]
-            yield case.refuse("illegal_types", mentions, Sequence(0, 2, 3))
-    about = "A scale is float32 or float16, never bfloat16."
-    case = begin("refuse-scale-bf16", about, "bf16 int8 bf16", proves="types.illegal", quant_bit=8)
-    yield case.refuse("illegal_types", ["bfloat16", "quant_bit", 8], Sequence(0, 2, 3))
+    """Rows that the table does not have, and what does not go with `quant_type`."""
+    table = [illegal(types, quant_bit=quant_bit) for quant_bit, refused in ILLEGAL.items() for types in refused]
+    about, given = "A scale is float32 or float16, never bfloat16.", dict(types="bf16 int8 bf16", quant_bit=8)
+    table.append(("scale-bf16", about, "types.illegal", given, ("illegal_types", "bfloat16, quant_bit, 8", {})))
+    about = "{types} is illegal with quant_bit {quant_bit} and quant_type {quant_type}."
+    for types, quant_bit, quant_type in (("f16 fp8 f16", 8, 0), ("f16 int8 f16", 8, 1), ("f16 fp8", 0, 0)):
+        table.append(illegal(types, about, quant_bit=quant_bit, quant_type=quant_type))
+    outside = (("f16 int4 f16", 4, 1), ("f16 f16", 0, 1), ("f16 int4 f16", 4, 2), ("f16 fp8 f16", 8, 3))
+    for types, quant_bit, quant_type in outside:
+        about = f"quant_type {quant_type} with quant_bit {quant_bit} is outside its range."
+        name = f"quant-type-{quant_type}-quant-bit-{quant_bit}"
+        table.append(wrong("quant_type", quant_type, name, about, types=types, quant_bit=quant_bit))
+    yield from refusals(begin, (Sequence(0, 2, 3),), table)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from oracle.layouts import LAYOUTS
 
 from .bits import I64_MIN
 from .case import Case, Sequence, begin
+from .refusals import Row, refusals
 
 # What a kernel that keeps 32 bits would take for the value that is added.
 BEYOND_32_BITS = 2**32
@@ -26,43 +27,48 @@ OWN = {
     "page_size": (0, I64_MIN),
     "quant_rotation": (-1, 2, BEYOND_32_BITS + 1),
 }
-BATCH = (Sequence(0, 2, 2),)
 
 
 def cases() -> Iterator[Case]:
-    yield from ranges(begin, BATCH, WRONG | OWN)
-    about = "{} {} is outside its range, and refused also where it has no effect."
-    for attribute, value in (("page_size", 0), ("quant_group", -2)):
-        name = f"refuse-idle-{attribute}-{spelled(value)}".replace("_", "-")
-        case = begin(name, about.format(attribute, value), "f16 f16", proves="attributes.ranges")
-        yield refused(case, BATCH, attribute, value)
-    about = "quant_rotation 1 without quantization: refused."
-    case = begin("refuse-quant-rotation-unquantized", about, "f16 f16", proves="attributes.rotation")
-    yield refused(case, BATCH, "quant_rotation", 1)
-    about = "quant_group 0 with quant_bit 8: refused, not divided by."
-    case = begin("refuse-quant-group-0-int8", about, "f16 int8 f16", proves="attributes.ranges", quant_bit=8)
-    yield refused(case, BATCH, "quant_group", 0)
+    yield from refusals(begin, (Sequence(0, 2, 2),), [*ranges(WRONG | OWN), *_beside_others()])
 
 
-def ranges(begin: Callable[..., Case], call: tuple[Any, ...], wrong: dict[str, tuple[int, ...]]) -> Iterator[Case]:
-    """A case for each wrong value of an operator's attributes."""
-    for attribute, value in ((attribute, value) for attribute, values in wrong.items() for value in values):
-        about = f"{attribute} {value} is outside its range: refused."
-        name = f"refuse-{attribute}-{spelled(value)}".replace("_", "-")
+def wrong(
+    attribute: str,
+    value: float,
+    name: str,
+    about: str,
+    rules: str = "attributes.ranges",
+    mentions: str = "",
+    **given: Any,
+) -> Row:
+    """A row with one attribute made wrong after cache and scale were shaped by the right ones."""
+    call = ("attribute_out_of_range", mentions or f"{attribute}, {value}", {attribute: value})
+    return name, about, rules, given, call
+
+
+def ranges(values: Mapping[str, tuple[int, ...]]) -> Iterator[Row]:
+    """A row for each wrong value of an operator's attributes."""
+    for attribute, value in ((attribute, value) for attribute, values in values.items() for value in values):
         given = dict(num_layer=2 if attribute == "layer_idx" else 1)
         given |= dict(cache_mode=1) if attribute == "page_size" else {}
-        yield refused(begin(name, about, "f32 f32", proves="attributes.ranges", **given), call, attribute, value)
+        about = f"{attribute} {value} is outside its range: refused."
+        yield wrong(attribute, value, f"{attribute}-{spelled(value)}", about, **given)
     for quant_group in (1, 9):
         about = f"Four bits need an even quant_group; {quant_group} divides head_dim 18 and is refused all the same."
-        name = f"refuse-odd-quant-group-{quant_group}-int4"
-        given = dict(head_dim=18, quant_bit=4, quant_group=quant_group)
-        case = begin(name, about, "f32 int4 f32", proves="attributes.ranges", **given)
-        yield refused(case, call, "quant_group", quant_group)
+        given = dict(types="f32 int4 f32", head_dim=18, quant_bit=4, quant_group=quant_group)
+        yield wrong("quant_group", quant_group, f"odd-quant-group-{quant_group}-int4", about, **given)
 
 
-def refused(case: Case, call: tuple[Any, ...], attribute: str, value: int) -> Case:
-    """The case with one attribute made wrong after cache and scale were shaped by the right ones."""
-    return case.refuse("attribute_out_of_range", [attribute, value], *call, wrong={attribute: value})
+def _beside_others() -> Iterator[Row]:
+    """Values that are refused whatever the other attributes make of them, and one that they make wrong."""
+    for attribute, value in (("page_size", 0), ("quant_group", -2)):
+        about = f"{attribute} {value} is outside its range, and refused also where it has no effect."
+        yield wrong(attribute, value, f"idle-{attribute}-{spelled(value)}", about, types="f16 f16")
+    about = "quant_rotation 1 without quantization: refused."
+    yield wrong("quant_rotation", 1, "quant-rotation-unquantized", about, "attributes.rotation", types="f16 f16")
+    about = "quant_group 0 with quant_bit 8: refused, not divided by."
+    yield wrong("quant_group", 0, "quant-group-0-int8", about, types="f16 int8 f16", quant_bit=8)
 
 
 def spelled(value: int) -> str:

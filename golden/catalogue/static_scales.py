@@ -13,6 +13,7 @@ from .bits import random_scales
 from .case import LONG_NAMES, Case, Sequence, begin
 from .combinations import MODES
 from .extensions import TYPES as EXTENSIONS
+from .refusals import refusals
 
 TYPES = [types for types in EXTENSIONS if "fp8" in types]
 ATTRIBUTES = dict(quant_bit=8, quant_type=2)
@@ -78,21 +79,21 @@ def non_finite() -> Iterator[Case]:
 
 def refused() -> Iterator[Case]:
     """Scales of other shapes, and what does not go with static scales."""
-    wrong = {
-        "rank_mismatch": ((8, 2, 2, 2, 1), (2, 2), (2,)),
-        "shape_mismatch": ((3, 2, 2), (2, 3, 2), (2, 2, 3), (2, 2, 4), (2, 4, 1)),
-        "scale_missing": ((0,), (2, 0, 2)),
-    }
-    for error, shape in ((error, shape) for error, shapes in wrong.items() for shape in shapes):
-        about = f"Static scales of shape {shape} for 2 layers and 2 heads: refused."
-        given = ATTRIBUTES | dict(num_layer=2, max_t=8, scale=np.ones(shape, np.float32))
-        rules = "scale.required" if error == "scale_missing" else "scale.static inputs.shapes"
-        case = begin(f"refuse-static-scales-{shape_label(shape)}", about, "f16 fp8 f32", proves=rules, **given)
-        yield case.refuse(error, ["scale"], Sequence(0, 2, 3))
-    about = "No scale with quant_type 2: refused."
-    case = begin("refuse-static-scales-none", about, "f16 fp8", proves="scale.required", **ATTRIBUTES)
-    yield case.refuse("scale_missing", ["scale"], Sequence(0, 2, 3))
+    table = []
+    for error, rules, shapes in (
+        ("rank_mismatch", "scale.static inputs.shapes", ((8, 2, 2, 2, 1), (2, 2), (2,))),
+        ("shape_mismatch", "scale.static inputs.shapes", ((3, 2, 2), (2, 3, 2), (2, 2, 3), (2, 2, 4), (2, 4, 1))),
+        ("scale_missing", "scale.required", ((0,), (2, 0, 2))),
+    ):
+        for shape in shapes:
+            about = f"Static scales of shape {shape} for 2 layers and 2 heads: refused."
+            given = ATTRIBUTES | dict(types="f16 fp8 f32", num_layer=2, max_t=8, scale=np.ones(shape, np.float32))
+            table.append((f"static-scales-{shape_label(shape)}", about, rules, given, (error, "scale", {})))
+    given = ATTRIBUTES | dict(types="f16 fp8")
+    call = ("scale_missing", "scale", {})
+    table.append(("static-scales-none", "No scale with quant_type 2: refused.", "scale.required", given, call))
     about = "Codes of integers have no static scales: refused."
-    given = ATTRIBUTES | dict(scale=np.ones((1, 2, 2), np.float16))
-    case = begin("refuse-static-scales-int8", about, "f16 int8 f16", proves="types.illegal", **given)
-    yield case.refuse("illegal_types", ["int8", "quant_type", 2], Sequence(0, 2, 3))
+    given = ATTRIBUTES | dict(types="f16 int8 f16", scale=np.ones((1, 2, 2), np.float16))
+    call = ("illegal_types", "int8, quant_type, 2", {})
+    table.append(("static-scales-int8", about, "types.illegal", given, call))
+    yield from refusals(begin, (Sequence(0, 2, 3),), table)

@@ -3,8 +3,8 @@
 - name, about, and the rules that it proves; `{types}` in a name stands for each of several types;
 - types, or a list of types, each of which makes a case; quant_bit follows from them;
 - given: sizes and attributes, as `begin` takes them;
-- steps: each the sequences of a call, [start_pos, seqlen, place], or a map of these as `batch`, of the error of a call
-  that is refused, what its message mentions, and inputs that are replaced. What all steps share stands in the row.
+- steps: each the sequences of a call, [start_pos, seqlen, place], or a map of these as `batch` and of inputs that are
+  replaced.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
-from .case import Case, Sequence, begin, indices
+from .case import Case, Sequence, begin
 
 QUANT_BITS = {"int8": dict(quant_bit=8), "int4": dict(quant_bit=4)}
 
@@ -32,19 +31,7 @@ def case(row: dict[str, Any], types: str) -> Case:
     name, given = row["name"].replace("{types}", types.replace(" ", "-")), row.get("given", {})
     quant = {} if types == "int8 int8" else QUANT_BITS.get(types.split()[1], {})
     made = begin(name, row["about"], types, proves=row["proves"], **quant | given)
-    shared = {key: row[key] for key in ("batch", "error") if key in row}
     for step in row["steps"]:
-        changes = shared | (step if isinstance(step, dict) else {"batch": step})
-        batch, error, mentions = changes.pop("batch", []), changes.pop("error", None), changes.pop("mentions", [])
-        inputs = {tensor: replaced(value) for tensor, value in changes.items()}
-        sequences = [Sequence(*sequence) for sequence in batch]
-        if error is None:
-            made.call(*sequences, **inputs)
-        else:
-            made.refuse(error, mentions, *sequences, **inputs)
+        changes = dict(step) if isinstance(step, dict) else {"batch": step}
+        made.call(*(Sequence(*sequence) for sequence in changes.pop("batch")), **changes)
     return made
-
-
-def replaced(value: Any) -> np.ndarray:
-    """The indices, nested as in the row; those without any by their shape."""
-    return np.zeros(value["shape"], np.int64) if isinstance(value, dict) else indices(value)
