@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from . import (
+    addressing,
     arithmetic,
     attention,
     batches,
@@ -22,16 +23,17 @@ from . import (
     refused_slots,
     refused_types,
     rotation,
+    serving,
     shapes,
     static_batching,
     static_scales,
-    table,
 )
 from .case import Case
 
 REFUSED = (refused_attributes, refused_types, refused_shapes, refused_indices, refused_slots)
 EXTENSIONS = (extensions, static_scales, rotation)
-OWN = (combinations, shapes, arithmetic, conversion, table, batches, decoding, large, *EXTENSIONS, *REFUSED)
+VALUES = (combinations, shapes, arithmetic, conversion)
+OWN = (*VALUES, addressing, serving, batches, decoding, large, *EXTENSIONS, *REFUSED)
 # The modules of each operator's cases, by the folder that these are written to.
 SUITES = {"cases": OWN, "static_cases": static_batching.MODULES, "attention_cases": attention.MODULES}
 

@@ -13,9 +13,9 @@ from .bits import random_bits
 from .case import Case, Sequence, begin, quantized
 from .combinations import SCHEMA, combination, names
 from .groups import GROUP
-from .refusals import refusals
 from .refused_attributes import wrong
 from .refused_types import illegal
+from .table import refusals
 
 # Each legal combination of types, as `begin` takes it, and its quant_bit.
 TYPES = {names(row): row["quant_bit"] for row in SCHEMA["extensions"]}

@@ -9,7 +9,7 @@ from oracle.layouts import LAYOUTS
 
 from .bits import I64_MIN
 from .case import Case, Sequence, begin
-from .refusals import Row, refusals
+from .table import Row, refusals
 
 # What a kernel that keeps 32 bits would take for the value that is added.
 BEYOND_32_BITS = 2**32

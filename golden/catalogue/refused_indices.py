@@ -9,7 +9,7 @@ import numpy as np
 
 from .bits import I64_MAX, I64_MIN
 from .case import Case, Sequence, begin, indices
-from .refusals import Row, refusals, with_entry
+from .table import Row, refusals, with_entry
 
 # start_pos, seqlen, place: kvlens 4, 3, 4; tokens 2, 3, 1.
 BATCH = (Sequence(2, 2, 8), Sequence(0, 3, 0), Sequence(3, 1, 4))

@@ -10,7 +10,7 @@ from oracle.layouts import LAYOUTS, cache_shape
 
 from .bits import I64_MAX
 from .case import Case, Sequence, begin
-from .refusals import Change, Row, of_shape, refusals
+from .table import Change, Row, of_shape, refusals
 
 Shape = tuple[int, ...]
 BATCH = (Sequence(1, 2, 3), Sequence(0, 3, 6))

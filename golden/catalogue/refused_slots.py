@@ -9,15 +9,15 @@ import numpy as np
 
 from .bits import I64_MAX, I64_MIN
 from .case import Case, Sequence, begin
-from .refusals import Row, refusals, with_entry
+from .table import Row, refusals, with_entry
 
 # kvlens 4, 3 and 0 in MaxT 12; 7 and 3 in pages of 4.
 BATCH = (Sequence(2, 2, 5), Sequence(0, 3, 0), Sequence(0, 0, 3))
 LONG, SHORT = Sequence(5, 2, (4, 9)), Sequence(0, 3, (0,))
 PAGES = dict(cache_mode=1, page_size=4)
 F32: dict[str, Any] = {}
-INT8: dict[str, Any] = dict(types="f16 int8 f16", quant_bit=8)
-INT4: dict[str, Any] = dict(types="f32 int4 f32", quant_bit=4)
+INT8: dict[str, Any] = dict(types="f16 int8 f16")
+INT4: dict[str, Any] = dict(types="f32 int4 f32")
 CONFLICT = "order.conflict refusal-leaves-memory"
 
 
@@ -47,7 +47,7 @@ TABLE = (
      "slots.pages", dict(types="f16 f16", cache_mode=1, page_size=2),
      ("too_many_pages", "cachestarts, batch 0", _batch((5, 0, (4, 0))))),
     ("page-of-the-past", "A page that only the past uses must lie inside the cache too.", "slots.paged",
-     dict(types="f32 int8 f32", quant_bit=8, cache_mode=1, page_size=2),
+     dict(types="f32 int8 f32", cache_mode=1, page_size=2),
      ("page_range", "cachestarts, batch 0, 11", _batch((4, 1, (11, 0, 4))))),
     ("page-size-i64-max-beyond",
      "page_size 2^63-1: the slot of the last token is beyond the cache, found without an overflow.",

@@ -11,7 +11,7 @@ import numpy as np
 from oracle.call import INPUTS
 
 from .case import LONG_NAMES, Case, Sequence, begin
-from .refusals import Row, of_type, refusals
+from .table import Row, of_type, refusals
 
 ILLEGAL = {
     0: ("f32 int8", "f16 int8 f16", "f32 int4 f32", "f16 int4", "int8 f32", "int8 f16", "int8 int4"),

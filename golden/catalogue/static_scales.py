@@ -13,7 +13,7 @@ from .bits import random_scales
 from .case import LONG_NAMES, Case, Sequence, begin
 from .combinations import MODES
 from .extensions import TYPES as EXTENSIONS
-from .refusals import refusals
+from .table import refusals
 
 TYPES = [types for types in EXTENSIONS if "fp8" in types]
 ATTRIBUTES = dict(quant_bit=8, quant_type=2)

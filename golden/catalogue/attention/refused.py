@@ -8,8 +8,8 @@ import numpy as np
 
 from ..bits import random_values
 from ..case import Case, Sequence
-from ..refusals import of_shape, of_type, refusals
 from ..refused_attributes import wrong
+from ..table import of_shape, of_type, refusals
 from .case import over_cache, packed
 
 BATCH = (Sequence(1, 1, 0), Sequence(0, 3, 4))

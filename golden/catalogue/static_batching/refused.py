@@ -10,9 +10,9 @@ from oracle.static_batching import STATIC_LAYOUTS, static_cache_shape
 from .. import refused_attributes, refused_shapes, refused_types
 from ..bits import I64_MAX, I64_MIN
 from ..case import Case, indices
-from ..refusals import Row, refusals
 from ..refused_attributes import BEYOND_32_BITS, WRONG
 from ..refused_shapes import HEAD_DIM, NOT_SCALAR, NUM_HEADS, NUM_LAYER
+from ..table import Row, refusals
 from .case import begin
 
 MAX_B, MAX_S = 3, 6
