@@ -1,8 +1,10 @@
 //! The operators of this project as an implementation.
 
+use std::collections::BTreeMap;
+
 use kvcache_op::schema::OperatorAttributes;
 use kvcache_op::{
-    AttentionBackend, Attributes, Backend, Backends as Kernels, Checked, Error, Operands, Operator, Shape, TensorMut,
+    AttentionBackend, Attributes, Backend, Backends as Kernels, Error, Operands, Operator, Output, Shape, TensorMut,
     TensorRef, Workers,
 };
 
@@ -30,7 +32,7 @@ impl<W> Backends<W> {
 
 impl<W: Workers> Implementation for Backends<W> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        Ok(run_calls(case, self.kernels(), |call, outputs| call.run(outputs.iter_mut().map(write), &self.workers)))
+        Ok(run_calls(case, self, Tensor::clone))
     }
 }
 
@@ -94,30 +96,56 @@ pub fn operands<'a>(
     operator.kind().inputs().iter().map(operand).collect()
 }
 
-/// The results of a case's calls on its state, which `run` makes once they are checked.
-pub fn run_calls(
+/// What has the bytes of a call's tensor.
+pub trait Memory {
+    /// The tensor as the operator reads it.
+    fn read(&self) -> TensorRef<'_>;
+    /// The tensor as the operator writes it.
+    fn write(&mut self) -> TensorMut<'_>;
+    /// A copy of the tensor.
+    fn tensor(&self) -> Tensor;
+}
+
+impl Memory for Tensor {
+    fn read(&self) -> TensorRef<'_> {
+        read(self)
+    }
+
+    fn write(&mut self) -> TensorMut<'_> {
+        write(self)
+    }
+
+    fn tensor(&self) -> Tensor {
+        self.clone()
+    }
+}
+
+/// The results of a case's calls on its state, all of whose tensors are where `place` puts them.
+pub fn run_calls<M: Memory>(
     case: &Case,
-    backends: Kernels,
-    run: impl Fn(Checked<'_>, &mut [Tensor]) -> Result<(), Error>,
+    backends: &Backends<impl Workers>,
+    place: impl Fn(&Tensor) -> M,
 ) -> Vec<CallResult> {
-    let operator = operator(case.operator, &case.attributes, &case.floats).map(|op| op.with_backends(backends));
+    let operator = operator(case.operator, &case.attributes, &case.floats);
+    let operator = operator.map(|operator| operator.with_backends(backends.kernels()));
     let call = |inputs: &Tensors, state: [Option<TensorMut<'_>>; 2]| {
-        let operands = operands(case.operator, |name| inputs.get(name).map(read), state);
+        let inputs: BTreeMap<_, _> = inputs.iter().map(|(&name, tensor)| (name, place(tensor))).collect();
+        let operands = operands(case.operator, |name| inputs.get(name).map(M::read), state);
         let checked = operator.as_ref().map_err(Error::clone)?.check(operands)?;
         let expected = checked.outputs().iter().filter(|output| case.outputs.contains(&output.name));
-        let outputs: Option<Vec<_>> =
-            expected.map(|output| Tensor::zeros(output.element, output.shape.to_vec())).collect();
+        let output = |output: &Output| Tensor::zeros(output.element, output.shape.to_vec()).map(|zeros| place(&zeros));
+        let outputs: Option<Vec<_>> = expected.map(output).collect();
         let mut outputs = outputs.expect("a checked call has outputs that fit in memory");
-        run(checked, &mut outputs)?;
-        Ok::<_, Error>(outputs)
+        checked.run(outputs.iter_mut().map(M::write), &backends.workers)?;
+        Ok::<_, Error>(outputs.iter().map(M::tensor).collect())
     };
-    let mut state = [case.cache.clone(), case.scale.clone()];
+    let mut state = [&case.cache, &case.scale].map(|tensor| tensor.as_ref().map(&place));
     let calls = case.steps.iter().map(|step| {
-        let outcome = match call(&step.inputs, state.each_mut().map(|state| state.as_mut().map(write))) {
+        let outcome = match call(&step.inputs, state.each_mut().map(|state| state.as_mut().map(M::write))) {
             Ok(outputs) => Outcome::Done(outputs),
             Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
         };
-        let [cache, scale] = state.clone();
+        let [cache, scale] = state.each_ref().map(|state| state.as_ref().map(M::tensor));
         CallResult { outcome, cache, scale }
     });
     calls.collect()

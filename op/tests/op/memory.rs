@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use kvcache_conformance::backends::Backends;
+use kvcache_conformance::backends::{self, Memory};
 use kvcache_conformance::{Case, Expected, Operator, Suite, Tensor, cases};
-use kvcache_op::{AttentionBackend, Backend, ElementType, Error, Serial, TensorMut, TensorRef};
-use kvcache_testing::guarded::{Guard, Guarded, call_on};
+use kvcache_op::{ElementType, Error, Serial, TensorMut, TensorRef};
+use kvcache_testing::guarded::{Guard, Guarded};
 
 /// A call in which every operand has elements: a golden case, and its tensors by name, outputs among them.
 struct Call {
@@ -73,10 +73,11 @@ impl Call {
             // SAFETY: as above.
             Some(unsafe { TensorRef::from_raw_parts(*element, shape.as_slice(), *data) })
         };
-        let (backend, attention) = (Backend::default(), AttentionBackend::default());
-        let backends = Backends { backend, attention, workers: Serial };
+        let Case { operator, attributes, floats, outputs, .. } = &self.case;
         let state = ["cache", "scale"].map(|name| operands.get(name).map(write));
-        let result = call_on(&self.case, &backends, given, state, |output| write(&operands[output.name]));
+        let operator = backends::operator(*operator, attributes, floats)?;
+        let checked = operator.check(backends::operands(self.case.operator, given, state));
+        let result = checked.and_then(|call| call.run(outputs.iter().map(|name| write(&operands[name])), &Serial));
         let untouched = self.tensors.iter().all(|(name, tensor)| memory[name].tensor() == *tensor);
         assert!(result.is_ok() || untouched, "written by a refused call: {result:?}");
         result

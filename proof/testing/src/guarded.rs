@@ -1,14 +1,12 @@
 //! Memory between guard pages, and the operators on such memory.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::io::Error;
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
-use kvcache_conformance::backends::{Backends, operands, operator};
-use kvcache_conformance::{CallResult, Case, Implementation, Outcome, Step, Tensor};
-use kvcache_op::{self as op, ElementType, Output, TensorMut, TensorRef, Workers};
+use kvcache_conformance::backends::{Backends, Memory, run_calls};
+use kvcache_conformance::{CallResult, Case, Implementation, Tensor};
+use kvcache_op::{ElementType, TensorMut, TensorRef, Workers};
 
 /// Where a tensor lies between its guard pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,25 +74,6 @@ impl Guarded {
         guarded
     }
 
-    pub fn read(&self) -> TensorRef<'_> {
-        // SAFETY: bytes of this type and shape, borrowed as long as the result lives. They begin or end with a page,
-        // or begin an element behind that, and are whole elements: all of this aligns them.
-        unsafe { TensorRef::from_raw_parts(self.element, self.shape.as_slice(), self.data().as_ptr()) }
-    }
-
-    pub fn write(&mut self) -> TensorMut<'_> {
-        // SAFETY: as for `read`, and borrowed mutably.
-        unsafe { TensorMut::from_raw_parts(self.element, self.shape.as_slice(), self.data().as_ptr()) }
-    }
-
-    /// A copy of the tensor, around which nothing has been written.
-    pub fn tensor(&self) -> Tensor {
-        let around = [self.room.start..self.place.start, self.place.end..self.room.end];
-        let untouched = around.into_iter().flat_map(|around| self.room(around)).all(|&byte| byte == UNTOUCHED);
-        assert!(untouched, "written outside {:?}", self.shape);
-        Tensor::new(self.element, self.shape.clone(), self.bytes()).expect("the tensor's own bytes")
-    }
-
     /// Where its bytes begin.
     pub fn data(&self) -> NonNull<u8> {
         // SAFETY: inside the pages, or at the end of those that can be accessed.
@@ -120,6 +99,27 @@ impl Guarded {
     }
 }
 
+impl Memory for Guarded {
+    fn read(&self) -> TensorRef<'_> {
+        // SAFETY: bytes of this type and shape, borrowed as long as the result lives. They begin or end with a page,
+        // or begin an element behind that, and are whole elements: all of this aligns them.
+        unsafe { TensorRef::from_raw_parts(self.element, self.shape.as_slice(), self.data().as_ptr()) }
+    }
+
+    fn write(&mut self) -> TensorMut<'_> {
+        // SAFETY: as for `read`, and borrowed mutably.
+        unsafe { TensorMut::from_raw_parts(self.element, self.shape.as_slice(), self.data().as_ptr()) }
+    }
+
+    /// A copy of the tensor, around which nothing has been written.
+    fn tensor(&self) -> Tensor {
+        let around = [self.room.start..self.place.start, self.place.end..self.room.end];
+        let untouched = around.into_iter().flat_map(|around| self.room(around)).all(|&byte| byte == UNTOUCHED);
+        assert!(untouched, "written outside {:?}", self.shape);
+        Tensor::new(self.element, self.shape.clone(), self.bytes()).expect("the tensor's own bytes")
+    }
+}
+
 impl Clone for Guarded {
     fn clone(&self) -> Self {
         Self::new(&self.tensor(), self.guard)
@@ -133,24 +133,6 @@ impl Drop for Guarded {
     }
 }
 
-/// Makes a call of a case on tensors that are anywhere: `output` gives the memory of an output.
-///
-/// # Errors
-/// If the operator refuses it.
-pub fn call_on<'a, W: Workers>(
-    case: &Case,
-    backends: &Backends<W>,
-    given: impl Fn(&str) -> Option<TensorRef<'a>>,
-    state: [Option<TensorMut<'a>>; 2],
-    output: impl Fn(&Output) -> TensorMut<'a>,
-) -> Result<(), op::Error> {
-    let operator = operator(case.operator, &case.attributes, &case.floats)?.with_backends(backends.kernels());
-    let checked = operator.check(operands(case.operator, given, state))?;
-    let expected = checked.outputs().iter().filter(|output| case.outputs.contains(&output.name));
-    let outputs: Vec<_> = expected.map(output).collect();
-    checked.run(outputs, &backends.workers)
-}
-
 /// The operators, all of whose tensors are guarded.
 #[derive(Debug, Clone, Copy)]
 pub struct OnGuarded<W> {
@@ -160,28 +142,6 @@ pub struct OnGuarded<W> {
 
 impl<W: Workers> Implementation for OnGuarded<W> {
     fn run(&self, case: &Case) -> Result<Vec<CallResult>, String> {
-        let guarded = |tensor: &Tensor| Guarded::new(tensor, self.guard);
-        let mut state = [&case.cache, &case.scale].map(|tensor| tensor.as_ref().map(guarded));
-        let result = |step: &Step| {
-            let inputs: BTreeMap<_, _> = step.inputs.iter().map(|(&name, tensor)| (name, guarded(tensor))).collect();
-            let outputs = RefCell::new(Vec::new());
-            let output = |&Output { element, ref shape, .. }: &Output| {
-                let memory = guarded(&Tensor::zeros(element, shape.to_vec()).expect("a small output"));
-                // SAFETY: bytes of this type and shape, kept until the call is over, and used by nothing else until
-                // then.
-                let tensor = unsafe { TensorMut::from_raw_parts(element, &shape[..], memory.data().as_ptr()) };
-                outputs.borrow_mut().push(memory);
-                tensor
-            };
-            let given = |name: &str| inputs.get(name).map(Guarded::read);
-            let written = state.each_mut().map(|tensor| tensor.as_mut().map(Guarded::write));
-            let outcome = match call_on(case, &self.backends, given, written, output) {
-                Ok(()) => Outcome::Done(outputs.borrow().iter().map(Guarded::tensor).collect()),
-                Err(error) => Outcome::Refused { kind: Some(error.kind().to_owned()), message: error.to_string() },
-            };
-            let [cache, scale] = state.each_ref().map(|tensor| tensor.as_ref().map(Guarded::tensor));
-            CallResult { outcome, cache, scale }
-        };
-        Ok(case.steps.iter().map(result).collect())
+        Ok(run_calls(case, &self.backends, |tensor| Guarded::new(tensor, self.guard)))
     }
 }
