@@ -20,7 +20,7 @@ use super::generic::quant_simd::{LONG, ODD, QuantSimd};
 use super::generic::quantize::StoreQuantized;
 use super::generic::store_static::StoreStatic;
 use super::portable::{self, RotateHeads};
-use super::tiling::Tuning;
+use super::tuning::Tuning;
 use crate::{float_type, scale_type};
 
 /// The row functions of an instruction set for these types (T1, T2, T3) and groups of that many elements.
