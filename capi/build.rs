@@ -1,5 +1,5 @@
-//! Gives the shared library a SONAME of the versions that it can take the place of: before 1.0, those of one minor
-//! number.
+//! Gives the shared library a SONAME of the versions that it can take the place of: before 1.0, all versions with
+//! one minor number.
 
 use std::env;
 

@@ -62,7 +62,7 @@ typedef struct {
 } DLTensor;
 #endif
 
-/* The version of this header; kvcache_version() gives that of the library. */
+/* The version of this header; kvcache_version() gives the library's. */
 #define KVCACHE_VERSION_MAJOR 0
 #define KVCACHE_VERSION_MINOR 1
 #define KVCACHE_VERSION_PATCH 0

@@ -44,7 +44,7 @@ impl LayerRows {
     }
 }
 
-/// About that many neighboring bytes of a canonical row are read or written before those of the next row.
+/// About this many neighboring bytes of a canonical row are read or written before the next row's.
 const TILE_BYTES: usize = 4096;
 
 /// Bytes of rows from which on they are written by non-temporal stores: with as many that are read they are as much as

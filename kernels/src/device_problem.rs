@@ -77,8 +77,8 @@ pub struct DeviceStores {
 /// A call whose tensors lie on a device: what it stores and reads, and its outputs.
 ///
 /// Whoever has a device execute it keeps to these conditions meanwhile:
-/// - The types are a legal combination; `head_dim` is a multiple of the group; strides, `max_t` and rows are those of
-///   tensors that exist.
+/// - The types are a legal combination; `head_dim` is a multiple of the group; strides, `max_t` and rows
+///   belong to tensors that exist.
 /// - Each address is aligned for its type and accessible to the device for its tensor's shape: the current tokens,
 ///   `seqstarts`, `start_pos` and `cachestarts` for reads, outputs for writes, cache and scale for reads and writes,
 ///   and the status word for atomic access to its 8 bytes. Outputs, cache and scale overlap nothing else.

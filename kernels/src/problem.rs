@@ -142,8 +142,8 @@ pub struct Outputs {
 // SAFETY: addresses alone; who writes to them, in an `unsafe` block, keeps to tokens of its own.
 unsafe impl Sync for Outputs {}
 
-/// The tokens of a call and one layer of the cache, already checked: all that storing the current tokens needs, and
-/// reading those of all sequences.
+/// The tokens of a call and one layer of the cache, already checked: all that is needed to store
+/// the current tokens and to read the tokens of all sequences.
 ///
 /// Every slot of its tokens is inside the cache, and all sizes fit in memory.
 #[derive(Debug)]

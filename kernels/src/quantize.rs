@@ -18,8 +18,8 @@
 //! changes nothing, since float32 has more than twice the precision and two bits.
 //!
 //! Non-finite values propagate: a NaN in a group makes its scale NaN, else an infinity makes it infinite. The group's
-//! codes are then 0, and all its values load as NaN. Finite values can have an infinite scale, too: those of float32
-//! groups whose `s` is past the largest float16, where T3 is float16.
+//! codes are then 0, and all its values load as NaN. Finite values can have an infinite scale, too: in
+//! float32 groups whose `s` is past the largest float16, where T3 is float16.
 //!
 //! This is the arithmetic that all kernels share: the reference kernel calls it, every other must match it bit for bit.
 

@@ -5,7 +5,7 @@
 //!
 //! 1. `f_i = scale * base^(-2i / n_rot)` in float64, or the number of a given list;
 //! 2. `delta * f_i`, its cosine and its sine in float64, the latter two rounded to float32. Powers, cosines and sines
-//!    are those of the machine's C library (libm): two that differ in a last bit of float64 agree here, but for the
+//!    come from the machine's C library (libm): two that differ in a last bit of float64 agree here, but for the
 //!    rare number that lies so close to the middle between two float32;
 //! 3. the two products of a sum are rounded to float32, then the sum: nothing is fused.
 //!

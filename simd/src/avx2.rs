@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use crate::simd::{Function, Outlined, Simd, instructions};
 
 /// AVX2, FMA and F16C. With `NARROW`, non-temporal stores write 16 bytes each, to addresses that are multiples of 16:
-/// where they follow each other, they take 1.0 to 1.04 times as long as those of whole lines.
+/// where they follow each other, they take 1.0 to 1.04 times as long as stores of whole lines.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx2<const NARROW: bool = false>;
 

@@ -66,7 +66,7 @@ proptest! {
         let mut calls = calls(&mut entropy);
         if model.attention.is_alibi == 0 {
             model.attention.is_causal = 1;
-            // Of the sequences without a causal mask, only those of one token see no more than under it.
+            // Without a causal mask, a sequence of one token sees no more than with it; a longer one does.
             calls.iter_mut().flatten().for_each(|part| part.decoding &= part.tokens <= 1);
         }
         for kernel in kernels() {

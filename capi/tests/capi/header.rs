@@ -10,7 +10,7 @@ fn the_header_is_that_of_the_sources() {
     let [major, minor, patch] =
         [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
     let version = format!(
-        "\n\n/* The version of this header; kvcache_version() gives that of the library. */\n\
+        "\n\n/* The version of this header; kvcache_version() gives the library's. */\n\
          #define KVCACHE_VERSION_MAJOR {major}\n\
          #define KVCACHE_VERSION_MINOR {minor}\n\
          #define KVCACHE_VERSION_PATCH {patch}"

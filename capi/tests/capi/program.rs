@@ -23,7 +23,7 @@ fn libraries() -> PathBuf {
 }
 
 /// What the program of a source file prints when it is built by `compiler`, all warnings as errors, with `flags`, which
-/// say how it is linked, and with those of `KVCACHE_CFLAGS`: libraries that are built for AddressSanitizer need its
+/// say how it is linked, and with the flags in `KVCACHE_CFLAGS`: libraries that are built for AddressSanitizer need its
 /// runtime.
 pub fn run(compiler: &str, source: &Path, flags: &[&str]) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

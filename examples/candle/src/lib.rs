@@ -53,7 +53,7 @@ pub fn key_value_cache(
 /// cache. Returns `attn_output`: (`seqstarts[B]`, Hq, Dh), of the type of `query`, F32 or F16.
 ///
 /// # Errors
-/// Those of [`key_value_cache`].
+/// As [`key_value_cache`].
 pub fn multi_head_cache_attention(
     op: &MultiHeadCacheAttention,
     [query, current_key, current_value]: [&Tensor; 3],

@@ -45,7 +45,7 @@ unsafe fn permute(x: [float32x4_t; 2], bytes: &[u8; 4 * LANES]) -> [float32x4_t;
     [vreinterpretq_f32_u8(vqtbl2q_u8(x, low)), vreinterpretq_f32_u8(vqtbl2q_u8(x, high))]
 }
 
-/// The low bytes of eight codes. That of NaN is 0.
+/// The low bytes of eight codes. A NaN's is 0.
 #[inline(always)]
 unsafe fn bytes(codes: [int32x4_t; 2]) -> uint8x8_t {
     let halves = vcombine_s16(vmovn_s32(codes[0]), vmovn_s32(codes[1]));

@@ -1,5 +1,5 @@
-//! Rotates the keys of a cache: heads become float32 in a buffer, are rotated there, and go back. Those of float32 are
-//! rotated where they are.
+//! Rotates the keys of a cache: heads become float32 in a buffer, are rotated there, and go back. Heads of float32
+//! are rotated where they are.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -24,7 +24,7 @@ impl CacheRows {
     /// Rotates the keys of slots from one position to another (K-shift), in all layers and heads. Each slot may be in
     /// one rotation at most; the order of rotations does not matter.
     ///
-    /// Keys of float32 are rotated as they are, those of float16 in float32 and then rounded. A quantized head is
+    /// Keys of float32 are rotated as they are, keys of float16 in float32 and then rounded. A quantized head is
     /// dequantized to float32 (T1), rotated, and quantized with new scales: all of it, since elements that are not
     /// rotated share groups with those that are. Where keys were multiplied by a Hadamard matrix before they were
     /// quantized, a head is multiplied before it is rotated, and once more after that, in float32. Values, and keys

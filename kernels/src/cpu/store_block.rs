@@ -21,8 +21,8 @@ impl BlockKernel<'_> {
     /// Stores a block, with non-temporal stores if there are writers for the lines that rows share.
     ///
     /// # Safety
-    /// The row functions' instruction set is supported. The rows of values are valid for reads, those of the cache and
-    /// the scales of their groups for writes; what is written overlaps nothing else.
+    /// The row functions' instruction set is supported. The rows of values are valid for reads, the rows of the cache
+    /// and the scales of their groups for writes; what is written overlaps nothing else.
     pub(crate) unsafe fn store(self, block: &Block, writers: Option<&mut Writers<'_>>) {
         let bytes = self.bytes(block.rows.row);
         let whole_lines = || is_lines_each(&block.rows.cache, block.outer_step.cache, bytes.cache);

@@ -47,7 +47,7 @@ const INVALID_DEVICE: sys::CUresult = sys::CUresult::CUDA_ERROR_INVALID_DEVICE;
 /// The primary context of a device, which other libraries that use the device share.
 ///
 /// # Errors
-/// Those of [`available`], [`Error::Driver`].
+/// As [`available`]; [`Error::Driver`].
 pub fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
     available()?;
     let before = result::ctx::get_current().map_err(Error::driver("naming the current context"))?;

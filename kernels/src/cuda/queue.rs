@@ -33,7 +33,7 @@ impl<'a> Queue<'a> {
     /// A queue for the stream.
     ///
     /// # Errors
-    /// Those of [`available`], [`Error::Driver`].
+    /// As [`available`]; [`Error::Driver`].
     pub fn new(stream: &'a CudaStream) -> Result<Self, Error> {
         available()?;
         // Errors that cudarc could not return where they happened, as when waiting for a slice's earlier use failed.
@@ -44,7 +44,7 @@ impl<'a> Queue<'a> {
     /// A queue on a stream of any library. A default stream is the current context's.
     ///
     /// # Errors
-    /// Those of [`available`], [`Error::NoContext`], [`Error::Driver`].
+    /// As [`available`]; [`Error::NoContext`], [`Error::Driver`].
     ///
     /// # Safety
     /// `stream` is a default stream or one that lives for `'a`.
@@ -103,7 +103,7 @@ impl<'a> Queue<'a> {
     /// freed in the stream's order.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run) and [`scratch`](Self::scratch).
+    /// As [`run`](Self::run) and [`scratch`](Self::scratch).
     ///
     /// # Safety
     /// The conditions of [`run`](Self::run), but for the addresses of the index inputs, which are not used. The slots

@@ -70,7 +70,7 @@ const TOKENS: usize = if cfg!(debug_assertions) { 1 << 9 } else { 1 << 15 };
 /// A call that loads a cache of every code, where all groups of a head have the same scale.
 fn load(bits: QuantBit, group: usize, t1: ElementType) -> Call {
     let head_dim = CODES * 8 / bits.element().bits();
-    // Of the NaN of a float8 and that of a scale the product is either.
+    // The product of a float8's NaN and a scale's NaN is either of them.
     let is_nan = |code: u8| bits == QuantBit::Float8 && code & 0x7f == 0x7f;
     let head: Vec<u8> = (0..=u8::MAX).map(|code| if is_nan(code) { 0 } else { code }).collect();
     let cache = Tensor::new(bits.element(), vec![TOKENS, 1, 2, 1, head_dim], &head.repeat(2 * TOKENS));

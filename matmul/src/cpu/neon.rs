@@ -164,7 +164,7 @@ impl Dot for Dotprod {
     const ROWS: usize = 4;
     const UNPACKED_ROWS: usize = 6;
     const PAIRS: bool = false;
-    // Codes are signed, as those of x are: of 8 bits, what the zero point leaves.
+    // Codes are signed, as x's are: of 8 bits, what the zero point leaves.
     const OFFSET: i32 = 128;
     registers!(dotprod);
 

@@ -1,6 +1,6 @@
 // What the attention kernels go over: sequences, and the tiles of their query rows.
 //
-// A query row is one query head of one token. Those of a sequence that use the same key head are numbered token by
+// A query row is one query head of one token. A sequence's rows that use the same key head are numbered token by
 // token; a tile is up to 16 of them, which a block attends for at once, so that it reads each key and value once.
 //
 // The keys of a sequence are cut into pieces of 512 by their position. The sums of a piece are made alone, then added

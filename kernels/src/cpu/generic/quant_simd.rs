@@ -80,7 +80,7 @@ pub(crate) trait QuantSimd: Simd {
     /// [`max_pairs`](Self::max_pairs), twice, and [`max_fours`](Self::max_fours).
     unsafe fn permute_maxima<const GROUP: usize>(maxima: Self::F32) -> Self::F32;
 
-    /// The scale of each lane of register `k` of values, where `scales` are those of as many registers as
+    /// The scale of each lane of register `k` of values, where `scales` are the scales of as many registers as
     /// [`registers_per_scales`](super::lane_tables::registers_per_scales) says.
     unsafe fn broadcast_scales<const GROUP: usize>(scales: Self::F32, k: usize) -> Self::F32;
 

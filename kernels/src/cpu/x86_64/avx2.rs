@@ -13,7 +13,7 @@ use super::super::generic::lane_tables::{all_scale_lanes, maximum_lanes, scale_l
 use super::super::generic::quant_simd::QuantSimd;
 use super::f16_maxima;
 
-/// Sixteen codes, one a byte. That of NaN is the smallest int32, whose low byte is 0.
+/// Sixteen codes, one a byte. A NaN's is the smallest int32, whose low byte is 0.
 #[inline(always)]
 unsafe fn bytes(codes: [__m256i; 2]) -> __m128i {
     let low = _mm256_set1_epi32(0xff);

@@ -1,4 +1,4 @@
-//! Rotations that are refused, and those of no keys.
+//! Rotations that are refused, and rotations of no keys.
 
 use kvcache_kernels::{CacheRows, Rope, RopeError, RopeStyle, Rotation, RowsError, Serial};
 use kvcache_schema::ElementType::{Float16, Float32, Int4, Int8};
