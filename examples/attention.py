@@ -2,7 +2,7 @@
 
     python attention.py libkvcache_ort.so
 
-The cache has the operator's default layout, 0; layout 3 decodes faster. attention.c runs the same model from C.
+The cache has the operator's default layout, 0; layout 3 decodes faster.
 """
 
 import sys
