@@ -109,16 +109,9 @@ extern "C" fn cuLaunchKernel(
         // many bytes.
         let parameters = unsafe { slice::from_raw_parts((*parameters).cast::<u8>(), code.parameter_bytes) }.into();
         let node = Node::Launch { code: Arc::clone(code), grid: grid_x, block: block_x, parameters };
-        match state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
-            Some(capture) => {
-                capture.nodes.push(node);
-                Ok(())
-            }
-            None => {
-                launch = Some((*context, node));
-                Ok(())
-            }
-        }
+        let context = *context;
+        launch = state.captured(stream, node).map(|node| (context, node));
+        Ok(())
     });
     launch.map_or(prepared, |(context, node)| run(context, &node).err().unwrap_or(prepared))
 }

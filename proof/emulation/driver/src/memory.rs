@@ -204,12 +204,9 @@ extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, len: usize) -> CUresul
 extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) -> CUresult {
     driver(|state| {
         context_of(state, stream)?;
-        match state.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
-            Some(capture) => {
-                capture.nodes.push(Node::Copy { to, from, len });
-                Ok(())
-            }
-            None => copy(state, to, from, len),
+        match state.captured(stream, Node::Copy { to, from, len }) {
+            Some(_) => copy(state, to, from, len),
+            None => Ok(()),
         }
     })
 }

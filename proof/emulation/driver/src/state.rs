@@ -103,6 +103,17 @@ impl State {
         self.functions.retain(|_, function| function.context != context);
     }
 
+    /// Adds a node to what is being captured from a stream; returns it where nothing is.
+    pub(crate) fn captured(&mut self, stream: usize, node: Node) -> Option<Node> {
+        match self.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
+            Some(capture) => {
+                capture.nodes.push(node);
+                None
+            }
+            None => Some(node),
+        }
+    }
+
     /// Fails while any stream is being captured, and invalidates the capture, unless the thread has no part in
     /// captures.
     pub(crate) fn not_captured(&mut self) -> Result<(), CUresult> {
