@@ -146,27 +146,14 @@ def _shapes() -> Iterator[tuple[str, bytes]]:
 
 
 def _refused() -> Iterator[tuple[str, bytes]]:
-    name = "refused"
-    whole = {"x": _rows(name, 2, K), **_matrix(name, 4, 32, True), "bias": _rows(f"{name} bias", N)}
-    for attribute, values in (
-        ("N", (0, -1)),
-        ("K", (0, -(2**63))),
-        ("bits", (0, 5, 16)),
-        ("block_size", (8, 24, 64)),
-        ("activation_bits", (4, 32)),
-        ("gate", (-1, 3)),
-    ):
-        for value in values:
-            yield _case(
-                f"refused-{attribute.lower()}-{value}",
-                f"{attribute} is {value}",
-                ["attributes.ranges"],
-                _attributes(4) | {attribute: value},
-                whole,
-                "attribute_out_of_range",
-                [f"attribute {attribute} is {value}"],
-            )
-    rank = ("x", np.float32(1).reshape(()), "rank_mismatch", ["x has rank 0"])
+    whole = {"x": _rows("refused", 2, K), **_matrix("refused", 4, 32, True), "bias": _rows("refused bias", N)}
+    ranges = dict(
+        N=(0, -1), K=(0, -(2**63)), bits=(0, 5, 16), block_size=(8, 24, 64), activation_bits=(4, 32), gate=(-1, 3)
+    )
+    for attribute, value in ((attribute, value) for attribute, values in ranges.items() for value in values):
+        name, about, rules = f"refused-{attribute.lower()}-{value}", f"{attribute} is {value}", ["attributes.ranges"]
+        wrong, mentions = _attributes(4) | {attribute: value}, [f"attribute {about}"]
+        yield _case(name, about, rules, wrong, whole, "attribute_out_of_range", mentions)
     shapes = [
         ("x", whole["x"][:, 1:], "shape_mismatch", ["x has 39 in axis 1", "expected 40"]),
         ("panels", whole["panels"][..., 1:], "shape_mismatch", ["panels has 255 in axis 2", "expected 256"]),
@@ -174,7 +161,7 @@ def _refused() -> Iterator[tuple[str, bytes]]:
         ("minima", whole["minima"][:, :1], "shape_mismatch", ["minima has 1 in axis 1", "expected 2"]),
         ("bias", whole["bias"][1:], "shape_mismatch", ["bias has 17 in axis 0", "expected 18"]),
         ("scales", whole["scales"][0], "rank_mismatch", ["scales has rank 2", "expected rank 3"]),
-        rank,
+        ("x", np.float32(1).reshape(()), "rank_mismatch", ["x has rank 0"]),
     ]
     for i, (part, values, error, mentions) in enumerate(shapes):
         name = f"refused-{part}-{i}"
@@ -190,11 +177,8 @@ def _refused() -> Iterator[tuple[str, bytes]]:
     wrong = gathered | {"scales": gathered["scales"][:, 1:]}
     mentions = ["scales has 1 in axis 1"]
     yield _case("refused-gather", "scales are misshapen", ["shapes"], attributes, wrong, "shape_mismatch", mentions)
-    wrong, mentions = attributes | {"bits": 3}, ["attribute bits is 3"]
-    about = "bits is 3"
-    yield _case(
-        "refused-gather-bits", about, ["attributes.ranges"], wrong, gathered, "attribute_out_of_range", mentions
-    )
+    wrong, rules, error = attributes | {"bits": 3}, ["attributes.ranges"], "attribute_out_of_range"
+    yield _case("refused-gather-bits", "bits is 3", rules, wrong, gathered, error, ["attribute bits is 3"])
 
 
 def _gathered() -> Iterator[tuple[str, bytes]]:
