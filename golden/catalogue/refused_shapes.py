@@ -71,7 +71,7 @@ def _table() -> Iterator[Row]:
         ("int4-cache-axis-in-bytes", "An int4 cache whose last axis counts bytes, not elements: refused.",
          "inputs.shapes",
          dict(types="f16 int4 f16", cache=np.zeros(cache_shape(0, MAX_T, 1, NUM_HEADS, HEAD_DIM // 2), np.int8),
-              scale=np.ones(cache_shape(0, MAX_T, 1, NUM_HEADS, 1), np.float16), quant_bit=4),
+              scale=np.ones(cache_shape(0, MAX_T, 1, NUM_HEADS, 1), np.float16)),
          ("shape_mismatch", f"cache, {HEAD_DIM // 2}", {})),
     )
     # fmt: on
@@ -104,7 +104,7 @@ def ranks(caches: Iterable[Shape], scales: Iterable[Shape]) -> Iterator[Row]:
         for bits, shape in zip((0, 0) if tensor == "cache" else (8, 4), shapes):
             name, about = f"rank-of-{tensor}-{len(shape)}", f"A {tensor} of rank {len(shape)}: refused."
             given = {tensor: np.zeros(shape, np.float16 if bits else np.float32)}
-            given |= dict(types=f"f16 int{bits} f16", quant_bit=bits) if bits else {}
+            given |= dict(types=f"f16 int{bits} f16") if bits else {}
             yield name, about, "inputs.shapes", given, ("rank_mismatch", f"{tensor}, {len(shape)}", {})
 
 
@@ -134,6 +134,6 @@ def axes(
         yield f"num-layer-{label}", about, "inputs.shapes sizes.64-bit", {}, call
     for bits, head_dim, group in ((4, 12, 8), (8, 9, 2)):
         about = f"head_dim {head_dim} is no multiple of quant_group {group}: refused."
-        given = dict(types=f"f32 int{bits} f32", head_dim=head_dim, quant_bit=bits, quant_group=group)
+        given = dict(types=f"f32 int{bits} f32", head_dim=head_dim, quant_group=group)
         call = ("head_dim_not_divisible", f"quant_group, {head_dim}, {group}", {})
         yield f"head-dim-{head_dim}-group{group}-int{bits}", about, "attributes.group-divides", given, call

@@ -28,7 +28,7 @@ def cases() -> Iterator[Case]:
     yield from refusals(begin, BATCH, [*types((12, 1, 2, 2, 1), INPUTS[2:]), *empty_scales(empty)])
     about = "A cache without elements has a scale without elements: one of another shape is refused by its shape."
     for error, shape in (("rank_mismatch", (0,)), ("shape_mismatch", (0, 1, 2, 2, 3))):
-        given = dict(types="f32 int8 f32", max_t=0, scale=np.zeros(shape, np.float32), quant_bit=8)
+        given = dict(types="f32 int8 f32", max_t=0, scale=np.zeros(shape, np.float32))
         name = f"scale-of-empty-cache-{error.split('_')[0]}"
         row = (name, about, "scale.required inputs.shapes", given, (error, "scale", {}))
         yield from refusals(begin, (), [row])
@@ -57,11 +57,11 @@ def types(shape_of_scale: tuple[int, ...], index_inputs: tuple[str, ...]) -> Ite
         yield illegal(names, "A scale is float32 or float16, never int8.", "int8", state=state, quant_bit=quant_bit)
     for quant_bit, T1 in ((8, "f32"), (4, "f16")):
         about = f"quant_bit {quant_bit} needs a scale"
-        given = dict(types=f"{T1} int{quant_bit}", quant_bit=quant_bit)
+        given = dict(types=f"{T1} int{quant_bit}")
         name, call = f"scale-missing-{T1}-int{quant_bit}", ("scale_missing", "scale", {})
         yield name, f"{about} and none is given.", "scale.required", given, call
         about += ", and the given one is what exports without one give: shape [0]."
-        given = dict(types=f"{T1} int{quant_bit} f16", quant_bit=quant_bit, scale=np.zeros(0, np.float16))
+        given = dict(types=f"{T1} int{quant_bit} f16", scale=np.zeros(0, np.float16))
         call = ("scale_missing", f"scale, quant_bit, {quant_bit}", {})
         yield f"scale-empty-{T1}-int{quant_bit}", about, "scale.required", given, call
     about, elements = "current_value is float32, then int8, and current_key is float16.", ("float32", "int8")
@@ -77,5 +77,5 @@ def empty_scales(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Row]:
     """Scales that have the right rank and no elements."""
     about = "A scale without elements, in a shape of the right rank: for a cache that has some it is none."
     for label, shape in shapes.items():
-        given = dict(types="f32 int8 f32", scale=np.zeros(shape, np.float32), quant_bit=8)
+        given = dict(types="f32 int8 f32", scale=np.zeros(shape, np.float32))
         yield f"scale-empty-{label}", about, "scale.required", given, ("scale_missing", "scale, quant_bit", {})

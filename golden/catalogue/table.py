@@ -45,7 +45,7 @@ def refusals(begin: Callable[..., Case], legal: tuple[Any, ...], table: Iterable
 
 def _begun(begin: Callable[..., Case], name: str, about: str, rules: str, given: dict[str, Any]) -> Case:
     given = dict(types="f32 f32") | given
-    T1, T2, *_ = (given["types"].split() * 2)[:2]
+    T1, T2 = (given["types"].split() * 2)[:2]
     if T1 != T2 and T2 in ("int8", "int4") and "quant_bit" not in given:
         given = dict(quant_bit=8 if T2 == "int8" else 4) | given
     return begin(name, about, proves=rules, **given)
