@@ -12,6 +12,15 @@ from .case import Case, Sequence, begin
 # What the cases between different types prove.
 RULE = "conversion.rounding"
 NAN_WHY = "a conversion of NaN between float types may choose any NaN"
+FLOATS = {"f32": "float32", "f16": "float16"}
+
+
+def special(element: str) -> np.ndarray:
+    """Quiet and signalling NaN, infinity, zero and denormals: eight, then these with the sign bit."""
+    bits, mantissa = np.dtype(element).itemsize * 8, np.finfo(element).nmant
+    sign, infinity, quiet = 1 << (bits - 1), (1 << (bits - 1)) - (1 << mantissa), 1 << (mantissa - 1)
+    patterns = [infinity | quiet, infinity | 1, infinity | quiet | 5, infinity | quiet - 1, infinity, 0, 1, quiet]
+    return np.array([*patterns, *(pattern | sign for pattern in patterns)], f"uint{bits}").view(element)
 
 
 def current(values: np.ndarray) -> dict[str, np.ndarray]:
@@ -21,18 +30,11 @@ def current(values: np.ndarray) -> dict[str, np.ndarray]:
 
 def bits_kept() -> Iterator[Case]:
     """Where T1 is T2, bytes are copied."""
-    for types, bits in (("f32 f32", np.uint32), ("f16 f16", np.uint16)):
-        element = np.dtype({"f32": "float32", "f16": "float16"}[types.split()[0]])
-        mantissa = np.finfo(element).nmant
-        infinity = (1 << (element.itemsize * 8 - 1)) - (1 << mantissa)
-        sign = 1 << (element.itemsize * 8 - 1)
-        quiet = 1 << (mantissa - 1)
-        patterns = [infinity | quiet, infinity | 1, infinity | quiet | 5, infinity | quiet - 1, infinity, 0, 1, quiet]
-        patterns += [pattern | sign for pattern in patterns]
-        values = np.array(patterns, bits).view(element).reshape(2, 1, 8)
-        name = f"nan-payload-kept-{types.replace(' ', '-')}"
+    for T, element in FLOATS.items():
+        values = special(element).reshape(2, 1, 8)
+        name = f"nan-payload-kept-{T}-{T}"
         about = "Quiet and signalling NaN of either sign keep their payload, as do infinities, -0.0 and denormals."
-        case = begin(name, about, types, proves="conversion.same-type", num_heads=1, max_t=4, num_repeat=2)
+        case = begin(name, about, f"{T} {T}", proves="conversion.same-type", num_heads=1, max_t=4, num_repeat=2)
         yield case.call(Sequence(1, 2, 1), **current(values))
     for cache_layout in (0, 3):
         name = f"every-byte-kept-int8-layout{cache_layout}"
@@ -41,7 +43,7 @@ def bits_kept() -> Iterator[Case]:
         sizes = dict(num_heads=4, head_dim=16, max_t=6)
         case = begin(name, about, "int8 int8", proves="conversion.same-type", **sizes, cache_layout=cache_layout)
         yield case.call(Sequence(1, 4, 1), **current(values))
-    for T, element in (("f32", "float32"), ("f16", "float16")):
+    for T, element in FLOATS.items():
         name = f"random-bits-kept-{T}"
         values = random_bits(f"{name} current", (4, 2, 8), element)
         about = "Random bit patterns are stored and loaded as they are, in pages out of order."

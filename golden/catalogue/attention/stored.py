@@ -9,6 +9,7 @@ import numpy as np
 from .. import groups
 from ..arithmetic import QMAX, T1S, infinities, rounding_parts, scale_parts, sixteen_levels
 from ..case import Case, Sequence
+from ..conversion import FLOATS, special
 from .case import over_cache
 
 HEAD_DIM = 64
@@ -17,8 +18,8 @@ HEAD_DIM = 64
 def cases() -> Iterator[Case]:
     for T1, T3, bits in (("f32", "f16", 8), ("f32", "f16", 4), ("f16", "f32", 4), ("f16", "f16", 8)):
         yield quantized(T1, T3, bits)
-    for T, element, bits in (("f32", np.float32, np.uint32), ("f16", np.float16, np.uint16)):
-        yield kept(T, element, bits)
+    for T, element in FLOATS.items():
+        yield kept(T, element)
 
 
 def quantized(T1: str, T3: str, bits: int) -> Case:
@@ -95,12 +96,9 @@ def converted() -> Case:
     return case.call(Sequence(0, 2, 1), current_key=key, current_value=-key)
 
 
-def kept(T: str, element: type[np.floating], bits: type[np.unsignedinteger]) -> Case:
+def kept(T: str, element: str) -> Case:
     """Bit patterns that arithmetic would not keep."""
     about = "Quiet and signalling NaN of either sign, infinities, -0.0 and denormals: the cache holds their bits."
-    width, mantissa = np.dtype(bits).itemsize * 8, np.finfo(element).nmant
-    sign, infinity, quiet = 1 << (width - 1), (1 << (width - 1)) - (1 << mantissa), 1 << (mantissa - 1)
-    patterns = [infinity | quiet | 5, infinity | 1, infinity, 1]
-    values = np.array([*patterns, *(pattern | sign for pattern in patterns)], bits).view(element)
+    values = special(element)[[2, 1, 4, 6, 10, 9, 12, 14]]
     case = over_cache(f"nan-payload-kept-{T}", about, f"{T} {T}", (1, 1), 8, proves="conversion.same-type", max_t=2)
     return case.call(Sequence(0, 1, 1), current_key=values.reshape(1, 1, 8), current_value=values.reshape(1, 1, 8))
