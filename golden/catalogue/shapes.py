@@ -20,18 +20,10 @@ def groups() -> Iterator[Case]:
         for turn, quant_group in enumerate((8, 16, 32, 64, 128, 2, *((1, 3) if bits == 8 else (6,)))):
             group_count = 2 if quant_group >= 32 else 3
             types = TYPES_BY_TURNS[turn % 4].format(f"int{bits}")
-            case = begin(
-                f"group{quant_group}-int{bits}",
-                f"int{bits} in {group_count} groups of {quant_group}: a step for each, shared by no other element.",
-                types,
-                proves=rules,
-                num_heads=1 if quant_group >= 64 else 2,
-                head_dim=group_count * quant_group,
-                max_t=5,
-                quant_bit=bits,
-                quant_group=quant_group,
-                cache_layout=turn % 4,
-            )
+            about = f"int{bits} in {group_count} groups of {quant_group}: a step for each, shared by no other element."
+            sizes = dict(num_heads=1 if quant_group >= 64 else 2, head_dim=group_count * quant_group, max_t=5)
+            attributes = dict(quant_bit=bits, quant_group=quant_group, cache_layout=turn % 4)
+            case = begin(f"group{quant_group}-int{bits}", about, types, proves=rules, **sizes, **attributes)
             yield case.call(Sequence(1, 3, 1))
         quant_group = 16 if bits == 8 else 24
         about = f"quant_group equals head_dim ({quant_group}): the last axis of scale is 1."

@@ -14,7 +14,7 @@ from .. import groups
 from ..arithmetic import NON_FINITE_WHY, QMAX, T1S, infinities, rounding_parts, scale_parts, sixteen_levels
 from ..bits import random_bits
 from ..case import Case
-from ..conversion import NAN_WHY
+from ..conversion import FLOATS, NAN_WHY
 from .case import begin
 
 
@@ -29,16 +29,11 @@ def cases() -> Iterator[Case]:
 
 def bits_kept() -> Iterator[Case]:
     """Where T1 is T2, bytes are copied, also a NaN's."""
-    for (T, element), cache_layout in product((("f32", "float32"), ("f16", "float16")), STATIC_LAYOUTS):
+    for (T, element), cache_layout in product(FLOATS.items(), STATIC_LAYOUTS):
         name = f"random-bits-kept-{T}-layout{cache_layout}"
         values = random_bits(f"{name} current", (2, 3, 2, 8), element)
-        case = begin(
-            name,
-            "Random bit patterns are stored and loaded as they are.",
-            f"{T} {T}",
-            proves="conversion.same-type",
-            cache_layout=cache_layout,
-        )
+        about = "Random bit patterns are stored and loaded as they are."
+        case = begin(name, about, f"{T} {T}", proves="conversion.same-type", cache_layout=cache_layout)
         yield case.call(2, 1, 3, current_key=values, current_value=values[::-1].copy())
 
 
