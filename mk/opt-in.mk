@@ -139,7 +139,7 @@ test-gpu: build-gpu
 # The examples for executors in Rust: workspaces of their own, since those take many minutes to build.
 .PHONY: test-executors
 test-executors:
-	cd examples/candle && cargo test --locked && cargo run --locked --example decode
+	cd examples/candle && cargo test --locked
 	cd examples/tract && cargo test --locked
 
 # What needs torch, gigabytes of it: kvcache_ops.torch.

@@ -1,9 +1,13 @@
-//! Calls on candle's tensors against calls on ndarray's, and what is refused.
+//! Calls on candle's tensors against calls on ndarray's, and what is refused; the manager's steps over candle's cache.
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Error, Result, Tensor};
 use half::f16;
-use kvcache_candle::key_value_cache;
-use kvcache_op::{Attributes, ElementType, IndexInputs, Inputs, KeyValueCache, Serial, TensorMut};
+use kvcache_candle::{key_value_cache, multi_head_cache_attention, with_memory};
+use kvcache_manager::{Append, CacheSettings, Geometry, Manager, Mode};
+use kvcache_op::schema::{AttentionAttributes, CacheAttentionAttributes};
+use kvcache_op::{
+    Attributes, ElementType, IndexInputs, Inputs, KeyValueCache, MultiHeadCacheAttention, Serial, TensorMut,
+};
 use ndarray::{Array3, ArrayD, IxDyn};
 
 const MAX_T: usize = 16;
@@ -79,5 +83,65 @@ fn what_the_operator_refuses_is_an_error_and_nothing_is_written() -> Result<()> 
         assert!(error.contains(text), "{error}");
     }
     assert_eq!(cache.sum_all()?.to_scalar::<f32>()?, 0.0);
+    Ok(())
+}
+
+/// Four heads on two of the cache.
+fn attention(cache: Attributes) -> MultiHeadCacheAttention {
+    let attention =
+        AttentionAttributes { num_heads: 4, num_kv_heads: 2, head_dim: 32, ..AttentionAttributes::default() };
+    MultiHeadCacheAttention::new(CacheAttentionAttributes { attention, cache }).unwrap()
+}
+
+/// Two sequences in pages that the manager assigns, in steps; and each alone, all its tokens in one call.
+#[test]
+fn sequences_attend_in_the_managers_steps_as_they_do_alone() -> Result<()> {
+    const STEPS: [[usize; 2]; 3] = [[5, 2], [1, 1], [3, 1]];
+    let geometry = Geometry { num_layer: 1, num_heads: 2, head_dim: 32, max_t: 32 };
+    let (cache_type, mode) = (ElementType::Float32, Mode::Paged { page_size: 4 });
+    let spec = CacheSettings { geometry, cache_type, mode, ..CacheSettings::default() }.check().map_err(Error::wrap)?;
+    let cache = Tensor::zeros(spec.cache_shape().to_vec(), DType::F32, &Device::Cpu)?;
+    let mut manager = Manager::new(spec.clone()).map_err(Error::wrap)?;
+    let seqs = [manager.create(), manager.create()];
+    // The query, the key and the value of all tokens of each sequence.
+    let random = |tokens, heads| Tensor::randn(0f32, 1.0, (tokens, heads, 32), &Device::Cpu);
+    let tensors = |tokens| Result::Ok([random(tokens, 4)?, random(tokens, 2)?, random(tokens, 2)?]);
+    let rows = [tensors(9)?, tensors(4)?];
+
+    let mut attended = [Vec::new(), Vec::new()];
+    for new in STEPS {
+        let stored = seqs.map(|seq| manager.seq_len(seq).expect("a sequence"));
+        let appends = [Append::count(seqs[0], new[0]), Append::count(seqs[1], new[1])];
+        let planned = manager.begin_step(&appends).map_err(Error::wrap)?;
+        let step = with_memory(&spec, &cache, None, |memory| planned.apply(memory).map_err(Error::wrap))?;
+        let order: Vec<usize> = step.order().iter().map(|&append| append as usize).collect();
+        let current = |tensor: usize| {
+            let own = order.iter().map(|&seq| rows[seq][tensor].narrow(0, stored[seq], new[seq]));
+            Tensor::cat(&own.collect::<Result<Vec<_>>>()?, 0)
+        };
+        let current = [&current(0)?, &current(1)?, &current(2)?];
+        let output =
+            multi_head_cache_attention(&attention(spec.attributes()), current, &step.layers_inputs(), &cache, None)?;
+        for (&seq, &first) in order.iter().zip(step.seqstarts()) {
+            attended[seq].push(output.narrow(0, first as usize, new[seq])?);
+        }
+        step.commit();
+    }
+    for (rows, attended) in rows.iter().zip(attended) {
+        let tokens = rows[0].dim(0)? as i64;
+        let starts = [0, tokens];
+        let indices = IndexInputs {
+            seqstarts: (&starts).into(),
+            kvstarts: (&starts).into(),
+            cachestarts: (&[2]).into(),
+            start_pos: (&[0]).into(),
+            max_seqlen: (&tokens).into(),
+            max_kvlen: (&tokens).into(),
+        };
+        let cache = Tensor::zeros((MAX_T, 1, 2, 2, 32), DType::F32, &Device::Cpu)?;
+        let alone =
+            multi_head_cache_attention(&attention(Attributes::default()), rows.each_ref(), &indices, &cache, None)?;
+        assert_eq!(array(&Tensor::cat(&attended, 0)?)?, array(&alone)?);
+    }
     Ok(())
 }
