@@ -198,14 +198,14 @@ impl<'a> Checked<'a> {
             output.check_writable(name)?;
             equal_type(name, output.tensor.element, element)?;
             shapes::equal(name, &output.tensor.shape, shape, reason)?;
-            memory.push((output.data_mut(), self.aliases.write_bytes(name, (&output.tensor).into())?));
+            memory.push((output.data_mut(), self.aliases.write(name, &output.tensor)?));
         }
         Ok(memory)
     }
 
     #[cfg(feature = "cuda")]
     pub(crate) fn check_scratch(&mut self, scratch: &Operand<'_>) -> Result<usize, Error> {
-        self.aliases.write_bytes("scratch", (&scratch.tensor).into())
+        self.aliases.write("scratch", &scratch.tensor)
     }
 }
 

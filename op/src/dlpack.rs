@@ -25,12 +25,14 @@ impl TensorRef<'_> {
     /// `shape` and, if not null, `strides` of `tensor` are valid for reads of `ndim` numbers. For the lifetime, if
     /// the tensor is contiguous, its memory is valid for reads, and nothing writes it.
     pub unsafe fn from_dlpack(input: &'static str, tensor: &DLTensor) -> Result<Self, Error> {
+        on_host(input, tensor.device)?;
+        let element = element_of(input, tensor.dtype)?;
         // SAFETY: this function's conditions.
-        let Parsed { element, shape, data, defect } = unsafe { parse(input, tensor) }?;
+        let Described { shape, data, contiguous } = unsafe { described(input, tensor) }?;
         // SAFETY: the memory is valid for reads of this type and shape where there is no defect; where there is one,
-        // every check refuses the tensor before it reads.
+        // every check refuses the tensor before it is accessed.
         let mut tensor = unsafe { Self::from_raw_parts(element, shape, data) };
-        tensor.defect = defect;
+        tensor.defect = (!contiguous).then_some(Defect::NotContiguous);
         Ok(tensor)
     }
 }
@@ -45,13 +47,8 @@ impl TensorMut<'_> {
     /// `shape` and, if not null, `strides` of `tensor` are valid for reads of `ndim` numbers. For the lifetime, if
     /// the tensor is contiguous, its memory is as [`from_raw_parts`](Self::from_raw_parts) requires.
     pub unsafe fn from_dlpack(input: &'static str, tensor: &DLTensor) -> Result<Self, Error> {
-        // SAFETY: this function's conditions.
-        let Parsed { element, shape, data, defect } = unsafe { parse(input, tensor) }?;
-        // SAFETY: as `from_raw_parts` requires where there is no defect; where there is one, every check refuses the
-        // tensor before it is accessed.
-        let mut tensor = unsafe { Self::from_raw_parts(element, shape, data) };
-        tensor.defect = defect;
-        Ok(tensor)
+        // SAFETY: this function's conditions, which include those of a tensor that is read.
+        unsafe { TensorRef::from_dlpack(input, tensor) }.map(Self)
     }
 }
 
@@ -124,25 +121,6 @@ pub unsafe fn described(input: &'static str, tensor: &DLTensor) -> Result<Descri
     Ok(Described { shape, data: tensor.data.cast::<u8>().wrapping_add(offset), contiguous })
 }
 
-/// What a tensor of the operators is made of.
-#[derive(Debug)]
-struct Parsed {
-    element: ElementType,
-    shape: Shape,
-    data: *mut u8,
-    defect: Option<Defect>,
-}
-
-/// # Safety
-/// Those of [`described`].
-unsafe fn parse(input: &'static str, tensor: &DLTensor) -> Result<Parsed, Error> {
-    on_host(input, tensor.device)?;
-    let element = element_of(input, tensor.dtype)?;
-    // SAFETY: this function's conditions.
-    let Described { shape, data, contiguous } = unsafe { described(input, tensor) }?;
-    Ok(Parsed { element, shape, data, defect: (!contiguous).then_some(Defect::NotContiguous) })
-}
-
 /// The numbers behind a pointer; `None` if it is null though there are some.
 ///
 /// # Safety
@@ -189,9 +167,9 @@ mod tests {
         }
     }
 
-    fn parsed(tensor: &DLTensor) -> Result<Parsed, Error> {
-        // SAFETY: made by `tensor`, of slices of `ndim` numbers that are still there.
-        unsafe { parse("cache", tensor) }
+    fn parsed(tensor: &DLTensor) -> Result<TensorRef<'_>, Error> {
+        // SAFETY: made by `tensor`, of slices of `ndim` numbers that are still there; nothing reads the memory.
+        unsafe { TensorRef::from_dlpack("cache", tensor) }
     }
 
     #[test]
@@ -199,7 +177,7 @@ mod tests {
         let (mut data, mut shape, mut strides) = ([0.0; 7], [2, 1, 3], [3, 99, 1]);
         let mut described = tensor(&mut data, &mut shape, Some(&mut strides));
         described.byte_offset = 4;
-        let Parsed { element, shape, data: at, defect } = parsed(&described).unwrap();
+        let TensorRef { element, shape, data: at, defect, .. } = parsed(&described).unwrap();
         assert_eq!((element, &*shape, defect), (ElementType::Float32, [2, 1, 3].as_slice(), None));
         assert_eq!(at, data[1..].as_mut_ptr().cast());
     }

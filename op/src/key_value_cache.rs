@@ -9,10 +9,10 @@ use crate::checked::{Checked, ExpectedOutputs, Work, key_and_value};
 use crate::config::{CacheConfig, Config};
 use crate::error::Error;
 use crate::layers::{Layers, StepStores};
-use crate::operands::{IndexInputs, Inputs, Operand, Operands, Outputs, required};
+use crate::operands::{IndexInputs, Inputs, Operands, Outputs, required};
 use crate::shape_inference::{self, Dim, InputDims};
 use crate::tensor::{Element, TensorMut};
-use crate::validate::stores::{CheckedStores, IndexOperands, State, stores};
+use crate::validate::stores::{CheckedStores, StoreInputs, stores};
 use crate::validate::{shapes, types};
 
 /// The operator `dynamic_batching.KeyValueCache` with checked attributes.
@@ -109,11 +109,12 @@ impl KeyValueCache {
             operands.get(KIND)?;
         let current @ [key, value] = [required("current_key", key)?, required("current_value", value)?];
         let indices = [seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen];
-        let indices = IndexOperands::new(indices, operands.at_most)?;
-        let state = State::new([cache, scale])?;
-        let (t1, (t2, t3)) = (key.tensor.element, state.types());
+        let inputs = StoreInputs::new(Some(current), indices, [cache, scale], operands.at_most)?;
+        let t1 = key.tensor.element;
+        let (t2, t3) = inputs.state_types();
         self.check_types(t1, value.tensor.element, t2, t3)?;
-        let (stores, aliases) = stores(&self.config, t1, Some(current), &indices, state, operands.at_most)?;
+        inputs.check_index_types()?;
+        let (stores, aliases) = stores(&self.config, t1, inputs)?;
         let outputs = self.outputs(stores.geometry(), stores.rows()[1])?;
         let num_repeat = self.config.cache.num_repeat;
         let work = match stores {
@@ -138,11 +139,8 @@ impl KeyValueCache {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<Layers<'a>, Error> {
-        let (cache, scale) = (cache.into(), scale.map(Operand::from));
-        let state = State { cache: &cache, scale: scale.as_ref() };
-        let (t2, t3) = state.types();
-        self.check_types(t1, t1, t2, t3)?;
-        let step = StepStores::check(&self.config, t1, indices, state)?;
+        self.check_types(t1, t1, cache.element(), scale.as_ref().map(TensorMut::element))?;
+        let step = StepStores::check(&self.config, t1, indices, cache, scale)?;
         let outputs = self.outputs(step.stores.geometry(), step.stores.total_kvlen())?;
         Ok(Layers { backends: self.backends, step, num_repeat: self.config.cache.num_repeat, outputs })
     }

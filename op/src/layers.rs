@@ -7,9 +7,9 @@ use crate::backend::Backends;
 use crate::checked::{Checked, ExpectedOutputs, Work};
 use crate::config::{self, Config};
 use crate::error::Error;
-use crate::operands::{Guards, IndexInputs};
-use crate::tensor::TensorRef;
-use crate::validate::stores::{CURRENT, CheckedStores, IndexOperands, State, stores};
+use crate::operands::{Guards, IndexInputs, Operand};
+use crate::tensor::{TensorMut, TensorRef};
+use crate::validate::stores::{CURRENT, CheckedStores, StoreInputs, stores};
 use crate::validate::{AliasCheck, equal_type, shapes};
 
 /// The calls of all layers of one step: their indices, cache and scale have been checked, and nothing is written yet. A
@@ -85,16 +85,21 @@ pub(crate) struct StepStores<'a> {
 }
 
 impl<'a> StepStores<'a> {
-    /// Checks what the layers of a step, all on the host, have in common. The types of `state` go together with T1.
+    /// Checks what the layers of a step, all on the host, have in common. The types of `cache` and `scale` go together
+    /// with T1.
     pub(crate) fn check(
         config: &Config,
         t1: ElementType,
         indices: &IndexInputs<'a>,
-        state: State<'_, 'a>,
+        cache: TensorMut<'a>,
+        scale: Option<TensorMut<'a>>,
     ) -> Result<Self, Error> {
-        let (operands, _) = indices.clone().operands();
-        let indices = IndexOperands::new(operands.each_ref().map(Option::as_ref), None)?;
-        match stores(config, t1, None, &indices, state, None)? {
+        let (indices, _) = indices.clone().operands();
+        let state = [Some(cache.into()), scale.map(Operand::from)];
+        let (indices, state) = (indices.each_ref().map(Option::as_ref), state.each_ref().map(Option::as_ref));
+        let inputs = StoreInputs::new(None, indices, state, None)?;
+        inputs.check_index_types()?;
+        match stores(config, t1, inputs)? {
             (CheckedStores::Host(stores), aliases) => Ok(Self { num_layer: config.cache.num_layer, stores, aliases }),
             #[cfg(feature = "cuda")]
             (CheckedStores::Device(_), _) => unreachable!("tensors of the host"),
@@ -115,7 +120,9 @@ impl<'a> StepStores<'a> {
             shapes::equal(name, &tensor.shape, &expected, "the shape (seqstarts[B], H, Dh) of this call")?;
         }
         let mut aliases = self.aliases.clone();
-        CURRENT.into_iter().zip(current).try_for_each(|(name, tensor)| aliases.read(name, tensor.into()))?;
+        for (name, tensor) in CURRENT.into_iter().zip(current) {
+            aliases.read(name, tensor)?;
+        }
         // SAFETY: the cache has `num_layer` layers, and this one is among them, checked above. The current tokens have
         // been checked, and their memory is valid for reads for 'c, as `TensorRef`s.
         Ok((unsafe { self.stores.layer(layer_idx, current.map(|tensor| tensor.data)) }, aliases))

@@ -38,7 +38,7 @@ impl<'a> From<TensorRef<'a>> for Operand<'a> {
 
 impl<'a> From<TensorMut<'a>> for Operand<'a> {
     fn from(tensor: TensorMut<'a>) -> Self {
-        Self { writable: true, ..tensor.into_ref().into() }
+        Self { writable: true, ..tensor.0.into() }
     }
 }
 
@@ -72,7 +72,7 @@ pub struct Operands<'a> {
 
 impl<'a> FromIterator<Option<Operand<'a>>> for Operands<'a> {
     fn from_iter<I: IntoIterator<Item = Option<Operand<'a>>>>(inputs: I) -> Self {
-        Self { inputs: inputs.into_iter().collect(), at_most: None }
+        Self { inputs: inputs.into_iter().collect(), ..Self::default() }
     }
 }
 

@@ -63,7 +63,7 @@ fn read<'a, T>(
     equal_type(name, tensor.element, element)?;
     shapes::equal(name, &tensor.shape, shape, "by the attributes")?;
     debug_assert_eq!(element.bits(), 8 * size_of::<T>());
-    Ok(match aliases.read_bytes(name, tensor.into())? {
+    Ok(match aliases.read(name, tensor)? {
         0 => &[],
         // SAFETY: the tensor is contiguous, of `len` bytes, and aligned for elements of the size of T, which are plain
         // numbers; it is valid for reads for 'a, as a `TensorRef`.

@@ -100,22 +100,16 @@ pub struct TensorRef<'a> {
 /// Converts from mutable references to ndarray arrays and views; for int4: [`TensorMut::int4`]. For the memory of
 /// another runtime: [`TensorMut::from_raw_parts`].
 #[derive(Debug)]
-pub struct TensorMut<'a> {
-    pub(crate) element: ElementType,
-    pub(crate) shape: Shape,
-    pub(crate) data: *mut u8,
-    pub(crate) defect: Option<Defect>,
-    memory: PhantomData<&'a mut [u8]>,
-}
+pub struct TensorMut<'a>(
+    /// The tensor, whose address comes from a mutable pointer.
+    pub(crate) TensorRef<'a>,
+);
 
-// SAFETY: a TensorRef stands for a `&[u8]` of plain numbers, which is Send.
+// SAFETY: stands for a `&[u8]` of plain numbers or, in a TensorMut, for a `&mut [u8]`, which are Send.
 unsafe impl Send for TensorRef<'_> {}
-// SAFETY: a TensorRef stands for a `&[u8]` of plain numbers, which is Sync.
+// SAFETY: stands for a `&[u8]` of plain numbers or, in a TensorMut, for a `&mut [u8]`, which are Sync; a `&TensorMut`
+// only reads them.
 unsafe impl Sync for TensorRef<'_> {}
-// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Send.
-unsafe impl Send for TensorMut<'_> {}
-// SAFETY: a TensorMut stands for a `&mut [u8]` of plain numbers, which is Sync; a `&TensorMut` only reads them.
-unsafe impl Sync for TensorMut<'_> {}
 
 impl TensorRef<'_> {
     /// A tensor in memory of another runtime.
@@ -124,7 +118,11 @@ impl TensorRef<'_> {
     /// For the lifetime, `data` is valid for reads of a row-major tensor of this type and shape (of any value where it
     /// has no elements), and nothing writes it.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, data: *const u8) -> Self {
-        Self { element, shape: shape.into(), data, defect: None, memory: PhantomData }
+        Self::new(element, shape.into(), data, None)
+    }
+
+    fn new(element: ElementType, shape: Shape, data: *const u8, defect: Option<Defect>) -> Self {
+        Self { element, shape, data, defect, memory: PhantomData }
     }
 }
 
@@ -138,7 +136,7 @@ impl<'a> TensorMut<'a> {
     /// the slots of a cache's layer that the call writes, or writes those that it reads. While its bytes are borrowed,
     /// nothing else writes them, or, from `bytes_mut`, accesses them.
     pub unsafe fn from_raw_parts(element: ElementType, shape: impl Into<Shape>, data: *mut u8) -> Self {
-        Self { element, shape: shape.into(), data, defect: None, memory: PhantomData }
+        Self(TensorRef::new(element, shape.into(), data, None))
     }
 
     /// An int4 tensor of this logical shape: `ceil(n / 2)` bytes for n elements, element 2i in the low nibble of byte
@@ -154,64 +152,36 @@ impl<'a> TensorMut<'a> {
 
     fn codes(element: ElementType, shape: Shape, bytes: &'a mut [u8]) -> Self {
         let fits = shape::bytes(element, &shape) == Some(bytes.len());
-        Self {
-            element,
-            shape,
-            data: bytes.as_mut_ptr(),
-            defect: (!fits).then_some(Defect::PackedLength(bytes.len())),
-            memory: PhantomData,
-        }
-    }
-
-    /// The tensor as an operand; it is written by its address all the same.
-    pub(crate) fn into_ref(self) -> TensorRef<'a> {
-        let Self { element, shape, data, defect, memory: _ } = self;
-        TensorRef { element, shape, data, defect, memory: PhantomData }
+        let defect = (!fits).then_some(Defect::PackedLength(bytes.len()));
+        Self(TensorRef::new(element, shape, bytes.as_mut_ptr(), defect))
     }
 
     /// The type of its elements.
     pub fn element(&self) -> ElementType {
-        self.element
+        self.0.element
     }
 
     /// Its shape, in elements.
     pub fn shape(&self) -> &Shape {
-        &self.shape
+        &self.0.shape
     }
 
     /// The tensor for a shorter lifetime, to be given to one call after another.
     pub fn reborrow(&mut self) -> TensorMut<'_> {
-        TensorMut {
-            element: self.element,
-            shape: self.shape.clone(),
-            data: self.data,
-            defect: self.defect,
-            memory: PhantomData,
-        }
+        TensorMut(self.0.clone())
     }
 }
 
 impl<'a, T: Element, S: Data<Elem = T>, D: Dimension> From<&'a ArrayBase<S, D>> for TensorRef<'a> {
     fn from(array: &'a ArrayBase<S, D>) -> Self {
-        Self {
-            element: T::TYPE,
-            shape: array.shape().into(),
-            data: array.as_ptr().cast(),
-            defect: (!array.is_standard_layout()).then_some(Defect::NotContiguous),
-            memory: PhantomData,
-        }
+        let defect = (!array.is_standard_layout()).then_some(Defect::NotContiguous);
+        Self::new(T::TYPE, array.shape().into(), array.as_ptr().cast(), defect)
     }
 }
 
 impl<'a> From<&'a [i64]> for TensorRef<'a> {
     fn from(indices: &'a [i64]) -> Self {
-        Self {
-            element: ElementType::Int64,
-            shape: [indices.len()].into(),
-            data: indices.as_ptr().cast(),
-            defect: None,
-            memory: PhantomData,
-        }
+        Self::new(ElementType::Int64, [indices.len()].into(), indices.as_ptr().cast(), None)
     }
 }
 
@@ -229,24 +199,13 @@ impl<'a> From<&'a Vec<i64>> for TensorRef<'a> {
 
 impl<'a> From<&'a i64> for TensorRef<'a> {
     fn from(scalar: &'a i64) -> Self {
-        Self {
-            element: ElementType::Int64,
-            shape: Shape::default(),
-            data: std::ptr::from_ref(scalar).cast(),
-            defect: None,
-            memory: PhantomData,
-        }
+        Self::new(ElementType::Int64, Shape::default(), std::ptr::from_ref(scalar).cast(), None)
     }
 }
 
 impl<'a, T: Element, S: DataMut<Elem = T>, D: Dimension> From<&'a mut ArrayBase<S, D>> for TensorMut<'a> {
     fn from(array: &'a mut ArrayBase<S, D>) -> Self {
-        Self {
-            element: T::TYPE,
-            shape: array.shape().into(),
-            defect: (!array.is_standard_layout()).then_some(Defect::NotContiguous),
-            data: array.as_mut_ptr().cast(),
-            memory: PhantomData,
-        }
+        let defect = (!array.is_standard_layout()).then_some(Defect::NotContiguous);
+        Self(TensorRef::new(T::TYPE, array.shape().into(), array.as_mut_ptr().cast(), defect))
     }
 }

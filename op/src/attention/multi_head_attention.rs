@@ -147,10 +147,11 @@ impl MultiHeadAttention {
         let bounds @ [max_seqlen, max_kvlen] = [tensor(6)?, tensor(7)?];
         let config = &self.config;
         let t1 = query.element;
-        self.check_types(t1, key.element, value.element)?;
         let index_inputs =
             [("seqstarts", seqstarts), ("kvstarts", kvstarts), ("max_seqlen", max_seqlen), ("max_kvlen", max_kvlen)];
-        index_inputs.into_iter().try_for_each(|(name, tensor)| equal_type(name, tensor.element, ElementType::Int64))?;
+        self.check_types(t1, key.element, value.element)?;
+        let equal = |(name, tensor): (_, &TensorRef<'_>)| equal_type(name, tensor.element, ElementType::Int64);
+        index_inputs.into_iter().try_for_each(equal)?;
 
         let tokens = checks::query(config, t1, query)?;
         let [total_kvlen, ..] = shapes::rank::<3>("key", &key.shape)?;
@@ -167,7 +168,7 @@ impl MultiHeadAttention {
 
         let mut aliases = AliasCheck::default();
         for (name, tensor) in [("query", query), ("key", key), ("value", value)].into_iter().chain(index_inputs) {
-            aliases.read(name, tensor.into())?;
+            aliases.read(name, tensor)?;
         }
 
         let batch = starts - 1;

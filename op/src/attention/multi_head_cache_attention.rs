@@ -14,7 +14,7 @@ use crate::layers::StepStores;
 use crate::operands::{Guards, IndexInputs, Inputs, Operand, Operands, OutputRows, required};
 use crate::shape_inference::{Dim, infer_attention};
 use crate::tensor::{TensorMut, TensorRef};
-use crate::validate::stores::{CheckedStores, IndexOperands, State, stores};
+use crate::validate::stores::{CheckedStores, StoreInputs, stores};
 use crate::validate::{AliasCheck, equal_type, shapes, types};
 
 const KIND: OperatorKind = OperatorKind::MultiHeadCacheAttention;
@@ -188,13 +188,14 @@ impl MultiHeadCacheAttention {
         let query = &required("query", query)?.tensor;
         let current @ [key, value] = [required("current_key", key)?, required("current_value", value)?];
         let indices = [seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen];
-        let indices = IndexOperands::new(indices, operands.at_most)?;
+        let inputs = StoreInputs::new(Some(current), indices, [cache, scale], operands.at_most)?;
         let decoding_batches = &required("decoding_batches", decoding_batches)?.tensor;
-        let state = State::new([cache, scale])?;
-        let (t1, (t2, t3)) = (key.tensor.element, state.types());
+        let t1 = key.tensor.element;
+        let (t2, t3) = inputs.state_types();
         self.check_types(query.element, t1, value.tensor.element, t2, t3)?;
+        inputs.check_index_types()?;
         checks::query(&self.config, t1, query)?;
-        let (stores, mut aliases) = stores(&self.cache, t1, Some(current), &indices, state, operands.at_most)?;
+        let (stores, mut aliases) = stores(&self.cache, t1, inputs)?;
         let (rows, batch) = (stores.rows(), stores.geometry().batch);
         checks::current_heads(&self.config, &key.tensor.shape, rows[0])?;
         let attention = self.attention((t1, batch), rows, decoding_batches, attn_mask, &mut aliases)?;
@@ -205,7 +206,7 @@ impl MultiHeadCacheAttention {
             CheckedStores::Host(stores) => problem(attention, stores, pointers),
             #[cfg(feature = "cuda")]
             CheckedStores::Device(stores) => {
-                let bounds = [&indices.max_seqlen.tensor, &indices.max_kvlen.tensor];
+                let bounds = [&inputs.max_seqlen.tensor, &inputs.max_kvlen.tensor];
                 let keys = kvcache_attention::DeviceKeys::Cache(stores);
                 crate::device::attention(attention.geometry, pointers, keys, rows[0], bounds)
             }
@@ -228,12 +229,9 @@ impl MultiHeadCacheAttention {
         cache: TensorMut<'a>,
         scale: Option<TensorMut<'a>>,
     ) -> Result<AttentionLayers<'a>, Error> {
-        let (cache, scale) = (Operand::from(cache), scale.map(Operand::from));
-        let state = State { cache: &cache, scale: scale.as_ref() };
-        let (t2, t3) = state.types();
-        self.check_types(t1, t1, t1, t2, t3)?;
-        let mut step = StepStores::check(&self.cache, t1, indices, state)?;
-        let shape = &cache.tensor.shape;
+        self.check_types(t1, t1, t1, cache.element(), scale.as_ref().map(TensorMut::element))?;
+        let shape = &cache.shape().clone();
+        let mut step = StepStores::check(&self.cache, t1, indices, cache, scale)?;
         let dims = self.cache.layout.dims(shapes::rank("cache", shape)?);
         let dims = CacheDims { num_heads: self.config.num_kv_heads, inner: self.config.head_dim, ..dims };
         shapes::equal("cache", shape, &self.cache.layout.shape(dims), "by cache_layout, num_kv_heads and head_dim")?;

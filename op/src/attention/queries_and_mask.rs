@@ -29,7 +29,7 @@ pub(crate) fn query(config: &AttentionConfig, t1: ElementType, query: &TensorRef
 pub(crate) fn query_rows(query: &TensorRef<'_>, tokens: usize, aliases: &mut AliasCheck) -> Result<(), Error> {
     let expected = [&[tokens], &query.shape[1..]].concat();
     shapes::equal("query", &query.shape, &expected, "the number of current tokens, seqstarts[B]")?;
-    aliases.read("query", query.into())
+    aliases.read("query", query).map(drop)
 }
 
 /// Checks that `current_key` has the heads of the attention.
@@ -103,7 +103,7 @@ fn mask(
     if width < total_kvlen {
         return Err(Error::MaskTooSmall { shape: mask.shape.clone(), got: width, expected: total_kvlen });
     }
-    aliases.read("attn_mask", mask.into())?;
+    aliases.read("attn_mask", mask)?;
     Ok(Some(Mask { data: mask.data, width, per_head }))
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn head_sink(
     let Some(sinks) = head_sink.filter(|sinks| !sinks.shape.contains(&0)) else { return Ok(None) };
     equal_type(NAME, sinks.element, t1)?;
     shapes::equal(NAME, &sinks.shape, &[config.num_heads], "by num_heads")?;
-    aliases.read(NAME, sinks.into())?;
+    aliases.read(NAME, sinks)?;
     Ok(Some(sinks.data))
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn decoding_batches(tensor: &TensorRef<'_>, batch: usize, aliases: &m
     equal_type(NAME, tensor.element, ElementType::Int64)?;
     shapes::scalar_or_one_axis(NAME, &tensor.shape)?;
     shapes::equal(NAME, &tensor.shape, &[1][..tensor.shape.len()], "a single number")?;
-    aliases.read(NAME, tensor.into())?;
+    aliases.read(NAME, tensor)?;
     let got = indices::values(tensor)[0];
     usize::try_from(got).map(|got| got.min(batch)).map_err(|_| Error::DecodingBatchesNegative { got })
 }

@@ -93,7 +93,7 @@ impl<'a> DeviceCacheRows<'a> {
         let mut check = |name, tensor: &DeviceMut<'_>, element, expected| {
             tensor.check_stream(name, stream)?;
             let equal = equal_type(name, tensor.tensor.element(), element);
-            let got = equal.and_then(|()| aliases.write_bytes(name, (&tensor.tensor).into())).map_err(Error::from)?;
+            let got = equal.and_then(|()| aliases.write(name, &tensor.tensor.0)).map_err(Error::from)?;
             let length = RowsError::Length { memory: name, expected, got };
             if got == expected { Ok(()) } else { Err(CacheRowsError::from(length)) }
         };

@@ -106,12 +106,12 @@ impl<'a> DeviceMut<'a> {
         // user of the slice waits for it. A tensor of other bytes than the slice gets a defect, with which no call is
         // made.
         let mut own = unsafe { Self::from_raw_parts(element, shape, address) };
-        own.tensor.defect = defect;
+        own.tensor.0.defect = defect;
         Self { guard: Some(Box::new(StreamGuard::new(&of_stream, stream, end))), ..own }
     }
 
     pub(super) fn address(&self) -> u64 {
-        self.tensor.data.addr() as u64
+        self.tensor.0.data.addr() as u64
     }
 
     /// Checks that a call on `stream` may use the tensor called `name`.

@@ -8,30 +8,10 @@ use smallvec::SmallVec;
 use crate::error::Error;
 use crate::tensor::{Defect, Shape, TensorMut, TensorRef};
 
-/// The memory of a tensor of either kind.
-pub(crate) struct Memory<'t> {
-    element: ElementType,
-    shape: &'t Shape,
-    address: usize,
-    defect: Option<Defect>,
-}
-
-impl<'t> From<&'t TensorRef<'_>> for Memory<'t> {
-    fn from(tensor: &'t TensorRef<'_>) -> Self {
-        Self { element: tensor.element, shape: &tensor.shape, address: tensor.data.addr(), defect: tensor.defect }
-    }
-}
-
-impl<'t> From<&'t TensorMut<'_>> for Memory<'t> {
-    fn from(tensor: &'t TensorMut<'_>) -> Self {
-        Self { element: tensor.element, shape: &tensor.shape, address: tensor.data.addr(), defect: tensor.defect }
-    }
-}
-
-impl Memory<'_> {
+impl TensorRef<'_> {
     /// Checks the memory of the tensor called `name` by itself; returns its bytes.
-    fn check(self, name: &'static str) -> Result<usize, Error> {
-        let Memory { element, shape, address, defect } = self;
+    fn check_memory(&self, name: &'static str) -> Result<usize, Error> {
+        let &Self { element, ref shape, data, defect, .. } = self;
         let bytes = bytes(name, element, shape)?;
         match defect {
             Some(Defect::NotContiguous) => return Err(Error::NotContiguous { input: name, shape: shape.clone() }),
@@ -45,8 +25,8 @@ impl Memory<'_> {
             None => {}
         }
         // The address of a tensor without elements is not used.
-        if bytes > 0 && !address.is_multiple_of(element.align()) {
-            return Err(Error::Misaligned { input: name, address, expected: element.align() });
+        if bytes > 0 && !data.addr().is_multiple_of(element.align()) {
+            return Err(Error::Misaligned { input: name, address: data.addr(), expected: element.align() });
         }
         Ok(bytes)
     }
@@ -59,11 +39,11 @@ impl TensorMut<'_> {
     /// Those of a tensor that is no operand: [`Error::NotContiguous`], [`Error::PackedLength`], [`Error::Misaligned`],
     /// [`Error::SizeOverflow`]. They call it `input`.
     pub fn bytes(&self, input: &'static str) -> Result<&[u8], Error> {
-        match Memory::from(self).check(input)? {
+        match self.0.check_memory(input)? {
             0 => Ok(&[]),
             // SAFETY: the tensor is contiguous, of `len` bytes, checked above. They come from a borrowed array or
             // slice, or from_raw_parts: initialized, and not written by others while they are borrowed.
-            len => Ok(unsafe { std::slice::from_raw_parts(self.data, len) }),
+            len => Ok(unsafe { std::slice::from_raw_parts(self.0.data, len) }),
         }
     }
 
@@ -72,11 +52,11 @@ impl TensorMut<'_> {
     /// # Errors
     /// Those of [`bytes`](Self::bytes).
     pub fn bytes_mut(&mut self, input: &'static str) -> Result<&mut [u8], Error> {
-        match Memory::from(&*self).check(input)? {
+        match self.0.check_memory(input)? {
             0 => Ok(&mut []),
             // SAFETY: the tensor is contiguous, of `len` bytes, checked above. It is borrowed mutably, and
             // from_raw_parts asks that nobody else accesses it. Any byte may be a part of any number.
-            len => Ok(unsafe { std::slice::from_raw_parts_mut(self.data, len) }),
+            len => Ok(unsafe { std::slice::from_raw_parts_mut(self.0.data.cast_mut(), len) }),
         }
     }
 }
@@ -94,35 +74,22 @@ struct Extent {
 }
 
 impl AliasCheck {
-    pub(crate) fn read(&mut self, name: &'static str, memory: Memory<'_>) -> Result<(), Error> {
-        self.add(name, memory, false)
+    /// Checks a tensor that is read; returns its bytes.
+    pub(crate) fn read(&mut self, name: &'static str, tensor: &TensorRef<'_>) -> Result<usize, Error> {
+        self.add(name, tensor, false)
     }
 
-    /// Checks a tensor that is read, as [`read`](Self::read) does; returns its bytes.
-    pub(crate) fn read_bytes(&mut self, name: &'static str, memory: Memory<'_>) -> Result<usize, Error> {
-        self.add_bytes(name, memory, false)
+    /// Checks a tensor that is written: it may overlap no other. Returns its bytes.
+    pub(crate) fn write(&mut self, name: &'static str, tensor: &TensorRef<'_>) -> Result<usize, Error> {
+        self.add(name, tensor, true)
     }
 
-    /// Checks a tensor that is written: it may overlap no other.
-    pub(crate) fn write(&mut self, name: &'static str, memory: Memory<'_>) -> Result<(), Error> {
-        self.add(name, memory, true)
-    }
-
-    /// Checks a tensor that is written, as [`write`](Self::write) does; returns its bytes.
-    pub(crate) fn write_bytes(&mut self, name: &'static str, memory: Memory<'_>) -> Result<usize, Error> {
-        self.add_bytes(name, memory, true)
-    }
-
-    fn add(&mut self, name: &'static str, memory: Memory<'_>, written: bool) -> Result<(), Error> {
-        self.add_bytes(name, memory, written).map(drop)
-    }
-
-    fn add_bytes(&mut self, name: &'static str, memory: Memory<'_>, written: bool) -> Result<usize, Error> {
-        let (address, bytes) = (memory.address, memory.check(name)?);
+    fn add(&mut self, name: &'static str, tensor: &TensorRef<'_>, written: bool) -> Result<usize, Error> {
+        let (start, bytes) = (tensor.data.addr(), tensor.check_memory(name)?);
         if bytes == 0 {
             return Ok(0);
         }
-        let new = Extent { name, start: address, end: address.saturating_add(bytes), written };
+        let new = Extent { name, start, end: start.saturating_add(bytes), written };
         for old in &self.0 {
             if (new.written || old.written) && new.start < old.end && old.start < new.end {
                 let (input, other) = if new.written { (new.name, old.name) } else { (old.name, new.name) };
@@ -132,10 +99,6 @@ impl AliasCheck {
         self.0.push(new);
         Ok(bytes)
     }
-}
-
-pub(crate) fn len(input: &'static str, shape: &Shape) -> Result<usize, Error> {
-    shape::elements(shape).ok_or_else(|| overflow(input, shape))
 }
 
 pub(crate) fn bytes(input: &'static str, element: ElementType, shape: &Shape) -> Result<usize, Error> {

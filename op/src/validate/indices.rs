@@ -4,57 +4,31 @@ use kvcache_kernels::{Addressing, Indices};
 use kvcache_schema::CacheMode;
 use smallvec::SmallVec;
 
-use super::shapes::Room;
-use super::stores::IndexOperands;
+use super::stores::StoreInputs;
 use crate::config::Config;
 use crate::error::Error;
 use crate::tensor::TensorRef;
 
-/// What is known of index inputs.
-pub(crate) enum Checked<'a> {
-    /// All of them, on the host.
-    Host(Indices<'a>),
-    /// The last entry of `kvstarts`, 0 without it; the others are on a device.
-    #[cfg(feature = "cuda")]
-    Device(usize),
-}
-
-/// Checks the values of tensors whose types, shapes and memory have been checked, as far as they are on the host;
-/// `total_seqlen` are the rows of `current_key`, where there is one.
+/// Checks the values of tensors whose types, shapes and memory have been checked, all on the host, by B and MaxT.
 pub(super) fn check<'a>(
     config: &Config,
-    inputs: &IndexOperands<'_, 'a>,
-    room: &Room,
-    total_seqlen: Option<usize>,
-) -> Result<Checked<'a>, Error> {
-    let kvstarts = inputs.kvstarts.map_or(&[][..], |kvstarts| values(&kvstarts.tensor));
-    let bounds = [inputs.max_seqlen, inputs.max_kvlen].map(|bound| values(&bound.tensor));
-    #[cfg(feature = "cuda")]
-    if inputs.seqstarts.on_device {
-        if !kvstarts.is_empty() {
-            starts("kvstarts", kvstarts)?;
-        }
-        bound("max_seqlen", bounds[0], &[])?;
-        bound("max_kvlen", bounds[1], kvstarts)?;
-        if config.mode == CacheMode::Paged {
-            for (b, pair) in kvstarts.windows(2).enumerate() {
-                pages(b, (pair[1] - pair[0]) as usize, config.page_size, room.max_p)?;
-            }
-        }
-        return Ok(Checked::Device(kvstarts.last().map_or(0, |&total| total as usize)));
-    }
+    inputs: &StoreInputs<'_, 'a>,
+    batch: usize,
+    max_t: usize,
+) -> Result<Indices<'a>, Error> {
     let seqstarts = values(&inputs.seqstarts.tensor);
+    let kvstarts = inputs.kvstarts.map_or(&[][..], |kvstarts| values(&kvstarts.tensor));
     let start_pos = values(&inputs.start_pos.tensor);
     starts("seqstarts", seqstarts)?;
     starts("kvstarts", kvstarts)?;
-    let got = seqstarts[room.batch];
-    if let Some(expected) = total_seqlen
+    let got = seqstarts[batch];
+    if let Some(expected) = inputs.current.map(|[key, _]| key.tensor.shape[0])
         && usize::try_from(got) != Ok(expected)
     {
         return Err(Error::StartsTotal { input: "seqstarts", of: "current_key", got, expected });
     }
 
-    for b in 0..room.batch {
+    for b in 0..batch {
         let (seqlen, kvlen) = (seqstarts[b + 1] - seqstarts[b], kvstarts[b + 1] - kvstarts[b]);
         if start_pos[b] < 0 {
             return Err(Error::StartPosNegative { b: Some(b), got: start_pos[b] });
@@ -63,18 +37,36 @@ pub(super) fn check<'a>(
             return Err(Error::KvlenMismatch { b, kvlen, start_pos: start_pos[b], seqlen });
         }
     }
-    bound("max_seqlen", bounds[0], seqstarts)?;
-    bound("max_kvlen", bounds[1], kvstarts)?;
+    bound("max_seqlen", values(&inputs.max_seqlen.tensor), seqstarts)?;
+    bound("max_kvlen", values(&inputs.max_kvlen.tensor), kvstarts)?;
 
     let cachestarts = values(&inputs.cachestarts.tensor);
     let addressing = match config.mode {
         CacheMode::Offset => Addressing::Offset { cachestarts },
-        CacheMode::Paged => Addressing::Paged { cachestarts, max_p: room.max_p, page_size: config.page_size },
+        CacheMode::Paged => Addressing::Paged { cachestarts, max_p: inputs.max_p(), page_size: config.page_size },
     };
     let indices = Indices { seqstarts, kvstarts, start_pos, addressing };
-    slots(config, cachestarts, &indices, room)?;
-    write_conflicts(&indices, room.batch)?;
-    Ok(Checked::Host(indices))
+    slots(&indices, batch, max_t)?;
+    write_conflicts(&indices, batch)?;
+    Ok(indices)
+}
+
+/// Checks the indices of a call on a device that are on the host: `kvstarts`, if it is given, and the bounds. Gives the
+/// last entry of `kvstarts`, 0 without it.
+#[cfg(feature = "cuda")]
+pub(super) fn check_on_host(config: &Config, inputs: &StoreInputs<'_, '_>) -> Result<usize, Error> {
+    let kvstarts = inputs.kvstarts.map_or(&[][..], |kvstarts| values(&kvstarts.tensor));
+    if !kvstarts.is_empty() {
+        starts("kvstarts", kvstarts)?;
+    }
+    bound("max_seqlen", values(&inputs.max_seqlen.tensor), &[])?;
+    bound("max_kvlen", values(&inputs.max_kvlen.tensor), kvstarts)?;
+    if config.mode == CacheMode::Paged {
+        for (b, pair) in kvstarts.windows(2).enumerate() {
+            pages(b, (pair[1] - pair[0]) as usize, config.page_size, inputs.max_p())?;
+        }
+    }
+    Ok(kvstarts.last().map_or(0, |&total| total as usize))
 }
 
 /// The values of an int64 tensor whose type, shape and memory have been checked.
@@ -82,7 +74,7 @@ pub(crate) fn values<'a>(tensor: &TensorRef<'a>) -> &'a [i64] {
     match tensor.shape.iter().product() {
         0 => &[],
         // SAFETY: a TensorRef is valid for reads of its shape for 'a; that it is int64, aligned, contiguous and of a
-        // size that fits was checked by `tensors`.
+        // size that fits was checked by `memory`.
         len => unsafe { std::slice::from_raw_parts(tensor.data.cast(), len) },
     }
 }
@@ -110,24 +102,22 @@ pub(crate) fn bound(input: &'static str, value: &[i64], starts: &[i64]) -> Resul
 }
 
 /// Checks that every token of the call has a slot in the cache.
-fn slots(config: &Config, cachestarts: &[i64], indices: &Indices<'_>, room: &Room) -> Result<(), Error> {
-    let max_t = room.max_t;
+fn slots(indices: &Indices<'_>, batch: usize, max_t: usize) -> Result<(), Error> {
     let inside = |start: i64, len: usize| {
         usize::try_from(start).is_ok_and(|start| start.checked_add(len).is_some_and(|end| end <= max_t))
     };
-    let kvlen = |b: usize| indices.sequence(b).all.len();
-    match config.mode {
-        CacheMode::Offset => {
-            for (b, &start) in cachestarts.iter().enumerate() {
-                if !inside(start, kvlen(b)) {
-                    return Err(Error::CacheRange { b, start, kvlen: kvlen(b), max_t });
+    for b in 0..batch {
+        let kvlen = indices.sequence(b).all.len();
+        match indices.addressing {
+            Addressing::Offset { cachestarts } => {
+                let start = cachestarts[b];
+                if !inside(start, kvlen) {
+                    return Err(Error::CacheRange { b, start, kvlen, max_t });
                 }
             }
-        }
-        CacheMode::Paged => {
-            for b in 0..room.batch {
-                pages(b, kvlen(b), config.page_size, room.max_p)?;
-                for segment in indices.addressing.segments(b, 0..kvlen(b)) {
+            Addressing::Paged { max_p, page_size, .. } => {
+                pages(b, kvlen, page_size, max_p)?;
+                for segment in indices.addressing.segments(b, 0..kvlen) {
                     if !inside(segment.start, segment.len) {
                         let (page, used) = (segment.page, segment.len);
                         return Err(Error::PageRange { b, page, start: segment.start, used, max_t });

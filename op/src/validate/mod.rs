@@ -4,7 +4,6 @@ pub(crate) mod alias_check;
 pub(crate) mod indices;
 pub(crate) mod shapes;
 pub(crate) mod stores;
-mod types;
 
 pub(crate) use alias_check::AliasCheck;
-pub(crate) use types::{equal_type, types};
+pub(crate) use shapes::{equal_type, types};

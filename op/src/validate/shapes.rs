@@ -1,38 +1,55 @@
-//! Checks ranks and shapes, and that all inputs agree on B, H, Dh, L and MaxT.
+//! Checks types, ranks and shapes, and that all inputs agree on B, H, Dh, L and MaxT.
 
-use kvcache_schema::{CacheDims, CacheMode, CacheStrides, QuantBit};
+use kvcache_kernels::{Geometry, Quant};
+use kvcache_schema::shape::elements;
+use kvcache_schema::{CacheDims, CacheMode, CacheStrides, ElementType, QuantBit, TypeCombination};
 
-use super::stores::{IndexOperands, State, Strides};
+use super::alias_check::overflow;
+use super::stores::StoreInputs;
 use crate::config::{CacheConfig, Config};
 use crate::error::Error;
 use crate::operands::Operand;
 use crate::tensor::Shape;
 
-/// What index inputs may say.
-pub(crate) struct Room {
-    pub(crate) batch: usize,
-    /// Slots of the cache (MaxT).
-    pub(crate) max_t: usize,
-    /// Page table entries per sequence (MaxP); 0 in offset mode.
-    pub(crate) max_p: usize,
+/// Checks the types of the inputs that are not indices against those rows of the table of types whose T1 is one of
+/// `t1s`, which are the operator's, and those that `quant_type` has.
+pub(crate) fn types(
+    got: TypeCombination,
+    quant_type: i64,
+    current_value: ElementType,
+    t1s: &'static [ElementType],
+) -> Result<(), Error> {
+    let TypeCombination { quant_bit, t1, t3, .. } = got;
+    let legal = |t3| TypeCombination { t3, ..got }.is_legal() && got.quant_types().contains(&quant_type);
+    if !legal(t3) {
+        if t3.is_none() && ElementType::T3.into_iter().map(Some).any(legal) {
+            return Err(Error::ScaleMissing { quant_bit });
+        }
+        return Err(Error::IllegalTypes { got, quant_type, t1s });
+    }
+    equal_type("current_value", current_value, t1)
 }
 
-/// Checks ranks, then shapes. Without `current` tensors, H and Dh are what `cache` says. Gives B, H and Dh with the
-/// strides of `cache` and `scale`.
+/// Checks that a tensor has the one type that it may have.
+pub(crate) fn equal_type(input: &'static str, got: ElementType, expected: ElementType) -> Result<(), Error> {
+    if got == expected { Ok(()) } else { Err(Error::TypeMismatch { input, got, expected }) }
+}
+
+/// Checks ranks, then shapes. Without `current` tensors, H and Dh are what `cache` says. Gives the call's geometry, and
+/// the slots of the cache (MaxT).
 pub(super) fn check(
     config: &Config,
-    current: Option<[&Operand<'_>; 2]>,
-    inputs: &IndexOperands<'_, '_>,
-    State { cache, scale }: State<'_, '_>,
-) -> Result<(([usize; 3], Strides), Room), Error> {
-    let [seqstarts, cachestarts, start_pos] =
-        [inputs.seqstarts, inputs.cachestarts, inputs.start_pos].map(|input| &input.tensor.shape);
+    t1: ElementType,
+    inputs: &StoreInputs<'_, '_>,
+) -> Result<(Geometry, usize), Error> {
+    let [seqstarts, cachestarts, start_pos, cache] =
+        [inputs.seqstarts, inputs.cachestarts, inputs.start_pos, inputs.cache].map(|input| &input.tensor.shape);
     // Without `kvstarts` there is nothing that could be wrong with it.
     let kvstarts = inputs.kvstarts.map_or(seqstarts, |kvstarts| &kvstarts.tensor.shape);
     let bounds = [("max_seqlen", inputs.max_seqlen), ("max_kvlen", inputs.max_kvlen)];
     let bounds = bounds.map(|(name, bound)| (name, &bound.tensor.shape));
-    let current = current.map(|current| current.map(|operand| &operand.tensor.shape));
-    let (cache, scale) = (&cache.tensor.shape, scale.map(|scale| &scale.tensor.shape));
+    let current = inputs.current.map(|current| current.map(|operand| &operand.tensor.shape));
+    let scale = inputs.scale.map(|scale| &scale.tensor.shape);
     if config.mode == CacheMode::Paged && cachestarts.len() == 1 {
         return Err(Error::LegacyPageTable { shape: cachestarts.clone() });
     }
@@ -96,8 +113,35 @@ pub(super) fn check(
         config.layout.strides(scale_dims)
     };
     let CacheDims { max_t, num_heads, inner: head_dim, .. } = cache_dims;
-    let dims = ([batch, num_heads, head_dim], [config.layout.strides(cache_dims), scale_strides]);
-    Ok((dims, Room { batch, max_t, max_p: max_p.unwrap_or_default() }))
+    let strides = [config.layout.strides(cache_dims), scale_strides];
+    let state = (inputs.cache, inputs.scale);
+    Ok((geometry(&config.cache, t1, [batch, num_heads, head_dim], state, strides)?, max_t))
+}
+
+/// The geometry of a call whose shapes have been checked, by B, H and Dh, and by the strides of `cache` and of the
+/// `scale` that it has or would have, `None` where they are too large.
+pub(crate) fn geometry(
+    config: &CacheConfig,
+    t1: ElementType,
+    [batch, num_heads, head_dim]: [usize; 3],
+    (cache, scale): (&Operand<'_>, Option<&Operand<'_>>),
+    strides: [Option<CacheStrides>; 2],
+) -> Result<Geometry, Error> {
+    let size = |name, operand: &Operand<'_>, strides: Option<CacheStrides>| {
+        let shape = &operand.tensor.shape;
+        strides.zip(elements(shape)).ok_or_else(|| overflow(name, shape))
+    };
+    let (cache_strides, cache_len) = size("cache", cache, strides[0])?;
+    let quant = match (config.quant, scale) {
+        (Some(bits), Some(scale)) => {
+            let group = if config.static_scales { head_dim.max(1) } else { config.quant_group };
+            let (strides, scale_len) = size("scale", scale, strides[1])?;
+            Some(Quant { bits, group, rotated: config.rotated, t3: scale.tensor.element, scale_len, scale: strides })
+        }
+        _ => None,
+    };
+    let (layer_idx, t2) = (config.layer_idx, cache.tensor.element);
+    Ok(Geometry { batch, num_heads, head_dim, layer_idx, t1, t2, quant, cache_len, cache: cache_strides })
 }
 
 /// Checks the shape of static scales, of which each axis has the `full` length or 1; returns their strides.

@@ -1,10 +1,14 @@
-//! The operator `KeyValueCache` of static batching: checked attributes, and the ways to make a call.
+//! The operator `KeyValueCache` of static batching, whose sequences are alike: all of a batch have the same length and
+//! the same position.
+//!
+//! A front-end: it checks the shapes of rank 4 and 6, and makes the index inputs of `KeyValueCache`, which does the
+//! work.
 
-use kvcache_kernels::Workers;
-use kvcache_schema::{ElementType, OperatorKind, StaticAttributes, StaticAxis, TypeCombination};
+use kvcache_kernels::{Addressing, AlikeSequences, Geometry, Indices, Workers};
+use kvcache_schema::{ElementType, OperatorKind, StaticAttributes, StaticAxis, StaticCacheDims, TypeCombination};
 use ndarray::Array4;
+use smallvec::SmallVec;
 
-use super::static_call::{self, CheckedStaticCall};
 use crate::backend::{Backend, Backends};
 use crate::checked::{Checked, Work, key_and_value};
 use crate::config::StaticConfig;
@@ -12,8 +16,8 @@ use crate::error::Error;
 use crate::operands::{Operand, Operands, Outputs, required};
 use crate::shape_inference::{Dim, axis, best_known, repeated};
 use crate::tensor::{Element, TensorMut, TensorRef};
-use crate::validate::stores::{CheckedTensors, State};
-use crate::validate::types;
+use crate::validate::stores::memory;
+use crate::validate::{equal_type, indices, shapes, types};
 
 /// The inputs of a call of static batching that are only read. Everything is checked when a call is made. A call on a
 /// device reads inputs of type `T` there.
@@ -123,12 +127,23 @@ impl StaticKeyValueCache {
         const KIND: OperatorKind = OperatorKind::StaticKeyValueCache;
         let [key, value, start_pos, cache, scale] = operands.get(KIND)?;
         let current @ [key, value] = [required("current_key", key)?, required("current_value", value)?];
-        let (start_pos, state) = (required("start_pos", start_pos)?, State::new([cache, scale])?);
-        let (t2, t3) = state.types();
-        self.check_types(key.tensor.element, value.tensor.element, t2, t3)?;
-        let CheckedStaticCall { tensors, sequences, kvlen } =
-            static_call::check(&self.config, current, start_pos, state)?;
-        let CheckedTensors { mut geometry, pointers, aliases } = tensors;
+        let (start_pos, cache) = (required("start_pos", start_pos)?, required("cache", cache)?);
+        let t3 = scale.map(|scale| scale.tensor.element);
+        self.check_types(key.tensor.element, value.tensor.element, cache.tensor.element, t3)?;
+        equal_type("start_pos", start_pos.tensor.element, ElementType::Int64)?;
+        // A scale that is given without quantization is left untouched, and may be anything.
+        let state = (cache, self.config.cache.quant.and(scale));
+        let (mut geometry, [seqlen, max_s, stride]) = check_shapes(&self.config, current, start_pos, state)?;
+        let indices = [("start_pos", start_pos)].into_iter();
+        let (pointers, aliases) = memory(&self.config.cache, Some(current), indices, state)?;
+        let got = indices::values(&start_pos.tensor)[0];
+        let Ok(start_pos) = usize::try_from(got) else {
+            return Err(Error::StartPosNegative { b: None, got });
+        };
+        let Some(kvlen) = start_pos.checked_add(seqlen).filter(|&kvlen| kvlen <= max_s) else {
+            return Err(Error::PositionRange { start_pos, seqlen, max_s });
+        };
+        let sequences = AlikeSequences { seqlen, start_pos, stride };
         let num_repeat = self.config.cache.num_repeat;
         let reason = "the shape (B, start_pos + S, H * num_repeat, Dh) of this call";
         let outputs = key_and_value(&geometry, num_repeat, &[geometry.batch, kvlen], reason)?;
@@ -172,6 +187,79 @@ impl StaticKeyValueCache {
         workers: &dyn Workers,
     ) -> Result<(Array4<T>, Array4<T>), Error> {
         self.check(inputs, cache, scale)?.run_alloc(workers).map(Into::into)
+    }
+}
+
+/// Checks ranks, then shapes. Gives the call's geometry, the current tokens of each sequence (S), the positions of each
+/// in the cache (MaxS), and the slots from one sequence to the next.
+fn check_shapes(
+    config: &StaticConfig,
+    current: [&Operand<'_>; 2],
+    start_pos: &Operand<'_>,
+    state: (&Operand<'_>, Option<&Operand<'_>>),
+) -> Result<(Geometry, [usize; 3]), Error> {
+    let [key, value] = current.map(|operand| &operand.tensor.shape);
+    let start_pos = &start_pos.tensor.shape;
+    let (cache, scale) = (&state.0.tensor.shape, state.1.map(|scale| &scale.tensor.shape));
+    let [batch, seqlen, num_heads, head_dim] = shapes::rank("current_key", key)?;
+    shapes::rank::<4>("current_value", value)?;
+    shapes::scalar_or_one_axis("start_pos", start_pos)?;
+    let cache_shape = shapes::rank("cache", cache)?;
+    if let Some(scale) = scale {
+        shapes::scale_rank::<6>(scale, cache, config.cache.quant)?;
+    }
+
+    shapes::equal("current_value", value, key, "as in current_key")?;
+    shapes::equal("start_pos", start_pos, &[1][..start_pos.len()], "a single number")?;
+    let num_layer = config.cache.num_layer;
+    let dims = StaticCacheDims { num_layer, num_heads, inner: head_dim, ..config.layout.dims(cache_shape) };
+    let reason = "by cache_layout, num_layer and the shape of current_key";
+    shapes::equal("cache", cache, &config.layout.shape(dims), reason)?;
+    let scale_dims = StaticCacheDims { inner: shapes::scales_per_head(&config.cache, head_dim)?, ..dims };
+    if let Some(scale) = scale {
+        let expected = config.layout.shape(scale_dims);
+        shapes::equal("scale", scale, &expected, "by the shape of cache and quant_group")?;
+    }
+    let StaticCacheDims { max_b, max_s, .. } = dims;
+    if batch > max_b {
+        return Err(Error::BatchTooLarge { batch, max_b });
+    }
+    let strides = config.layout.strides(dims);
+    let stride = strides.map_or(0, |strides| strides.sequence);
+    let strides = [strides, config.layout.strides(scale_dims)].map(|strides| strides.map(|strides| strides.slot));
+    let t1 = current[0].tensor.element;
+    let geometry = shapes::geometry(&config.cache, t1, [batch, num_heads, head_dim], state, strides)?;
+    Ok((geometry, [seqlen, max_s, stride]))
+}
+
+/// The index inputs of `KeyValueCache` in offset mode for sequences that are alike. Allocates nothing for up to 64 of
+/// them.
+pub(crate) struct StaticIndices {
+    seqstarts: SmallVec<[i64; 65]>,
+    kvstarts: SmallVec<[i64; 65]>,
+    start_pos: SmallVec<[i64; 64]>,
+    cachestarts: SmallVec<[i64; 64]>,
+}
+
+impl StaticIndices {
+    /// The inputs of `batch` sequences whose tokens, in all, can be counted.
+    pub(crate) fn new(batch: usize, &AlikeSequences { seqlen, start_pos, stride }: &AlikeSequences) -> Self {
+        let multiples = |len: usize, step: usize| (0..len).map(move |b| (b * step) as i64);
+        Self {
+            seqstarts: multiples(batch + 1, seqlen).collect(),
+            kvstarts: multiples(batch + 1, start_pos + seqlen).collect(),
+            start_pos: SmallVec::from_elem(start_pos as i64, batch),
+            cachestarts: multiples(batch, stride).collect(),
+        }
+    }
+
+    pub(crate) fn indices(&self) -> Indices<'_> {
+        Indices {
+            seqstarts: &self.seqstarts,
+            kvstarts: &self.kvstarts,
+            start_pos: &self.start_pos,
+            addressing: Addressing::Offset { cachestarts: &self.cachestarts },
+        }
     }
 }
 
