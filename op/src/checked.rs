@@ -148,6 +148,29 @@ impl<'a> Checked<'a> {
         Ok(())
     }
 
+    /// Runs the call as [`run`](Self::run) does, with outputs that were made as [`outputs`](Self::outputs) says: each
+    /// one's address, by position. A graph executor does so, and need not have types and shapes checked again.
+    ///
+    /// # Errors
+    /// [`Error::Misaligned`], [`Error::OperandsOverlap`]; nothing has then been written.
+    ///
+    /// # Safety
+    /// The call is one on the host. `outputs` are no more than it has, and no fewer than those that are not optional.
+    /// Until this returns, each address is valid for writes of an output of this type and shape (any address where it
+    /// has no elements), and nothing else reads or writes it.
+    pub unsafe fn run_at(mut self, outputs: &[*mut u8], workers: &dyn Workers) -> Result<(), Error> {
+        let mut memory = Memory::new();
+        for (&Output { name, element, ref shape, .. }, &data) in self.outputs.iter().zip(outputs) {
+            // SAFETY: of this type and shape, see `# Safety`.
+            let TensorMut(tensor) = unsafe { TensorMut::from_raw_parts(element, shape.clone(), data) };
+            memory.push((data, self.aliases.write(name, &tensor)?));
+        }
+        let backends = self.backends;
+        // SAFETY: alignment and overlap are checked above; for the rest see `# Safety`.
+        unsafe { self.work.run(&memory, &backends.kernels(), workers) };
+        Ok(())
+    }
+
     /// Runs the call with outputs that are allocated here: as many as the caller names, of type `T`.
     ///
     /// # Errors

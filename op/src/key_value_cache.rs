@@ -111,9 +111,11 @@ impl KeyValueCache {
         let indices = [seqstarts, kvstarts, cachestarts, start_pos, max_seqlen, max_kvlen];
         let inputs = StoreInputs::new(Some(current), indices, [cache, scale], operands.at_most)?;
         let t1 = key.tensor.element;
-        let (t2, t3) = inputs.state_types();
-        self.check_types(t1, value.tensor.element, t2, t3)?;
-        inputs.check_index_types()?;
+        if !operands.types_checked {
+            let (t2, t3) = inputs.state_types();
+            self.check_types(t1, value.tensor.element, t2, t3)?;
+            inputs.check_index_types()?;
+        }
         let (stores, aliases) = stores(&self.config, t1, inputs)?;
         let outputs = self.outputs(stores.geometry(), stores.rows()[1])?;
         let num_repeat = self.config.cache.num_repeat;

@@ -68,6 +68,8 @@ pub struct Operands<'a> {
     pub(crate) inputs: SmallVec<[Option<Operand<'a>>; 14]>,
     /// Rows that the outputs have in place of what `kvstarts` says: [`OutputRows::AtMost`].
     pub(crate) at_most: Option<usize>,
+    /// Whether types have been checked: [`assume_types_checked`](Self::assume_types_checked).
+    pub(crate) types_checked: bool,
 }
 
 impl<'a> FromIterator<Option<Operand<'a>>> for Operands<'a> {
@@ -89,6 +91,15 @@ impl<'a> Operands<'a> {
     pub fn with_rows_at_most(mut self, rows: usize) -> Self {
         self.at_most = Some(rows);
         self
+    }
+
+    /// Says that the call need not check types, since they are those that the operator was loaded with.
+    ///
+    /// # Safety
+    /// [`Operator::check_types`](crate::Operator::check_types) of the operator that is called has accepted the types of
+    /// these inputs, and indices, bounds and counts are int64.
+    pub unsafe fn assume_types_checked(&mut self) {
+        self.types_checked = true;
     }
 
     /// The inputs of an operator that has `N`, all of them where it needs them: on one device, or on the host.

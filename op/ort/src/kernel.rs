@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 
 #[cfg(feature = "cuda")]
 use kvcache_op::cuda::{DeviceMut, StatusWord, primary_context};
-use kvcache_op::{Operands, TensorMut};
+use kvcache_op::{Checked, Operand, Operands, Workers, contain_panics};
 use kvcache_schema::{OperatorKind, VERSION};
 #[cfg(feature = "cuda")]
 use ort::memory::MemoryType;
@@ -20,11 +20,10 @@ use smallvec::SmallVec;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::error::{Error, guard};
-use crate::node::Node;
+use crate::node::{Input, Node};
 use crate::node_types::{NodeTypes, output_type, runtime_type};
 use crate::shape_inference::infer_shape;
-use crate::tensors::Tensors;
-use crate::workers::Pool;
+use crate::tensors;
 
 /// An execution provider of ONNX Runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,17 +164,28 @@ impl NodeKernel {
         if let Some(status) = &self.status {
             return self.launch(context, status);
         }
-        let tensors = Tensors::new(context);
+        let checked = self.check(|index, input| tensors::input(context, index, input))?;
+        let mut outputs = SmallVec::<[*mut u8; 2]>::new();
+        for (index, output) in checked.outputs().iter().enumerate().take(self.node.outputs) {
+            outputs.push(tensors::output(context, index, output)?);
+        }
+        // SAFETY: the node has all outputs that are not optional; the runtime has just made each of its type, in this
+        // shape, and keeps it for the call.
+        Ok(unsafe { checked.run_at(&outputs, &Pool { context, threads: *THREADS }) }?)
+    }
+
+    /// Checks one call of the node, whose inputs `tensor` gives.
+    fn check<'a>(
+        &self,
+        tensor: impl Fn(usize, &Input) -> Result<Option<Operand<'a>>, Error>,
+    ) -> Result<Checked<'a>, Error> {
         let mut operands = Operands::default();
         for (index, input) in self.node.inputs.iter().enumerate() {
-            operands.push(input.as_ref().map_or(Ok(None), |input| tensors.input(index, input))?);
+            operands.push(input.as_ref().map_or(Ok(None), |input| tensor(index, input))?);
         }
-        let checked = self.node.operator.check(operands)?;
-        let mut outputs = SmallVec::<[TensorMut<'_>; 2]>::new();
-        for (index, output) in checked.outputs().iter().enumerate().take(self.node.outputs) {
-            outputs.push(tensors.output(index, output)?);
-        }
-        Ok(checked.run(outputs, &Pool::new(context, *THREADS))?)
+        // SAFETY: the inputs have the node's types, which `Node::new` has checked; by `NodeTypes` indices are int64.
+        unsafe { operands.assume_types_checked() };
+        Ok(self.node.operator.check(operands)?)
     }
 
     /// Puts one call of the node into the runtime's stream.
@@ -185,17 +195,12 @@ impl NodeKernel {
         if let Some(status) = status.take() {
             return Err(Error::EarlierCall(status));
         }
-        let (tensors, kind) = (Tensors::new(context), self.node.operator.kind());
-        let mut operands = Operands::default();
-        for (index, input) in self.node.inputs.iter().enumerate() {
-            let on_device =
-                |input: &crate::node::Input| tensors.input_on_device(index, input, kind.is_on_host(input.name));
-            operands.push(input.as_ref().map_or(Ok(None), on_device)?);
-        }
-        let checked = self.node.operator.check(operands)?;
+        let kind = self.node.operator.kind();
+        let checked =
+            self.check(|index, input| tensors::input_on_device(context, index, input, kind.is_on_host(input.name)))?;
         let mut outputs = SmallVec::<[DeviceMut<'_>; 2]>::new();
         for (index, output) in checked.outputs().iter().enumerate().take(self.node.outputs) {
-            outputs.push(tensors.output_on_device(index, output)?);
+            outputs.push(tensors::output_on_device(context, index, output)?);
         }
         let stream = context.stream()?.map_or(std::ptr::null_mut(), |stream| stream.as_ptr().cast());
         // SAFETY: `stream` is the runtime's for this call, on the node's device, and the runtime keeps it. The status
@@ -207,5 +212,37 @@ impl NodeKernel {
 impl Kernel for NodeKernel {
     fn compute(&mut self, context: &ComputeContext) -> ort::Result<()> {
         guard(|| self.run(context))
+    }
+}
+
+/// The pool of the session that makes the call.
+///
+/// The session's options set its size, which the runtime does not tell. `threads` is how many the machine can run, the
+/// default size. Where the pool is smaller, a kernel splits its work into more tasks than there are threads, which
+/// costs next to nothing: a pool of one thread runs the tasks in a loop.
+struct Pool<'a> {
+    context: &'a ComputeContext,
+    threads: usize,
+}
+
+// SAFETY: `run` is all that uses the context, and of it only `par_for`: the runtime's pool takes work from any thread.
+unsafe impl Sync for Pool<'_> {}
+
+impl Workers for Pool<'_> {
+    fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// # Panics
+    /// If a task panics, or the pool fails: on the calling thread, after all tasks have ended. The runtime's threads
+    /// never unwind.
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if tasks <= 1 {
+            return (0..tasks).for_each(task);
+        }
+        let outcome = contain_panics(task, |task| self.context.par_for(tasks, 0, task));
+        if let Err(error) = outcome {
+            panic!("the thread pool of ONNX Runtime failed: {error}");
+        }
     }
 }

@@ -86,7 +86,6 @@ mod register;
 mod runtime;
 mod shape_inference;
 mod tensors;
-mod workers;
 
 pub use node_types::runtime_type;
 /// The interface of ONNX Runtime that the library needs: version 1.20.

@@ -27,125 +27,121 @@ use crate::cuda;
 use crate::error::Error;
 use crate::node::Input;
 use crate::node_types::element_type;
-use crate::runtime::{TypeAndShapeReference, type_and_shape_reference};
+use crate::runtime::type_and_shape_reference;
 
-/// The tensors of one call, by their positions in the node.
+/// The input at `index`, which the node has; `None` if it is a mask without elements.
 ///
-/// Each is contiguous and initialized, and stays where it is until the call returns, which is after the context's
-/// lifetime `'a`; on a device, until the call's stream is done with it. An operator modifies at most two of its inputs,
-/// the cache and the scale: the caller gives them for that.
-pub(crate) struct Tensors<'a> {
+/// It is contiguous and initialized, and stays where it is until the call returns, which is after the context's
+/// lifetime `'a`. An operator modifies at most two of its inputs, the cache and the scale: the caller gives them for
+/// that.
+///
+/// # Errors
+/// If a mask has elements of a type that no operator knows. The operator refuses other wrong types.
+pub(crate) fn input<'a>(
     context: &'a ComputeContext,
-    type_and_shape_reference: Option<TypeAndShapeReference>,
+    index: usize,
+    input: &Input,
+) -> Result<Option<Operand<'a>>, Error> {
+    let Some((element, shape, value)) = given(context, index, input)? else { return Ok(None) };
+    let data = address(value)?;
+    // SAFETY: type, shape and address are those that the runtime has just said. By the operator's definition the caller
+    // lets it write `cache` and `scale`, and nobody else uses what of them this node's layer owns during the call.
+    Ok(Some(unsafe {
+        match input.role.is_state() {
+            true => TensorMut::from_raw_parts(element, shape, data).into(),
+            false => TensorRef::from_raw_parts(element, shape, data).into(),
+        }
+    }))
 }
 
-impl<'a> Tensors<'a> {
-    /// The tensors of the call that `context` describes.
-    pub(crate) fn new(context: &'a ComputeContext) -> Self {
-        Self { context, type_and_shape_reference: type_and_shape_reference() }
+/// The input at `index` on the node's device, or `on_host` where the host reads it also there. As [`input`], but on the
+/// device it stays until the call's stream is done with it.
+#[cfg(feature = "cuda")]
+pub(crate) fn input_on_device<'a>(
+    context: &'a ComputeContext,
+    index: usize,
+    input: &Input,
+    on_host: bool,
+) -> Result<Option<Operand<'a>>, Error> {
+    let Some((element, shape, value)) = given(context, index, input)? else { return Ok(None) };
+    cuda::check_place(input.name, value, on_host)?;
+    if on_host {
+        return self::input(context, index, input);
     }
-
-    /// The input at `index`, which the node has; `None` if it is a mask without elements.
-    ///
-    /// # Errors
-    /// If a mask has elements of a type that no operator knows. The operator refuses other wrong types.
-    pub(crate) fn input(&self, index: usize, input: &Input) -> Result<Option<Operand<'a>>, Error> {
-        let Some((element, shape, data)) = self.given(index, input)? else { return Ok(None) };
-        // SAFETY: type, shape and address are those that the runtime has just said. By the operator's definition the
-        // caller lets it write `cache` and `scale`, and nobody else uses what of them this node's layer owns during the
-        // call.
-        Ok(Some(unsafe {
-            match input.role.is_state() {
-                true => TensorMut::from_raw_parts(element, shape, data).into(),
-                false => TensorRef::from_raw_parts(element, shape, data).into(),
-            }
-        }))
-    }
-
-    /// The input at `index` on the node's device, or `on_host` where the host reads it also there; as
-    /// [`input`](Self::input).
-    #[cfg(feature = "cuda")]
-    pub(crate) fn input_on_device(
-        &self,
-        index: usize,
-        input: &Input,
-        on_host: bool,
-    ) -> Result<Option<Operand<'a>>, Error> {
-        if on_host {
-            cuda::check_place(input.name, self.value(index, input.name)?, true)?;
-            return self.input(index, input);
+    let address = address(value)?.addr() as u64;
+    // SAFETY: as in `input`; the tensor is in the device's memory, checked above.
+    Ok(Some(unsafe {
+        match input.role.is_state() {
+            true => DeviceMut::from_raw_parts(element, shape, address).into(),
+            false => DeviceRef::from_raw_parts(element, shape, address).into(),
         }
-        let Some((element, shape, data)) = self.given(index, input)? else { return Ok(None) };
-        cuda::check_place(input.name, self.value(index, input.name)?, false)?;
-        let address = data.addr() as u64;
-        // SAFETY: as in `input`; the tensor is in the device's memory, checked above.
-        Ok(Some(unsafe {
-            match input.role.is_state() {
-                true => DeviceMut::from_raw_parts(element, shape, address).into(),
-                false => DeviceRef::from_raw_parts(element, shape, address).into(),
-            }
-        }))
-    }
+    }))
+}
 
-    /// The output at `index`, which the runtime makes as `output` says, on the host.
-    pub(crate) fn output(&self, index: usize, output: &Output) -> Result<TensorMut<'a>, Error> {
-        let value = self.made(index, output)?;
-        // SAFETY: the runtime has made this output of its type and this shape, for the operator to write.
-        Ok(unsafe { TensorMut::from_raw_parts(output.element, output.shape.clone(), address(value)?) })
-    }
+/// The address of the output at `index`, which the runtime makes as `output` says.
+pub(crate) fn output(context: &ComputeContext, index: usize, output: &Output) -> Result<*mut u8, Error> {
+    address(made(context, index, output)?)
+}
 
-    /// The output at `index`, which the runtime makes as `output` says, on the node's device.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn output_on_device(&self, index: usize, output: &Output) -> Result<DeviceMut<'a>, Error> {
-        let value = self.made(index, output)?;
-        cuda::check_place(output.name, value, false)?;
-        let address = address(value)?.addr() as u64;
-        // SAFETY: as in `output`; the tensor is in the device's memory, checked above.
-        Ok(unsafe { DeviceMut::from_raw_parts(output.element, output.shape.clone(), address) })
-    }
+/// The output at `index`, which the runtime makes as `output` says, on the node's device.
+#[cfg(feature = "cuda")]
+pub(crate) fn output_on_device<'a>(
+    context: &'a ComputeContext,
+    index: usize,
+    output: &Output,
+) -> Result<DeviceMut<'a>, Error> {
+    let value = made(context, index, output)?;
+    cuda::check_place(output.name, value, false)?;
+    let address = address(value)?.addr() as u64;
+    // SAFETY: the runtime has made this output of its type and this shape, for the operator to write, in the device's
+    // memory, checked above.
+    Ok(unsafe { DeviceMut::from_raw_parts(output.element, output.shape.clone(), address) })
+}
 
-    fn made(&self, index: usize, Output { name, shape, .. }: &Output) -> Result<NonNull<OrtValue>, Error> {
-        let dims: SmallVec<[i64; 4]> = shape.iter().map(|&dim| dim as i64).collect();
-        let (context, mut value) = (self.context.ptr().cast_mut(), ptr::null_mut());
-        ortsys![unsafe KernelContext_GetOutput(context, index, dims.as_ptr(), dims.len(), &mut value)?];
-        NonNull::new(value).ok_or(Error::Missing { name })
-    }
+fn made(
+    context: &ComputeContext,
+    index: usize,
+    Output { name, shape, .. }: &Output,
+) -> Result<NonNull<OrtValue>, Error> {
+    let dims: SmallVec<[i64; 4]> = shape.iter().map(|&dim| dim as i64).collect();
+    let mut value = ptr::null_mut();
+    ortsys![unsafe KernelContext_GetOutput(context.ptr().cast_mut(), index, dims.as_ptr(), dims.len(), &mut value)?];
+    NonNull::new(value).ok_or(Error::Missing { name })
+}
 
-    /// Type, shape and address of the input at `index`; `None` if it is a mask without elements.
-    fn given(&self, index: usize, input: &Input) -> Result<Option<(ElementType, Shape, *mut u8)>, Error> {
-        let &Input { name, role, element } = input;
-        let value = self.value(index, name)?;
-        let (got, shape) = self.type_and_shape(value)?;
-        let element = match (role, element) {
-            (Role::Mask, _) if shape.contains(&0) => return Ok(None),
-            (Role::Mask, _) | (_, None) => {
-                element_type(got).ok_or(Error::ElementType { name, got, expected: role.types() })?
-            }
-            (_, Some(element)) => element,
-        };
-        Ok(Some((element, shape, address(value)?)))
-    }
+/// The input at `index` with its type and shape; `None` if it is a mask without elements.
+fn given(
+    context: &ComputeContext,
+    index: usize,
+    &Input { name, role, element }: &Input,
+) -> Result<Option<(ElementType, Shape, NonNull<OrtValue>)>, Error> {
+    let mut value = ptr::null();
+    ortsys![unsafe KernelContext_GetInput(context.ptr(), index, &mut value)?];
+    let value = NonNull::new(value.cast_mut()).ok_or(Error::Missing { name })?;
+    let (got, shape) = type_and_shape(value)?;
+    let element = match (role, element) {
+        (Role::Mask, _) if shape.contains(&0) => return Ok(None),
+        (Role::Mask, _) | (_, None) => {
+            element_type(got).ok_or(Error::ElementType { name, got, expected: role.types() })?
+        }
+        (_, Some(element)) => element,
+    };
+    Ok(Some((element, shape, value)))
+}
 
-    fn value(&self, index: usize, name: &'static str) -> Result<NonNull<OrtValue>, Error> {
-        let mut value = ptr::null();
-        ortsys![unsafe KernelContext_GetInput(self.context.ptr(), index, &mut value)?];
-        NonNull::new(value.cast_mut()).ok_or(Error::Missing { name })
-    }
-
-    /// The type and shape of a tensor that the runtime has given in this call.
-    fn type_and_shape(&self, value: NonNull<OrtValue>) -> Result<(TensorElementType, Shape), Error> {
-        let Some(reference) = self.type_and_shape_reference else { return copied_type_and_shape(value) };
-        let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-        let (mut dims, mut rank) = (ptr::null(), 0);
-        // SAFETY: the handle is of this call, and the three places are there to be written.
-        unsafe { ort::Error::result_from_status(reference(value.as_ptr(), &mut element, &mut dims, &mut rank)) }?;
-        let shape = match rank {
-            0 => Shape::default(),
-            // SAFETY: the runtime has `rank` dimensions at `dims`, which belong to the tensor, and are not kept here.
-            _ => shape_of(unsafe { slice::from_raw_parts(dims, rank) }),
-        };
-        Ok((element.into(), shape))
-    }
+/// The type and shape of a tensor that the runtime has given in this call.
+fn type_and_shape(value: NonNull<OrtValue>) -> Result<(TensorElementType, Shape), Error> {
+    let Some(reference) = type_and_shape_reference() else { return copied_type_and_shape(value) };
+    let mut element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    let (mut dims, mut rank) = (ptr::null(), 0);
+    // SAFETY: the handle is of this call, and the three places are there to be written.
+    unsafe { ort::Error::result_from_status(reference(value.as_ptr(), &mut element, &mut dims, &mut rank)) }?;
+    let shape = match rank {
+        0 => Shape::default(),
+        // SAFETY: the runtime has `rank` dimensions at `dims`, which belong to the tensor, and are not kept here.
+        _ => shape_of(unsafe { slice::from_raw_parts(dims, rank) }),
+    };
+    Ok((element.into(), shape))
 }
 
 /// The address of a tensor that the runtime has given in this call; it may be null if there are no elements.

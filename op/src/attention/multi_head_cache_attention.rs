@@ -191,9 +191,11 @@ impl MultiHeadCacheAttention {
         let inputs = StoreInputs::new(Some(current), indices, [cache, scale], operands.at_most)?;
         let decoding_batches = &required("decoding_batches", decoding_batches)?.tensor;
         let t1 = key.tensor.element;
-        let (t2, t3) = inputs.state_types();
-        self.check_types(query.element, t1, value.tensor.element, t2, t3)?;
-        inputs.check_index_types()?;
+        if !operands.types_checked {
+            let (t2, t3) = inputs.state_types();
+            self.check_types(query.element, t1, value.tensor.element, t2, t3)?;
+            inputs.check_index_types()?;
+        }
         checks::query(&self.config, t1, query)?;
         let (stores, mut aliases) = stores(&self.cache, t1, inputs)?;
         let (rows, batch) = (stores.rows(), stores.geometry().batch);

@@ -3,8 +3,8 @@
 
 use half::f16;
 use kvcache_op::{
-    Attributes, Dim, ElementType, Error, IndexInputs, InputDims, Inputs, KeyValueCache, Operand, Operator, Outputs,
-    Serial, TensorMut, TensorRef,
+    Attributes, Dim, ElementType, Error, IndexInputs, InputDims, Inputs, KeyValueCache, Operand, Operands, Operator,
+    Outputs, Serial, TensorMut, TensorRef,
 };
 use ndarray::{Array3, Array5, Ix2, Ix3, s};
 
@@ -274,4 +274,30 @@ fn outputs_by_position() {
         checked.run_alloc::<f32, Ix3, 3>(&Serial).map(drop)
     });
     assert!(matches!(error, Error::OperandCount { got: 3, .. }), "{error}");
+}
+
+/// A call whose caller has checked types and made the outputs, as a graph executor does: the memory of outputs is
+/// checked all the same, and what is refused has not stored.
+#[test]
+fn outputs_by_address() {
+    let op = Operator::KeyValueCache(op());
+    let mut call = Call::new();
+    let mut outputs = [(); 2].map(|()| Array3::<f32>::zeros((5, 2, 4)));
+    let [key, value] = outputs.each_mut().map(|output| output.as_mut_ptr().cast::<u8>());
+    let mut run = |addresses: [*mut u8; 2]| {
+        let mut operands: Operands<'_> = by_position(&call.current, &mut call.cache).into_iter().collect();
+        op.check_types(&[Some(ElementType::Float32); 9]).unwrap();
+        // SAFETY: float32 and int64, as `by_position` has them.
+        unsafe { operands.assume_types_checked() };
+        // SAFETY: two arrays of the outputs' shape, used here alone; or else the call is refused.
+        let result = op.check(operands).and_then(|checked| unsafe { checked.run_at(&addresses, &Serial) });
+        assert_eq!(call.cache.sum() == 0.0, result.is_err());
+        result
+    };
+    assert_eq!(run([key, key]), Err(Error::OperandsOverlap { input: "value", other: "key" }));
+    assert_eq!(run([key, value.wrapping_add(1)]).unwrap_err().kind(), "misaligned");
+    assert_eq!(run([key, value]), Ok(()));
+    for output in &outputs {
+        assert_eq!(output.slice(s![3.., .., ..]), call.current);
+    }
 }
