@@ -10,7 +10,6 @@ Needs the package `onnx`, which the extra `onnx` brings.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kvcache_ops._optional import load, require
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["opset"]
 
+_OPSETS: dict[str, Any] = {}
+
 register()
 
 
@@ -38,11 +39,12 @@ def opset(domain: str = DOMAIN) -> Opset:
     The attribute `scale` of MultiHeadCacheAttention, whose name an input has, cannot be given there.
     Needs the package `onnxscript`. Raises KvCacheError "package_missing" without it.
     """
-    operators: Opset = _opset(domain)
+    if domain not in _OPSETS:
+        _OPSETS[domain] = _opset(domain)
+    operators: Opset = _OPSETS[domain]
     return operators
 
 
-@cache
 def _opset(domain: str) -> Any:
     values = load("onnxscript.values", "opset()")
 
