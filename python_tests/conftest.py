@@ -8,6 +8,7 @@ emulated one.
 """
 
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +35,7 @@ def pytest_sessionstart() -> None:
     except FileNotFoundError as error:
         pytest.exit(str(error), returncode=1)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # what tests start finds what they find
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 
 
 @pytest.fixture
