@@ -64,7 +64,7 @@ impl TypeCombination {
 
     /// Every legal combination: the specification's, then the extensions.
     pub fn all() -> impl Iterator<Item = Self> {
-        (&Self::LEGAL).into_iter().chain(&Self::EXTENSIONS).copied()
+        Self::LEGAL.iter().chain(&Self::EXTENSIONS).copied()
     }
 
     /// Whether the combination is in [`TypeCombination::all`], a given but unused scale left out of account.
