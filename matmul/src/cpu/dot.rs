@@ -36,7 +36,7 @@ pub(crate) trait Dot: Sized {
     /// Rows of a tile, at most, where the codes of a panel are unpacked into memory before they are multiplied, which
     /// takes fewer registers.
     const UNPACKED_ROWS: usize = Self::ROWS;
-    /// Panels of a tile there, 1 or 2: a word is read once for both.
+    /// Panels of a tile there, 1 or 2: with 2 a word is read once for both, and blocks are unpacked some at a time.
     const UNPACKED_PANELS: usize = 1;
     /// A panel's code of 8 bits less the one that [`codes`](Self::codes) gives.
     const OFFSET: i32 = 0;

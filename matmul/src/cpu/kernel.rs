@@ -163,7 +163,10 @@ impl MatmulCpu {
                 return unsafe { (functions.multiply)(&Task { operands, codes, panels, blocks: 0..operands.blocks }) };
             };
             let block_bytes = functions.words * LINE;
-            let most = (UNPACKED_BYTES / unpacked.panels / block_bytes).max(1);
+            let most = match unpacked.panels {
+                1 => operands.blocks,
+                panels => (UNPACKED_BYTES / panels / block_bytes).max(1),
+            };
             scratch::panels(unpacked.panels * most * block_bytes, |to| {
                 for first in panels.clone().step_by(unpacked.panels) {
                     let some = first..panels.end.min(first + unpacked.panels);

@@ -46,7 +46,8 @@ pub(super) struct Task<'a> {
     /// The codes of these panels' blocks, and of no others.
     pub(super) codes: *const u8,
     pub(super) panels: Range<usize>,
-    /// All of them, unless codes are unpacked: where these begin with a later one, y has the sums of those before.
+    /// All of them, unless two panels are unpacked: where these begin with a later one, y has the sums of the ones
+    /// before. (Where sums do not fit into registers anyway, to begin with others costs more than it gains.)
     pub(super) blocks: Range<usize>,
 }
 
@@ -172,7 +173,8 @@ unsafe fn multiply<S: Dot, const BITS: usize, const R: usize, const P: usize>(
 ) {
     let operands = task.operands;
     let &Operands { n, blocks, block_size, .. } = operands;
-    let Range { start, end } = if BITS == UNPACKED { task.blocks.clone() } else { 0..blocks };
+    let some = BITS == UNPACKED && S::UNPACKED_PANELS > 1;
+    let Range { start, end } = if some { task.blocks.clone() } else { 0..blocks };
     let (lines, words) = (block_lines::<S, BITS>(block_size), words::<S>(block_size));
     let tile_block = (words + ENDS) * R;
     // SAFETY: the tile's rows, the panels and their blocks are the operands', and y has the elements.
