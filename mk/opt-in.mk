@@ -62,10 +62,9 @@ $(CARGO_SEMVER_CHECKS):
 	cargo install --quiet --locked --version 0.51.0 --root "$(TOOLS)" cargo-semver-checks
 
 # The licenses, sources and known vulnerabilities of every dependency; the advisories come from the network.
-WORKSPACES := . examples/candle examples/ort examples/tract
 .PHONY: deny
 deny: $(CARGO_DENY)
-	for workspace in $(WORKSPACES); do \
+	for workspace in . examples; do \
 		"$(CARGO_DENY)" --manifest-path $$workspace/Cargo.toml --locked --config "$(CURDIR)/deny.toml" check || exit 1; \
 	done
 
@@ -136,7 +135,7 @@ build-gpu:
 test-gpu: build-gpu
 	.ci/gpu test
 
-# The examples for executors in Rust: workspaces of their own, since those take many minutes to build.
+# The examples for executors in Rust, which take many minutes to build.
 .PHONY: test-executors
 test-executors:
 	cd examples/candle && cargo test --locked
