@@ -9,8 +9,8 @@ from typing import Any
 from kvcache_ops._errors import KvCacheError
 
 _LFS = b"version https://git-lfs.github.com/spec/"
-# By the first bytes, and what to do, if there is something.
-_BEGINNINGS: tuple[tuple[bytes, str], ...] = (
+# By the first bytes, of which there may be several, and what to do, if there is something.
+_BEGINNINGS: tuple[tuple[bytes | tuple[bytes, ...], str], ...] = (
     (b"GGUF", "a GGUF file"),
     (_LFS, "a pointer of Git LFS: `git lfs pull` brings the file"),
     (b"\x1f\x8b", "a gzip file: unpack it"),
@@ -19,16 +19,11 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
     (b"\xfd7zXZ\x00", "an xz file: unpack it"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it"),
     (b"\x80\x02", "a pickle, as older PyTorch checkpoints are: expected safetensors or GGUF"),
-    (b"\x80\x03", "a pickle: expected safetensors or GGUF"),
-    (b"\x80\x04", "a pickle: expected safetensors or GGUF"),
-    (b"\x80\x05", "a pickle: expected safetensors or GGUF"),
+    ((b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a pickle: expected safetensors or GGUF"),
     (b"\x89HDF\r\n", "an HDF5 file, as Keras has: expected safetensors or GGUF"),
     (b"\x93NUMPY", "an array of numpy: expected safetensors or GGUF"),
-    (b"lmgg", "a GGML file, from before GGUF: expected GGUF"),
-    (b"fmgg", "a GGML file, from before GGUF: expected GGUF"),
-    (b"tjgg", "a GGML file, from before GGUF: expected GGUF"),
-    (b"\x7fELF", "a program"),
-    (b"MZ", "a program"),
+    ((b"lmgg", b"fmgg", b"tjgg"), "a GGML file, from before GGUF: expected GGUF"),
+    ((b"\x7fELF", b"MZ"), "a program"),
     (b"%PDF", "a PDF document"),
 )
 _OTHER_MODELS = {b"TFL3": "TensorFlow Lite", b"ORTM": "ONNX Runtime's own format"}  # after 4 bytes
