@@ -12,7 +12,6 @@ of llama.cpp's libraries, a peer where there is one.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
@@ -203,14 +202,8 @@ def small() -> list[Row]:
     return rows
 
 
-def main() -> int:
-    """Runs the benchmark."""
+if __name__ == "__main__":
     parser = arguments(__doc__, rounds=15, quick_rounds=7)
     parser.add_argument("--with-torch", action="store_true", help="torch as a further peer; it must be installed")
     chosen = parser.parse_args()
     run(groups(chosen), "attention", chosen)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

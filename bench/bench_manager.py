@@ -11,7 +11,6 @@ one thread works, its processor time is what counts. An answer that is wrong end
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -302,4 +301,3 @@ def groups() -> Groups:
 
 if __name__ == "__main__":
     run(groups(), "manager", arguments(__doc__, rounds=31, quick_rounds=5).parse_args())
-    sys.exit(0)

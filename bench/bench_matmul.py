@@ -13,7 +13,6 @@ rounding explains ends the benchmark. Contenders are measured in turn; figures a
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -227,12 +226,6 @@ def groups(chosen: argparse.Namespace) -> Groups:
     return all_groups()
 
 
-def main() -> int:
-    """Runs the benchmark."""
+if __name__ == "__main__":
     chosen = arguments(__doc__, rounds=15, quick_rounds=7).parse_args()
     run(groups(chosen), "matmul", chosen)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ ends the benchmark before it is measured.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -35,16 +34,10 @@ def rows_of(case: Case, threads: int) -> list[Row]:
     return rows
 
 
-def main() -> int:
-    """Runs the benchmark."""
+if __name__ == "__main__":
     parser = arguments(__doc__, rounds=15, quick_rounds=9)
     parser.add_argument("--table", action="store_true", help="the cases of the table in bench/results/operator.md")
     parser.add_argument("--threads", type=int, default=2, help="of every contender")
     chosen = parser.parse_args()
     cases = (quick_cases() if chosen.quick else table_cases()) + ([] if chosen.table else small_cases())
     run(((case.name, partial(rows_of, case, chosen.threads)) for case in cases), "operator", chosen)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ such a folder. What comes back is compared with what went out after each run.
 
 from __future__ import annotations
 
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -201,4 +200,3 @@ if __name__ == "__main__":
     with TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as directory:
         chosen = arguments(__doc__, rounds=31, quick_rounds=5).parse_args()
         run(groups(Path(directory)), "tiers", chosen)
-    sys.exit(0)

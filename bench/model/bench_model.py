@@ -250,8 +250,7 @@ class Model:
         yield f"{self._cache} memory and engine", self.memory_and_engine
 
 
-def main() -> int:
-    """Measures everything, and writes the report."""
+if __name__ == "__main__":
     parser = arguments(__doc__, rounds=3, quick_rounds=3, seconds=600)
     parser.add_argument("source", type=Path, help="a GGUF file")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each contender")
@@ -265,8 +264,3 @@ def main() -> int:
             Model(chosen, Path(folder), cache, text) for cache in (("int8",) if chosen.quick else ("float16", "int8"))
         ]
         run((group for model in models for group in model.groups()), "model", chosen)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

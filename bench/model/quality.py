@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -258,8 +257,7 @@ def tables(found: dict[Format, Quality]) -> Iterator[str]:
     yield markdown(["cost of", "over", "difference", "in KL, 1/1000 nat"], rows)
 
 
-def main() -> int:
-    """Measures every format, and writes the report."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", type=Path, nargs="+", help="GGUF files")
     parser.add_argument("--window", type=int, default=512, help="tokens of a window")
@@ -279,8 +277,3 @@ def main() -> int:
         parts += [f"## {source.name}", f"{windows} windows of {given.window} tokens", *tables(found)]
         report += [{"model": source.name} | asdict(form) | asdict(of) for form, of in found.items()]
         write(given.out, "quality", time.monotonic() - begin, {"formats": report}, *parts)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
