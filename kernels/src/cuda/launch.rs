@@ -287,4 +287,88 @@ fn round(total: u64, per_token: u32, multiprocessors: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use kvcache_schema::ElementType::{Float16, Int8};
+    use kvcache_schema::{CacheDims, CacheLayout};
+
+    use super::*;
+
+    /// A call of one sequence that stores and loads so many rows, aligned as well as can be.
+    fn problem(element: ElementType, rows: usize, num_heads: usize, head_dim: usize) -> DeviceProblem {
+        let dims = CacheDims { max_t: 64, num_layer: 3, num_heads, inner: head_dim };
+        let geometry = Geometry {
+            batch: 1,
+            num_heads,
+            head_dim,
+            layer_idx: 2,
+            t1: element,
+            t2: element,
+            quant: None,
+            cache_len: CacheLayout::LayerMajor.shape(dims).iter().product(),
+            cache: CacheLayout::LayerMajor.strides(dims).unwrap(),
+        };
+        let stores = DeviceStores {
+            geometry,
+            max_t: 64,
+            addressing: DeviceAddressing::Offset,
+            current_rows: rows,
+            all_rows: rows,
+            exact_rows: true,
+            current: [0x1000, 0x2000],
+            cache: 0x5000,
+            scale: 0x6002,
+            seqstarts: 0x7000,
+            start_pos: 0x7100,
+            cachestarts: 0x7200,
+            status: 0x7300,
+        };
+        DeviceProblem { stores, num_repeat: 2, outputs: [0x3000, 0x4000] }
+    }
+
+    #[test]
+    fn rounds_are_long_where_no_warp_waits_for_another() {
+        // 132 multiprocessors have 4224 warps; a token is 128 units.
+        for (tokens, round) in [
+            (1, 32),
+            (64, 32),
+            // One round a warp, however long, as soon as there are more than 32 units for each.
+            (1056, 32),
+            (1057, 64),
+            (4224, 128),
+            // Each of these would take more rounds, or longer ones, with another length.
+            (8 * 2048, 256),
+            (8448, 256),
+            (8449, 160),
+            (64 * 4096, 256),
+        ] {
+            let stores = problem(Float16, tokens, 8, 128).stores;
+            assert_eq!(stores.store(132).unwrap().unwrap().parameters.round, round, "{tokens}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_is_named() {
+        assert_eq!(problem(Int8, 5, 1 << 24, 1 << 12).stores.store(2).unwrap_err().what, "num_heads * head_dim");
+        assert_eq!(problem(Int8, 1 << 62, 2, 16).load(2).unwrap_err().what, "rows * num_heads * head_dim");
+    }
+
+    #[test]
+    fn grids_cover_the_work_and_rounds_the_lanes() {
+        for num_heads in 1..40 {
+            for rows in [1, 31, 33, 1000, 1 << 20, 1 << 33] {
+                for multiprocessors in [1, 132] {
+                    let stores = problem(Int8, rows, num_heads, 16).stores;
+                    let Launch { grid, parameters, .. } = stores.store(multiprocessors).unwrap().unwrap();
+                    let (round, per_token) = (parameters.round, parameters.units_per_token.value);
+                    let total = rows as u64 * u64::from(per_token);
+                    let blocks = total.div_ceil(u64::from(round * BLOCK / WARP));
+                    assert_eq!(u64::from(grid), blocks.min(u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR));
+                    let most_tokens = (0..per_token).map(|offset| (offset + round - 1) / per_token + 1).max();
+                    assert!(most_tokens <= Some(WARP), "{round} units of {per_token} a token");
+                    // Groups of lanes start where warps do.
+                    assert!(round.is_multiple_of(WARP));
+                }
+            }
+        }
+    }
+}

@@ -11,7 +11,6 @@ use super::context::{Current, available};
 use super::error::Error;
 use super::launch::{BLOCK, Launch};
 use super::loaded::Loaded;
-use super::parameters::Parameters;
 use super::ptx::{self, Module};
 use crate::device_problem::{AlikeSequences, DeviceProblem};
 
@@ -82,7 +81,8 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Launches a call on the stream: its store, then its load.
+    /// Launches a call on the stream: its store, then its load. Where its sequences are alike, what makes their index
+    /// inputs goes before these, in memory that is allocated and freed in the stream's order.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::NotPrepared`], [`Error::Module`]: nothing has been launched.
@@ -90,52 +90,33 @@ impl<'a> Queue<'a> {
     ///
     /// # Safety
     /// The conditions of [`DeviceProblem`], while the stream executes the call (for a captured call: each replay).
-    pub unsafe fn run(&self, problem: &DeviceProblem) -> Result<(), Error> {
-        for launch in self.launches(problem)?.into_iter().flatten() {
-            // SAFETY: a launch of `DeviceProblem` has the parameters of its kernel; the memory is accessible as the
-            // launch needs it: see `# Safety`.
-            unsafe { launch.launch() }?;
-        }
-        Ok(())
-    }
-
-    /// Launches a call whose sequences are alike: first what makes their index inputs, in memory that is allocated and
-    /// freed in the stream's order.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run) and [`scratch`](Self::scratch).
-    ///
-    /// # Safety
-    /// The conditions of [`run`](Self::run), but for the addresses of the index inputs, which are not used. The slots
-    /// of the sequences are inside the cache.
-    pub unsafe fn run_alike(&self, problem: &DeviceProblem, sequences: AlikeSequences) -> Result<(), Error> {
-        let mut launches = self.launches(problem)?;
-        let Some(module) = launches.iter().flatten().next().map(|first| first.launch.module) else { return Ok(()) };
-        let batch = problem.stores.geometry.batch;
-        // The memory is freed when it is dropped, behind the launches.
-        let memory = self.scratch(AlikeSequences::index_bytes(batch))?;
-        let indices = self.ready(sequences.launch(module, batch, memory.address(), self.multiprocessors()))?;
-        for launch in launches.iter_mut().flatten() {
-            let made = &indices.launch.parameters;
-            let parameters = &mut launch.launch.parameters;
-            (parameters.seqstarts, parameters.start_pos, parameters.cachestarts) =
-                (made.seqstarts, made.start_pos, made.cachestarts);
-        }
-        // SAFETY: the memory has room for the index inputs of `batch` sequences.
-        unsafe { indices.launch() }?;
-        for launch in launches.into_iter().flatten() {
-            // SAFETY: as in `run`; the index inputs have been made by the launch before.
-            unsafe { launch.launch() }?;
-        }
-        Ok(())
-    }
-
-    /// The launches of a call, ready: its store and its load.
-    fn launches(&self, problem: &DeviceProblem) -> Result<[Option<Ready<'_, Parameters>>; 2], Error> {
-        let store = problem.stores.store(self.multiprocessors())?;
-        let load = problem.load(self.multiprocessors())?;
+    /// Sequences that are alike have slots inside the cache; the addresses of index inputs are then not used.
+    pub unsafe fn run(&self, problem: &DeviceProblem, alike: Option<AlikeSequences>) -> Result<(), Error> {
+        let multiprocessors = self.multiprocessors();
         let ready = |launch: Option<Launch>| launch.map(|launch| self.ready(launch)).transpose();
-        Ok([ready(store)?, ready(load)?])
+        let (store, load) = (problem.stores.store(multiprocessors)?, problem.load(multiprocessors)?);
+        let mut launches = [ready(store)?, ready(load)?];
+        let Some(module) = launches.iter().flatten().next().map(|first| first.launch.module) else { return Ok(()) };
+        // The memory is freed when it is dropped, behind the launches.
+        let mut memory = None;
+        if let Some(sequences) = alike {
+            let batch = problem.stores.geometry.batch;
+            let memory = memory.insert(self.scratch(AlikeSequences::index_bytes(batch))?);
+            let indices = self.ready(sequences.launch(module, batch, memory.address(), multiprocessors))?;
+            let made = indices.launch.parameters;
+            for Ready { launch: Launch { parameters, .. }, .. } in launches.iter_mut().flatten() {
+                (parameters.seqstarts, parameters.start_pos, parameters.cachestarts) =
+                    (made.seqstarts, made.start_pos, made.cachestarts);
+            }
+            // SAFETY: the memory has room for the index inputs of `batch` sequences.
+            unsafe { indices.launch() }?;
+        }
+        for launch in launches.into_iter().flatten() {
+            // SAFETY: a launch of `DeviceProblem` has the parameters of its kernel; the memory is accessible as the
+            // launch needs it, and index inputs have been made: see `# Safety`.
+            unsafe { launch.launch() }?;
+        }
+        Ok(())
     }
 
     /// Allocates memory of the context's pool in the stream's order, for launches that follow; it is freed in that

@@ -151,11 +151,7 @@ impl Checked<'_> {
                 DeviceWork::Stores { stores, num_repeat, alike } => {
                     let outputs = [0, 1].map(|at| address(at).unwrap_or_default());
                     let stores = DeviceStores { status, ..stores };
-                    let problem = DeviceProblem { stores, num_repeat, outputs };
-                    match alike {
-                        None => queue.run(&problem)?,
-                        Some(sequences) => queue.run_alike(&problem, sequences)?,
-                    }
+                    queue.run(&DeviceProblem { stores, num_repeat, outputs }, alike)?;
                 }
                 DeviceWork::Attention(call) => {
                     let (attn_output, attention_mass) = (address(0).unwrap_or_default(), address(1));
