@@ -22,17 +22,14 @@ pub struct RowCopy {
     pub len: usize,
 }
 
-/// The rows of a whole cache: byte ranges, copies within the cache, and rows in a form that no layout shows in.
+/// The rows of a whole cache: their bytes, copies within the cache, and rows in a form that no layout shows in.
 ///
 /// Methods take the memory of `cache` and `scale` as bytes, `scale` empty without quantization. They check everything
 /// before they write the first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheRows {
     layout: CacheLayout,
-    max_t: usize,
-    num_layer: usize,
-    num_heads: usize,
-    head_dim: usize,
+    dims: CacheDims,
     t2: ElementType,
     quant: Option<RowQuant>,
     has_quant_rotation: bool,
@@ -96,7 +93,6 @@ impl CacheRows {
         if !has_static_scales && !TypeCombination::all().any(|legal| (legal.t2, legal.t3) == (t2, t3)) {
             return Err(RowsError::Types { t2, t3 });
         }
-        let CacheDims { max_t, num_layer, num_heads, inner: head_dim } = dims;
         let scale = match quant {
             None => TensorRows::default(),
             Some((group, t3)) => {
@@ -109,7 +105,7 @@ impl CacheRows {
         };
         let cache = TensorRows::new("cache", layout, dims, t2)?;
         let quant = quant.and_then(|(group, t3)| Some(RowQuant { bits: QuantBit::of_element(t2)?, group, t3 }));
-        Ok(Self { layout, max_t, num_layer, num_heads, head_dim, t2, quant, has_quant_rotation: false, cache, scale })
+        Ok(Self { layout, dims, t2, quant, has_quant_rotation: false, cache, scale })
     }
 
     /// The rows of a cache whose keys were multiplied by a Hadamard matrix before they were quantized
@@ -144,31 +140,13 @@ impl CacheRows {
         self.cache.row_len() + self.scale.row_len()
     }
 
-    /// The bytes of `cache` that hold some slots, in address order, in as few ranges as the layout allows.
-    ///
-    /// # Errors
-    /// [`RowsError::Slots`].
-    pub fn cache_ranges(&self, slots: Range<usize>) -> Result<impl Iterator<Item = Range<usize>> + use<>, RowsError> {
-        self.check_slots(slots.start, slots.len())?;
-        Ok(self.cache.ranges(slots))
-    }
-
-    /// The ranges of `scale`; none without quantization.
-    ///
-    /// # Errors
-    /// [`RowsError::Slots`].
-    pub fn scale_ranges(&self, slots: Range<usize>) -> Result<impl Iterator<Item = Range<usize>> + use<>, RowsError> {
-        self.check_slots(slots.start, slots.len())?;
-        Ok(self.scale.ranges(slots))
-    }
-
     /// The rows of a cache that has `max_t` slots, and is otherwise this one.
     ///
     /// # Errors
     /// [`RowsError::SizeOverflow`].
     pub fn with_max_t(&self, max_t: usize) -> Result<Self, RowsError> {
         let quant = self.quant.map(|quant| (quant.group, quant.t3));
-        let rows = Self::new(self.layout, CacheDims { max_t, ..self.dims() }, self.t2, quant)?;
+        let rows = Self::new(self.layout, CacheDims { max_t, ..self.dims }, self.t2, quant)?;
         Ok(rows.with_quant_rotation(self.has_quant_rotation))
     }
 
@@ -208,7 +186,8 @@ impl CacheRows {
 
     /// The rows of a layer that the cache has, in the memory of the whole cache.
     pub(crate) fn of_layer(&self, layer: usize) -> Self {
-        Self { num_layer: 1, cache: self.cache.layer(layer), scale: self.scale.layer(layer), ..*self }
+        let dims = CacheDims { num_layer: 1, ..self.dims };
+        Self { dims, cache: self.cache.layer(layer), scale: self.scale.layer(layer), ..*self }
     }
 
     /// The bytes of a row in `cache` and in `scale`.
@@ -218,8 +197,7 @@ impl CacheRows {
 
     /// The lengths of the axes.
     pub(crate) fn dims(&self) -> CacheDims {
-        let Self { max_t, num_layer, num_heads, head_dim: inner, .. } = *self;
-        CacheDims { max_t, num_layer, num_heads, inner }
+        self.dims
     }
 
     /// The type of `cache`.
@@ -235,7 +213,7 @@ impl CacheRows {
     /// The order of the Hadamard matrix that keys were multiplied by, block by block; 1 where they were not.
     pub(crate) fn rotation_order(&self) -> usize {
         match self.quant {
-            Some(quant) if self.has_quant_rotation => rotation_order(self.head_dim, quant.group),
+            Some(quant) if self.has_quant_rotation => rotation_order(self.dims.inner, quant.group),
             _ => 1,
         }
     }
@@ -246,7 +224,7 @@ impl CacheRows {
     }
 
     pub(crate) fn check_layer(&self, layer: usize) -> Result<(), RowsError> {
-        let num_layer = self.num_layer;
+        let num_layer = self.dims.num_layer;
         if layer < num_layer { Ok(()) } else { Err(RowsError::Layer { layer, num_layer }) }
     }
 
@@ -261,8 +239,8 @@ impl CacheRows {
     /// [`RowsError::Slots`].
     pub fn check_slots(&self, start: usize, len: usize) -> Result<(), RowsError> {
         match start.checked_add(len) {
-            Some(end) if end <= self.max_t => Ok(()),
-            _ => Err(RowsError::Slots { start, len, max_t: self.max_t }),
+            Some(end) if end <= self.dims.max_t => Ok(()),
+            _ => Err(RowsError::Slots { start, len, max_t: self.dims.max_t }),
         }
     }
 }
@@ -302,14 +280,6 @@ impl TensorRows {
     pub(crate) fn row_len(&self) -> usize {
         // The axes of an empty tensor may have any length.
         if self.len == 0 { 0 } else { self.dims.iter().product::<usize>() * self.bytes.head_len }
-    }
-
-    fn ranges(self, slots: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let (start, len) = (slots.start * self.bytes.token, slots.len() * self.bytes.token);
-        // All slots of a plane reach to the next plane.
-        let len = if len == self.plane_len { self.len } else { len };
-        let planes = if len == 0 { 0..0 } else { 0..self.len };
-        planes.step_by(self.plane_len.max(len).max(1)).map(move |plane| plane + start..plane + start + len)
     }
 
     fn lines(self, layer: Option<usize>, slots: Range<usize>) -> SlotLines {

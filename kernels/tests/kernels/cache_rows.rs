@@ -1,9 +1,9 @@
-//! [`CacheRows`] and [`CacheBytes`] against a naive model: a cache as a list of rows, each a list of numbers.
+//! [`CacheRows`] against a naive model: a cache as a list of rows, each a list of numbers.
 
 use std::ops::Range;
 
-use kvcache_kernels::{CacheBytes, CacheRows, Geometry, Quant, RowCopy, RowsError, Serial, Workers};
-use kvcache_schema::{Axis, CacheDims, CacheLayout, ElementType, QuantBit, TypeCombination};
+use kvcache_kernels::{CacheRows, RowCopy, RowsError, Serial, SlotLines, Workers};
+use kvcache_schema::{Axis, CacheDims, CacheLayout, ElementType, TypeCombination};
 use kvcache_testing::backends::Threads;
 use proptest::prelude::*;
 
@@ -212,68 +212,24 @@ proptest! {
         prop_assert!(many == single);
     }
 
-    /// The ranges of some slots are in order, do not touch, and hold just what the slots' heads hold.
+    /// The lines of some slots hold just what the slots' heads hold, of one layer or of all.
     #[test]
-    fn ranges_are_the_longest_that_hold_the_slots((cache, slots) in with(runs)) {
+    fn lines_hold_the_slots((cache, slots) in with(runs), layer: Option<prop::sample::Index>) {
+        let layer = layer.map(|layer| layer.index(cache.dims.num_layer));
         let mut model = cache.filled(0);
         for rows in &mut model.rows {
             for (slot, row) in rows.iter_mut().enumerate() {
-                row.fill(u32::from(slots.contains(&slot)) * u32::MAX);
+                let of_layer = (row.len() / cache.dims.num_layer).max(1);
+                for (l, row) in row.chunks_mut(of_layer).enumerate() {
+                    row.fill(u32::from(slots.contains(&slot) && layer.is_none_or(|layer| layer == l)) * u32::MAX);
+                }
             }
         }
-        let masks = cache.memory(&model.rows);
-        let rows = cache.rows();
-        let ranges: [Vec<_>; 2] =
-            [rows.cache_ranges(slots.clone()).unwrap().collect(), rows.scale_ranges(slots).unwrap().collect()];
-        for (mask, ranges) in masks.iter().zip(ranges) {
-            prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{:?}", ranges);
-            let inside: Vec<u8> =
-                (0..mask.len()).map(|i| if ranges.iter().any(|range| range.contains(&i)) { 0xff } else { 0 }).collect();
+        let lines = cache.rows().lines(layer, slots).unwrap();
+        for (mask, SlotLines { start, pitch, width, height }) in cache.memory(&model.rows).iter().zip(lines) {
+            let mut inside = vec![0; mask.len()];
+            (0..height).for_each(|line| inside[start + line * pitch..][..width].fill(0xff));
             prop_assert_eq!(mask, &inside);
-        }
-    }
-
-    /// A call's offsets find the heads that the shape has there, in the call's layer.
-    #[test]
-    fn a_calls_offsets_are_those_of_its_heads(cache in caches(), at: [prop::sample::Index; 4], seed: u32) {
-        prop_assume!(cache.dims.max_t > 0);
-        let Cache { layout, dims, t2, quant } = cache;
-        let model = cache.filled(seed);
-        let [(_, _), (_, scale_dims)] = cache.tensors();
-        let quant = quant.map(|(group, t3)| Quant {
-            bits: QuantBit::of_element(t2).expect("codes"),
-            group,
-            rotated: false,
-            t3,
-            scale_len: layout.shape(scale_dims).iter().product(),
-            scale: layout.strides(scale_dims).unwrap(),
-        });
-        let [slot, layer_idx, kv, h] = [
-            at[0].index(dims.max_t),
-            at[1].index(dims.num_layer),
-            at[2].index(2),
-            at[3].index(dims.num_heads),
-        ];
-        let bytes = CacheBytes::new(&Geometry {
-            batch: 1,
-            num_heads: dims.num_heads,
-            head_dim: dims.inner,
-            layer_idx,
-            t1: ElementType::Float32,
-            t2,
-            quant,
-            cache_len: layout.shape(dims).iter().product(),
-            cache: layout.strides(dims).unwrap(),
-        });
-        let (cache_at, scale_at) = bytes.head(slot, kv, h);
-        let parts = [(cache_at, bytes.cache), (scale_at, bytes.scale)];
-        for (((at, place), (element, dims)), (memory, rows)) in
-            parts.into_iter().zip(cache.tensors()).zip(model.memory.iter().zip(&model.rows))
-        {
-            let first = ((layer_idx * 2 + kv) * dims.num_heads + h) * dims.inner;
-            let head = packed(element, &rows[slot][first..first + dims.inner]);
-            prop_assert_eq!(place.head_len, head.len());
-            prop_assert_eq!(&memory[at..at + head.len()], &head[..]);
         }
     }
 }
@@ -305,8 +261,8 @@ fn what_is_refused_changes_nothing() {
     assert_eq!(rows.write(memory, scale, &[0, 1], &[0; 479]), length("rows", 480, 479));
     assert_eq!(rows.write(memory, scale, &[0, 1, 8], &[0; 720]), slots(8, 1));
     assert_eq!(rows.read(memory, scale, &[0, 3], &mut [0; 240]), length("rows", 480, 240));
-    assert_eq!(rows.cache_ranges(8..9).err(), slots(8, 1).err());
-    assert_eq!(rows.scale_ranges(3..9).err(), slots(3, 6).err());
+    assert_eq!(rows.lines(None, 3..9).err(), slots(3, 6).err());
+    assert_eq!(rows.lines(Some(2), 3..8).err(), Some(RowsError::Layer { layer: 2, num_layer: 2 }));
     assert_eq!(model.memory, before);
 }
 
@@ -356,7 +312,6 @@ fn an_empty_cache_has_no_rows() {
             assert_eq!(rows.copy(&mut [], &mut [], &[RowCopy { src: 0, dst: 0, len: dims.max_t }], &Serial), Ok(()));
             assert_eq!(rows.read(&[], &[], &all, &mut []), Ok(()));
             assert_eq!(rows.write(&mut [], &mut [], &all, &[]), Ok(()));
-            assert_eq!(rows.cache_ranges(0..dims.max_t).unwrap().count(), 0);
         }
     }
 }

@@ -21,7 +21,7 @@ pub fn live_pages(manager: &Manager) -> usize {
 #[test]
 fn g6_byte_offsets_of_slots() {
     let spec = CacheSettings { layout: CacheLayout::KvMajor, ..settings(1, 32, 128, 1024) }.check().unwrap();
-    let offset = |slot: usize| spec.rows().cache_ranges(slot..slot + 1).unwrap().next().unwrap().start;
+    let offset = |slot: usize| spec.rows().lines(None, slot..slot + 1).unwrap()[0].start;
     assert_eq!([offset(6), offset(13)], [49152, 106496]);
 }
 
