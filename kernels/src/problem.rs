@@ -6,7 +6,6 @@ use std::ops::Range;
 use kvcache_schema::{CacheStrides, ElementType, QuantBit, rotation_order};
 
 use crate::addressing::Addressing;
-use crate::shared_slice::SharedSlice;
 use crate::workers::Workers;
 
 /// An implementation of the operator. Every kernel must match [`Reference`](crate::Reference) bit for bit.
@@ -130,18 +129,6 @@ pub struct Pointers {
     pub scale: *mut u8,
 }
 
-/// The outputs of a call.
-#[derive(Debug, Clone, Copy)]
-pub struct Outputs {
-    /// Output heads per cache head.
-    pub num_repeat: usize,
-    /// `key` and `value`: T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh).
-    pub pointers: [*mut u8; 2],
-}
-
-// SAFETY: addresses alone; who writes to them, in an `unsafe` block, keeps to tokens of its own.
-unsafe impl Sync for Outputs {}
-
 /// The tokens of a call and one layer of the cache, already checked: all that is needed to store
 /// the current tokens and to read the tokens of all sequences.
 ///
@@ -211,49 +198,24 @@ impl<'a> Stores<'a> {
     pub fn total_kvlen(&self) -> usize {
         self.indices.kvstarts[self.geometry.batch] as usize
     }
-
-    /// The tensors as slices of their types.
-    ///
-    /// # Safety
-    /// The elements of T1 are `V`, of T2 `C` (bytes of codes may be `u8`, for int4 must) and of T3 `S` (any type
-    /// without quantization).
-    pub(crate) unsafe fn tensors<V: Copy, C: Copy, S: Copy>(&mut self) -> Tensors<'_, V, C, S> {
-        let current_len = self.total_seqlen() * self.geometry.num_heads * self.geometry.head_dim;
-        let cache_len = self.geometry.t2.byte_len(self.geometry.cache_len) / size_of::<C>();
-        let scale_len = self.geometry.quant.map_or(0, |quant| quant.scale_len);
-        let Pointers { current, cache, scale } = self.pointers;
-        // SAFETY: assume_checked: the pointers are aligned and valid for these shapes, and what is written overlaps
-        // nothing. `V`, `C` and `S` are the tensors' types: see `# Safety`. The address of an empty tensor is not used.
-        unsafe {
-            Tensors {
-                geometry: self.geometry,
-                indices: self.indices,
-                current: current.map(|data| match current_len {
-                    0 => &[][..],
-                    len => std::slice::from_raw_parts(data.cast(), len),
-                }),
-                cache: SharedSlice::from_raw_parts(cache.cast(), cache_len),
-                scale: SharedSlice::from_raw_parts(scale.cast(), scale_len),
-            }
-        }
-    }
 }
 
 /// One call of the operator, already checked: what it stores and reads, and its outputs.
 #[derive(Debug)]
 pub struct Problem<'a> {
     stores: Stores<'a>,
-    outputs: Outputs,
+    num_repeat: usize,
+    outputs: [*mut u8; 2],
 }
 
 impl<'a> Problem<'a> {
-    /// Stores with outputs that the caller has checked.
+    /// Stores with outputs that the caller has checked, of `num_repeat` heads per cache head.
     ///
     /// # Safety
     /// For the lifetime, the outputs are aligned for T1, valid for writes of their shape (for any address where it is
     /// empty) and overlap nothing else, and nobody else accesses them.
-    pub unsafe fn assume_checked(stores: Stores<'a>, outputs: Outputs) -> Self {
-        Self { stores, outputs }
+    pub unsafe fn assume_checked(stores: Stores<'a>, num_repeat: usize, outputs: [*mut u8; 2]) -> Self {
+        Self { stores, num_repeat, outputs }
     }
 
     /// What the call stores and reads.
@@ -266,18 +228,14 @@ impl<'a> Problem<'a> {
         self.stores.reborrow()
     }
 
-    /// The outputs. Access follows the conditions of [`assume_checked`](Self::assume_checked).
-    pub fn outputs(&self) -> Outputs {
+    /// Output heads per cache head.
+    pub fn num_repeat(&self) -> usize {
+        self.num_repeat
+    }
+
+    /// `key` and `value`: T1, shape (`kvstarts[B]`, H * `num_repeat`, Dh). Access follows the conditions of
+    /// [`assume_checked`](Self::assume_checked).
+    pub fn outputs(&self) -> [*mut u8; 2] {
         self.outputs
     }
-}
-
-/// Stores whose tensors are slices: values of type `V`, cache elements of type `C`, scales of type `S`.
-pub(crate) struct Tensors<'a, V, C, S> {
-    pub(crate) geometry: Geometry,
-    pub(crate) indices: Indices<'a>,
-    /// `current_key` and `current_value`.
-    pub(crate) current: [&'a [V]; 2],
-    pub(crate) cache: SharedSlice<'a, C>,
-    pub(crate) scale: SharedSlice<'a, S>,
 }

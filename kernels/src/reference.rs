@@ -7,8 +7,9 @@ use kvcache_schema::ElementType::Int8;
 use kvcache_simd::hadamard;
 
 use crate::cache_bytes::CacheBytes;
-use crate::problem::{Kernel, Outputs, Problem, Quant, Stores, Tensors};
+use crate::problem::{Geometry, Kernel, Pointers, Problem, Quant, Stores};
 use crate::quantize::{Float, HeadCodec};
+use crate::shared_slice::SharedSlice;
 use crate::workers::Workers;
 use crate::{float_type, scale_type};
 
@@ -26,14 +27,17 @@ impl Kernel for Reference {
     }
 
     fn load(&self, problem: &mut Problem<'_>, _: &dyn Workers) {
-        let outputs = problem.outputs();
+        let outputs = (problem.num_repeat(), problem.outputs());
         dispatch(problem.reborrow_stores(), Some(outputs));
     }
 }
 
+/// `num_repeat`, `key` and `value`, where a call loads.
+type Outputs = Option<(usize, [*mut u8; 2])>;
+
 /// Stores, or loads to `outputs`, by the types of the call: `run::<T1, T2, T3>`, with T2 `u8` for codes, and with how a
 /// head is kept.
-fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
+fn dispatch(stores: Stores<'_>, outputs: Outputs) {
     let geometry = stores.geometry();
     let (t1, t2, quant) = (geometry.t1, geometry.t2, geometry.quant);
     let orders = [0, 1].map(|kv| geometry.rotation_order(kv));
@@ -58,25 +62,38 @@ fn dispatch(stores: Stores<'_>, outputs: Option<Outputs>) {
 /// Stores, or loads to `outputs`.
 ///
 /// # Safety
-/// The tensors have these types, as [`Stores::tensors`] asks for; the outputs belong to a [`Problem`] with these
-/// stores.
-unsafe fn run<V, C, S>(mut stores: Stores<'_>, outputs: Option<Outputs>, format: &impl Format<V, C, S>)
+/// The elements of T1 are `V`, of T2 `C` (bytes of codes may be `u8`, for int4 must) and of T3 `S` (any type without
+/// quantization); the outputs belong to a [`Problem`] with these stores.
+unsafe fn run<V, C, S>(stores: Stores<'_>, outputs: Outputs, format: &impl Format<V, C, S>)
 where
     V: Copy + Default,
     C: Copy + Default,
     S: Copy + Default,
 {
-    let rows = stores.total_kvlen();
-    // SAFETY: the types are the tensors': see `# Safety`.
-    let tensors = unsafe { stores.tensors() };
-    let Some(Outputs { num_repeat, pointers }) = outputs else { return store(tensors, format) };
-    let len = rows * tensors.geometry.num_heads * num_repeat * tensors.geometry.head_dim;
-    let outputs = pointers.map(|data| match len {
-        0 => &mut [][..],
-        // SAFETY: `Problem::assume_checked`: the outputs are valid for writes of this shape, and overlap nothing.
-        len => unsafe { std::slice::from_raw_parts_mut(data.cast(), len) },
-    });
-    load(tensors, num_repeat, outputs, format);
+    let &Geometry { num_heads, head_dim, t2, quant, cache_len, .. } = stores.geometry();
+    let Pointers { current, cache, scale } = stores.pointers();
+    let cache_len = t2.byte_len(cache_len) / size_of::<C>();
+    let scale_len = quant.map_or(0, |quant| quant.scale_len);
+    // SAFETY: assume_checked: the pointers are aligned and valid for these shapes, and what is written overlaps nothing.
+    // `V`, `C` and `S` are the tensors' types: see `# Safety`. The address of an empty tensor is not used.
+    unsafe {
+        let cache = SharedSlice::from_raw_parts(cache.cast(), cache_len);
+        let scale = SharedSlice::from_raw_parts(scale.cast(), scale_len);
+        if let Some((num_repeat, outputs)) = outputs {
+            let len = stores.total_kvlen() * num_heads * num_repeat * head_dim;
+            let outputs = outputs.map(|data| match len {
+                0 => &mut [][..],
+                len => std::slice::from_raw_parts_mut(data.cast(), len),
+            });
+            return load(&stores, (cache, scale), num_repeat, outputs, format);
+        }
+        let len = stores.total_seqlen() * num_heads * head_dim;
+        let current = current.map(|data| match len {
+            0 => &[][..],
+            len => std::slice::from_raw_parts(data.cast(), len),
+        });
+        store(&stores, current, (cache, scale), format);
+    }
 }
 
 /// How a head of values `V`, of keys (0) or of values (1), is kept: as cells `C` in `cache` and scales `S` in `scale`.
@@ -90,18 +107,22 @@ trait Format<V, C, S> {
 }
 
 /// Stores each current token of each sequence into its slot.
-fn store<V, C, S, F: Format<V, C, S>>(tensors: Tensors<'_, V, C, S>, format: &F)
-where
+fn store<V, C, S, F: Format<V, C, S>>(
+    stores: &Stores<'_>,
+    current: [&[V]; 2],
+    (mut cache, mut scale): (SharedSlice<'_, C>, SharedSlice<'_, S>),
+    format: &F,
+) where
     V: Copy,
     C: Copy + Default,
     S: Copy + Default,
 {
-    let Tensors { geometry, indices, current, mut cache, mut scale, .. } = tensors;
+    let (geometry, indices) = (stores.geometry(), stores.indices());
     if current[0].is_empty() {
         return; // and a head need not fit in memory
     }
     let (num_heads, head_dim) = (geometry.num_heads, geometry.head_dim);
-    let bytes = CacheBytes::new(&geometry);
+    let bytes = CacheBytes::new(geometry);
     let mut cells = vec![C::default(); bytes.cache.head_len / size_of::<C>()];
     let mut scales = vec![S::default(); geometry.quant.map_or(0, |quant| head_dim / quant.group)];
     for (kv, current) in current.into_iter().enumerate() {
@@ -128,7 +149,8 @@ where
 
 /// Loads every token of each sequence from its slot, each head `num_repeat` times.
 fn load<V, C, S>(
-    tensors: Tensors<'_, V, C, S>,
+    stores: &Stores<'_>,
+    (cache, scale): (SharedSlice<'_, C>, SharedSlice<'_, S>),
     num_repeat: usize,
     outputs: [&mut [MaybeUninit<V>]; 2],
     format: &impl Format<V, C, S>,
@@ -137,12 +159,12 @@ fn load<V, C, S>(
     C: Copy + Default,
     S: Copy + Default,
 {
-    let Tensors { geometry, indices, cache, scale, .. } = tensors;
+    let (geometry, indices) = (stores.geometry(), stores.indices());
     if outputs[0].is_empty() {
         return; // and `num_repeat` may be any number
     }
     let (num_heads, head_dim) = (geometry.num_heads, geometry.head_dim);
-    let bytes = CacheBytes::new(&geometry);
+    let bytes = CacheBytes::new(geometry);
     let mut cells = vec![C::default(); bytes.cache.head_len / size_of::<C>()];
     let mut scales = vec![S::default(); geometry.quant.map_or(0, |quant| head_dim / quant.group)];
     let mut values = vec![V::default(); head_dim];

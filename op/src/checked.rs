@@ -243,18 +243,18 @@ impl Work<'_> {
         let pointers = || [outputs[0].0, outputs[1].0];
         match self {
             Self::Stores { stores, num_repeat } => {
-                let outputs = kvcache_kernels::Outputs { num_repeat, pointers: pointers() };
                 // SAFETY: the outputs are as `# Safety` says.
-                kernels.cache.run(&mut unsafe { Problem::assume_checked(stores, outputs) }, workers);
+                let mut problem = unsafe { Problem::assume_checked(stores, num_repeat, pointers()) };
+                kernels.cache.run(&mut problem, workers);
             }
             Self::Static { geometry, pointers: tensors, sequences, num_repeat } => {
                 let indices = StaticIndices::new(geometry.batch, &sequences);
-                let outputs = kvcache_kernels::Outputs { num_repeat, pointers: pointers() };
                 // SAFETY: the check of static batching has found types, shapes, alignment and overlap right. The index
                 // inputs are of sequences of equal length, no longer than the stride between them, so no two share a
                 // slot, and of no more sequences than the cache has. The outputs are as `# Safety` says.
                 let mut problem = unsafe {
-                    Problem::assume_checked(Stores::assume_checked(geometry, indices.indices(), tensors), outputs)
+                    let stores = Stores::assume_checked(geometry, indices.indices(), tensors);
+                    Problem::assume_checked(stores, num_repeat, pointers())
                 };
                 kernels.cache.run(&mut problem, workers);
             }

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use kvcache_kernels::LoadedRows;
-
 use super::attention_args::AttentionArgs;
 use super::dispatch::PvRowsFunction;
 use super::generic::merge::Accumulator;
@@ -330,9 +328,12 @@ impl<'a> BlockRows<'a> {
             }
             let cache = rows.from.wrapping_add(self.offsets.cache[first]);
             let scale = rows.scale.wrapping_add(rows.scale_offsets[first - tokens.start]);
-            let rows = LoadedRows { count: end - first, cache, cache_step, scale, scale_step };
+            let (cache, scale) = ((cache, cache_step), (scale, scale_step));
             // SAFETY: see `# Safety`: the rows belong to slots, and the memory has room for a block of them.
-            unsafe { loaded.loader.load(&rows, to.add(loaded.offsets[first - tokens.start]), loaded.offsets[1]) }
+            unsafe {
+                let values = (to.add(loaded.offsets[first - tokens.start]), loaded.offsets[1]);
+                loaded.loader.load(end - first, cache, scale, values);
+            }
         }
         let offsets = &loaded.offsets[..tokens.len()];
         Rows { from: to, offsets, scale_offsets: offsets, ..rows }

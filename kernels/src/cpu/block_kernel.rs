@@ -2,7 +2,7 @@
 
 use kvcache_simd::LINE;
 
-use super::block::{Operand, PerOperand, Row};
+use super::block::{Operand, PerOperand, Row, Rows};
 use super::functions::RowFunctions;
 use super::generic::stream_writer::StreamWriter;
 
@@ -26,13 +26,7 @@ pub(crate) struct BlockKernel<'a> {
     pub(super) order: usize,
 }
 
-impl<'a> BlockKernel<'a> {
-    /// A kernel of these functions, for elements of that many bits, in heads of keys or of values that are multiplied
-    /// by a Hadamard matrix of this order.
-    pub(crate) fn new(functions: &'a RowFunctions, bits: PerOperand, order: usize) -> Self {
-        Self { functions, bits, order }
-    }
-
+impl BlockKernel<'_> {
     /// The bytes of a row in each operand.
     pub(super) fn bytes(self, row: Row) -> PerOperand {
         PerOperand {
@@ -40,6 +34,22 @@ impl<'a> BlockKernel<'a> {
             cache: row.len * self.bits.cache / 8,
             scale: row.groups * self.bits.scale / 8,
         }
+    }
+
+    /// The first one of some rows in pieces of at most `len` elements, which are whole groups unless a group is longer.
+    pub(super) fn pieces(self, rows: Rows, len: usize) -> impl Iterator<Item = Rows> {
+        let Row { len: all, group, .. } = rows.row;
+        (0..all).step_by(len).map(move |at| {
+            let skip = self.bytes(Row::new(at, group));
+            Rows {
+                count: 1,
+                row: Row::new(len.min(all - at), group),
+                values: rows.values.skip(skip.values),
+                cache: rows.cache.skip(skip.cache),
+                scale: rows.scale.skip(skip.scale),
+                ..rows
+            }
+        })
     }
 }
 

@@ -19,26 +19,25 @@ use super::block_kernel::{BlockKernel, Writers};
 use super::dispatch;
 use super::functions::RowFunctions;
 use super::generic::stream_writer::{StagingBuffer, StreamWriter};
-use super::tiling::{Order, Part, Tiling};
+use super::tiling::{Order, Part, Tiling, Tuning};
 use crate::addressing::Run;
-use crate::cache_bytes::{CacheBytes, TensorBytes};
-use crate::problem::{Geometry, Indices, Outputs, Pointers, Stores};
+use crate::cache_bytes::CacheBytes;
+use crate::problem::{Geometry, Stores};
 
 /// The prefetch distance of a store with non-temporal stores, in bytes of values.
 const STORE_PREFETCH: Prefetch = Prefetch { row: 4096, scale: 0 };
 
 /// A call in the form that the threads share.
 pub(crate) struct CallPlan<'a> {
-    geometry: Geometry,
-    indices: Indices<'a>,
-    pointers: Pointers,
+    pub(super) stores: &'a Stores<'a>,
+    num_repeat: usize,
+    outputs: [*mut u8; 2],
     functions: RowFunctions,
     /// The bits of an element.
     bits: PerOperand,
     /// The elements of a head.
     head: Row,
-    cache: Layer,
-    scale: Layer,
+    bytes: CacheBytes,
 }
 
 // SAFETY: threads read the current tokens, and write disjoint ranges of tokens: in the store phase to slots of which no
@@ -46,26 +45,17 @@ pub(crate) struct CallPlan<'a> {
 // others away.
 unsafe impl Sync for CallPlan<'_> {}
 
-/// A call's layer of `cache` or of `scale`.
-#[derive(Clone, Copy)]
-struct Layer {
-    /// The keys of slot 0.
-    data: *mut u8,
-    strides: TensorBytes,
-}
-
-impl Layer {
-    fn row(&self, slot: usize, kv: usize, h: usize) -> *mut u8 {
-        self.data.wrapping_add(self.strides.offset(slot, 0, kv, h))
-    }
-}
-
 impl<'a> CallPlan<'a> {
-    /// The call with the row functions of an instruction set that this machine has.
-    pub(crate) fn new(stores: &Stores<'a>, instructions: InstructionSet) -> Self {
-        let geometry = *stores.geometry();
-        let pointers = stores.pointers();
-        let Geometry { t1, t2, quant, .. } = geometry;
+    /// The call with the row functions of an instruction set that this machine has; a call that loads nothing may have
+    /// any outputs.
+    pub(crate) fn new(
+        stores: &'a Stores<'a>,
+        num_repeat: usize,
+        outputs: [*mut u8; 2],
+        instructions: InstructionSet,
+    ) -> Self {
+        let geometry = stores.geometry();
+        let Geometry { t1, t2, quant, head_dim, .. } = *geometry;
         let t3 = quant.map(|quant| quant.t3);
         let group = quant.map_or(1, |quant| quant.group);
         let functions = match quant {
@@ -74,28 +64,25 @@ impl<'a> CallPlan<'a> {
             }
             _ => dispatch::row_functions(instructions, (t1, t2, t3), group),
         };
-        let bytes = CacheBytes::new(&geometry);
-        let (cache, scale) = bytes.head(0, 0, 0);
-        Self {
-            functions,
-            bits: PerOperand { values: t1.bits(), cache: t2.bits(), scale: t3.map_or(0, ElementType::bits) },
-            head: Row::new(geometry.head_dim, group),
-            cache: Layer { data: pointers.cache.wrapping_add(cache), strides: bytes.cache },
-            scale: Layer { data: pointers.scale.wrapping_add(scale), strides: bytes.scale },
-            indices: *stores.indices(),
-            pointers,
-            geometry,
-        }
+        let bits = PerOperand { values: t1.bits(), cache: t2.bits(), scale: t3.map_or(0, ElementType::bits) };
+        let (head, bytes) = (Row::new(head_dim, group), CacheBytes::new(geometry));
+        Self { stores, num_repeat, outputs, functions, bits, head, bytes }
     }
 
     /// Bytes of a token's key and value.
     pub(crate) fn value_bytes(&self) -> usize {
-        2 * self.geometry.t1.byte_len(self.geometry.num_heads * self.geometry.head_dim)
+        let Geometry { num_heads, head_dim, t1, .. } = *self.stores.geometry();
+        2 * t1.byte_len(num_heads * head_dim)
+    }
+
+    /// Bytes that a load writes of a token.
+    pub(crate) fn output_bytes(&self) -> usize {
+        self.value_bytes() * self.num_repeat
     }
 
     /// Bytes that a token's key and value take in cache and scale.
     pub(crate) fn cache_bytes(&self) -> usize {
-        let Geometry { num_heads, head_dim, t2, quant, .. } = self.geometry;
+        let Geometry { num_heads, head_dim, t2, quant, .. } = *self.stores.geometry();
         let len = 2 * num_heads * head_dim;
         t2.byte_len(len) + quant.map_or(0, |quant| quant.t3.byte_len(len / quant.group))
     }
@@ -107,26 +94,33 @@ impl<'a> CallPlan<'a> {
 
     /// The kernel of keys (0) or values (1).
     fn kernel(&self, kv: usize) -> BlockKernel<'_> {
-        BlockKernel::new(&self.functions, self.bits, self.geometry.rotation_order(kv))
+        BlockKernel { functions: &self.functions, bits: self.bits, order: self.stores.geometry().rotation_order(kv) }
+    }
+
+    /// The row of a slot's head in cache, and the row of its scales.
+    fn row(&self, slot: usize, kv: usize, h: usize) -> [*mut u8; 2] {
+        let (pointers, (cache, scale)) = (self.stores.pointers(), self.bytes.head(slot, kv, h));
+        [pointers.cache.wrapping_add(cache), pointers.scale.wrapping_add(scale)]
     }
 
     /// Stores a range of rows of `current_key` and `current_value`.
     pub(crate) fn store(&self, tokens: Range<usize>, stream: bool) {
-        let whole_lines = self.cache.data.addr().is_multiple_of(LINE)
-            && self.cache.strides.head.is_multiple_of(LINE)
-            && self.geometry.t2.byte_len(self.geometry.head_dim).is_multiple_of(LINE);
-        let tiling = Tiling::store(&self.geometry, stream, whole_lines);
+        let whole_lines = self.row(0, 0, 0)[0].addr().is_multiple_of(LINE)
+            && self.bytes.cache.head.is_multiple_of(LINE)
+            && self.bytes.cache.head_len.is_multiple_of(LINE);
+        let tiling = Tiling::store(self.stores.geometry(), stream, whole_lines);
         self.with_writers(stream, |plan, writers| plan.store_runs(tokens, tiling, writers));
     }
 
     fn store_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
-        for (b, part) in parts(self.indices.seqstarts, tokens) {
-            let sequence = self.indices.sequence(b);
+        let indices = self.stores.indices();
+        for (b, part) in parts(indices.seqstarts, tokens) {
+            let sequence = indices.sequence(b);
             let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
-            for run in self.indices.addressing.runs(b, positions) {
+            for run in indices.addressing.runs(b, positions) {
                 let token = sequence.current.start + run.token - sequence.start_pos;
                 let at = token * self.value_bytes() / 2;
-                let values = self.pointers.current.map(|current| current.cast_mut().wrapping_add(at));
+                let values = self.stores.pointers().current.map(|current| current.cast_mut().wrapping_add(at));
                 tiling.for_each_part(run.len, |part| {
                     let mut block = self.block(tiling, &part, run, values, 1);
                     block.rows.prefetch = writers.is_some().then_some(STORE_PREFETCH);
@@ -140,36 +134,29 @@ impl<'a> CallPlan<'a> {
     }
 
     /// Loads a range of rows of `key` and `value`.
-    pub(crate) fn load(&self, outputs: &Outputs, tokens: Range<usize>, stream: bool) {
-        let num_repeat = outputs.num_repeat;
-        let whole_lines = outputs.pointers.iter().all(|output| output.addr().is_multiple_of(LINE))
-            && self.geometry.t1.byte_len(self.geometry.head_dim).is_multiple_of(LINE);
+    pub(crate) fn load(&self, tokens: Range<usize>, stream: bool) {
+        let geometry = self.stores.geometry();
+        let whole_lines = self.outputs.iter().all(|output| output.addr().is_multiple_of(LINE))
+            && geometry.t1.byte_len(geometry.head_dim).is_multiple_of(LINE);
         let tiling = if stream {
-            Tiling::streamed_load(&self.geometry, num_repeat, whole_lines, dispatch::tuning())
+            Tiling::streamed_load(geometry, self.num_repeat, whole_lines, Tuning::of_machine())
         } else {
-            let total = self.indices.kvstarts[self.geometry.batch] as usize;
-            Tiling::plain_load(&self.geometry, num_repeat, total * self.value_bytes() * num_repeat)
+            Tiling::plain_load(geometry, self.num_repeat, self.stores.total_kvlen() * self.output_bytes())
         };
-        self.with_writers(stream, |plan, writers| plan.load_runs(outputs, tokens, tiling, writers));
+        self.with_writers(stream, |plan, writers| plan.load_runs(tokens, tiling, writers));
     }
 
-    fn load_runs(
-        &self,
-        outputs: &Outputs,
-        tokens: Range<usize>,
-        tiling: Tiling,
-        mut writers: Option<&mut [Writers<'_>; 2]>,
-    ) {
-        let &Outputs { num_repeat, pointers } = outputs;
-        for (b, part) in parts(self.indices.kvstarts, tokens) {
-            let start = self.indices.sequence(b).all.start;
-            let mut runs = self.indices.addressing.runs(b, part).peekable();
+    fn load_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
+        let indices = self.stores.indices();
+        for (b, part) in parts(indices.kvstarts, tokens) {
+            let start = indices.sequence(b).all.start;
+            let mut runs = indices.addressing.runs(b, part).peekable();
             while let Some(run) = runs.next() {
-                let at = (start + run.token) * (self.value_bytes() / 2 * num_repeat);
-                let values = pointers.map(|output| output.wrapping_add(at));
+                let at = (start + run.token) * (self.output_bytes() / 2);
+                let values = self.outputs.map(|output| output.wrapping_add(at));
                 let next = runs.peek().map(|next| next.slot);
                 tiling.for_each_part(run.len, |part| {
-                    let mut block = self.block(tiling, &part, run, values, num_repeat);
+                    let mut block = self.block(tiling, &part, run, values, self.num_repeat);
                     block.rows.prefetch = self.prefetch(&part, run, next);
                     let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
                     // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; its copies are the next
@@ -182,24 +169,22 @@ impl<'a> CallPlan<'a> {
 
     /// The distance from a part's first row in cache and scale to what is prefetched; `next` is the slot after the run.
     fn prefetch(&self, part: &Part, run: Run, next: Option<usize>) -> Option<Prefetch> {
-        let target = part.prefetch?;
-        let slot = if target.token < run.len { run.slot + target.token } else { next? + target.token - run.len };
-        let from = (run.slot + part.tokens.start, part.kv, part.rows.start);
-        let distance = |layer: &Layer| {
-            let (to, from) = (layer.row(slot, target.kv, target.row), layer.row(from.0, from.1, from.2));
-            to.addr().wrapping_sub(from.addr()) as isize
-        };
-        Some(Prefetch { row: distance(&self.cache), scale: distance(&self.scale) })
+        let (kv, token, row) = part.prefetch?;
+        let slot = if token < run.len { run.slot + token } else { next? + token - run.len };
+        let from = self.row(run.slot + part.tokens.start, part.kv, part.rows.start);
+        let to = self.row(slot, kv, row);
+        let [row, scale] = [0, 1].map(|i| to[i].addr().wrapping_sub(from[i].addr()) as isize);
+        Some(Prefetch { row, scale })
     }
 
     /// A part of a run, of which `values` are the first of `copies` copies.
     fn block(&self, tiling: Tiling, part: &Part, run: Run, values: [*mut u8; 2], copies: usize) -> Block {
-        let Geometry { num_heads, t1, .. } = self.geometry;
+        let &Geometry { num_heads, t1, .. } = self.stores.geometry();
         let heads = if tiling.rows == 1 { num_heads } else { 1 };
         let row = self.head.times(heads);
         let row_bytes = t1.byte_len(row.len) * copies;
         let token_bytes = row_bytes * tiling.rows;
-        let (cache, scale) = (&self.cache.strides, &self.scale.strides);
+        let CacheBytes { cache, scale, .. } = self.bytes;
         let by_token = PerOperand { values: token_bytes, cache: cache.token, scale: scale.token };
         let by_head = PerOperand { values: row_bytes, cache: cache.head, scale: scale.head };
         let (tokens, rows) = (part.tokens.len(), part.rows.len());
@@ -211,14 +196,14 @@ impl<'a> CallPlan<'a> {
             Order::TokensOuter if adjacent() => (1, PerOperand::ZERO, tokens * rows, by_head, row),
             Order::TokensOuter => (tokens, by_token, rows, by_head, row),
         };
-        let slot = run.slot + part.tokens.start;
+        let [cache, scale] = self.row(run.slot + part.tokens.start, part.kv, part.rows.start);
         let values = values[part.kv].wrapping_add(part.tokens.start * token_bytes + part.rows.start * row_bytes);
         let rows = Rows {
             count,
             row,
             values: Operand { data: values, step: step.values },
-            cache: Operand { data: self.cache.row(slot, part.kv, part.rows.start), step: step.cache },
-            scale: Operand { data: self.scale.row(slot, part.kv, part.rows.start), step: step.scale },
+            cache: Operand { data: cache, step: step.cache },
+            scale: Operand { data: scale, step: step.scale },
             prefetch: None,
         };
         Block { outer, outer_step, rows, copies }

@@ -8,19 +8,17 @@ use kvcache_schema::{ElementType, QuantBit};
 use kvcache_simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use kvcache_simd::{Avx2, Avx512};
-use kvcache_simd::{Float, InstructionSet, MOST_LANES, Simd, is_amd};
+use kvcache_simd::{Float, InstructionSet, MOST_LANES, Simd};
 
 use super::code_type::{CodeType, Float8, Int4, Int8};
 use super::functions::{CacheFormat, Conversion, CopyFunction, HadamardFunction, RowFunctions, RowsFunction, Stores};
-use super::generic::convert::{LoadConverted, StoreConverted};
+use super::generic::convert::Convert;
 use super::generic::copy::{CopyRows, StreamAny, StreamRows};
 use super::generic::dequantize::LoadQuantized;
 use super::generic::hadamard::Hadamard;
 use super::generic::quant_simd::{LONG, ODD, QuantSimd};
-use super::generic::quantize::StoreQuantized;
-use super::generic::store_static::StoreStatic;
+use super::generic::quantize::{StoreQuantized, StoreStatic};
 use super::portable::{self, RotateHeads};
-use super::tuning::Tuning;
 use crate::{float_type, scale_type};
 
 /// The row functions of an instruction set for these types (T1, T2, T3) and groups of that many elements.
@@ -63,11 +61,6 @@ pub(crate) fn static_scale_functions(
     let statically =
         |by_groups| Conversion { format: CacheFormat::StaticScales, store: Stores::same(store), ..by_groups };
     RowFunctions { conversion: functions.conversion.map(statically), ..functions }
-}
-
-/// How large loads are cut on this machine, by the maker of its processor.
-pub(crate) fn tuning() -> Tuning {
-    if is_amd() { Tuning::AMD } else { Tuning::INTEL }
 }
 
 /// The row functions for a call's types.
@@ -144,8 +137,8 @@ impl Implementation for Portable {
     fn converted<V: Float, C: Float>() -> Conversion {
         Conversion {
             format: CacheFormat::Float,
-            store: Stores::same(portable::store_converted::<V, C> as RowsFunction),
-            load: Stores::same(portable::load_converted::<V, C> as RowsFunction),
+            store: Stores::same(portable::convert::<V, C, true> as RowsFunction),
+            load: Stores::same(portable::convert::<C, V, false> as RowsFunction),
             load_narrow: None,
         }
     }
@@ -185,14 +178,14 @@ impl<S: QuantSimd> Implementation for Vector<S> {
         Conversion {
             format: CacheFormat::Float,
             store: Stores {
-                plain: S::outlined::<StoreConverted<V, C, false>>(),
-                stream: S::outlined::<StoreConverted<V, C, true>>(),
+                plain: S::outlined::<Convert<V, C, true, false>>(),
+                stream: S::outlined::<Convert<V, C, true, true>>(),
             },
             load: Stores {
-                plain: S::outlined::<LoadConverted<V, C, false>>(),
-                stream: S::outlined::<LoadConverted<V, C, true>>(),
+                plain: S::outlined::<Convert<C, V, false, false>>(),
+                stream: S::outlined::<Convert<C, V, false, true>>(),
             },
-            load_narrow: Some(S::Narrow::outlined::<LoadConverted<V, C, true>>()),
+            load_narrow: Some(S::Narrow::outlined::<Convert<C, V, false, true>>()),
         }
     }
 

@@ -1,11 +1,27 @@
 //! The kernel as callers see it.
 
+use std::ptr;
+
+use kvcache_schema::ElementType;
 use kvcache_simd::InstructionSet;
 
+use super::block::StridedCopy;
 use super::call_plan::CallPlan;
-use super::partition;
+use super::functions::RowFunctions;
+use super::{dispatch, partition};
 use crate::problem::{Kernel, Problem, Stores};
 use crate::workers::{PARALLEL_BYTES, Workers};
+
+/// A copy whose places are offsets in its memory.
+pub(crate) type OffsetCopy = StridedCopy<usize, usize>;
+
+impl OffsetCopy {
+    /// The rows copied back.
+    pub(crate) fn back(self) -> Self {
+        let Self { from, from_step, to, to_step, .. } = self;
+        Self { from: to, from_step: to_step, to: from, to_step: from_step, ..self }
+    }
+}
 
 /// The fast CPU kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,41 +79,73 @@ impl Kernel for Cpu {
     }
 
     fn store(&self, stores: Stores<'_>, workers: &dyn Workers) {
-        self.store_tokens(&stores, &CallPlan::new(&stores, self.instructions), workers);
+        self.store_tokens(&CallPlan::new(&stores, 1, [ptr::null_mut(); 2], self.instructions), workers);
     }
 
     fn load(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
-        self.load_tokens(problem, &CallPlan::new(problem.stores(), self.instructions), workers);
+        self.load_tokens(&self.plan(problem), workers);
     }
 
     fn run(&self, problem: &mut Problem<'_>, workers: &dyn Workers) {
-        let plan = CallPlan::new(problem.stores(), self.instructions);
-        self.store_tokens(problem.stores(), &plan, workers);
-        self.load_tokens(problem, &plan, workers);
+        let plan = self.plan(problem);
+        self.store_tokens(&plan, workers);
+        self.load_tokens(&plan, workers);
     }
 }
 
 impl Cpu {
-    fn store_tokens(&self, stores: &Stores<'_>, plan: &CallPlan<'_>, workers: &dyn Workers) {
-        let tokens = stores.total_seqlen();
+    fn plan<'a>(&self, problem: &'a Problem<'_>) -> CallPlan<'a> {
+        CallPlan::new(problem.stores(), problem.num_repeat(), problem.outputs(), self.instructions)
+    }
+
+    fn store_tokens(&self, plan: &CallPlan<'_>, workers: &dyn Workers) {
+        let tokens = plan.stores.total_seqlen();
         if tokens == 0 {
             // Without tokens a token's size need not fit in memory.
             return;
         }
         let token_bytes = plan.value_bytes() + plan.cache_bytes();
         let stream = plan.streams() && tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
-        let parallel_bytes = self.parallel_bytes / stores.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
+        let parallel_bytes = self.parallel_bytes / plan.stores.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
         partition::run(workers, tokens, token_bytes, parallel_bytes, |tokens| plan.store(tokens, stream));
     }
 
-    fn load_tokens(&self, problem: &Problem<'_>, plan: &CallPlan<'_>, workers: &dyn Workers) {
-        let (tokens, outputs) = (problem.stores().total_kvlen(), &problem.outputs());
+    fn load_tokens(&self, plan: &CallPlan<'_>, workers: &dyn Workers) {
+        let tokens = plan.stores.total_kvlen();
         if tokens == 0 {
             return;
         }
-        let output_bytes = plan.value_bytes() * outputs.num_repeat;
-        let stream = plan.streams() && tokens.saturating_mul(output_bytes) >= self.stream_bytes;
-        let token_bytes = plan.cache_bytes() + output_bytes;
-        partition::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| plan.load(outputs, tokens, stream));
+        let stream = plan.streams() && tokens.saturating_mul(plan.output_bytes()) >= self.stream_bytes;
+        let token_bytes = plan.cache_bytes() + plan.output_bytes();
+        partition::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| plan.load(tokens, stream));
+    }
+    /// Copies rows of `from` to rows of `to`, one copy after the other: with a prefetch distance by non-temporal stores
+    /// where there are any.
+    ///
+    /// # Panics
+    /// If a row is not inside its memory, or a copy has no rows.
+    pub(crate) fn copy_bytes(
+        &self,
+        from: &[u8],
+        to: &mut [u8],
+        all: impl Iterator<Item = OffsetCopy>,
+        stream: Option<usize>,
+    ) {
+        let bytes = (ElementType::Int8, ElementType::Int8, None);
+        let RowFunctions { copy, stream_any, fence, .. } = dispatch::row_functions(self.instructions, bytes, 1);
+        let prefetch = stream.map(|distance| distance as isize);
+        let copy = if stream.is_some() { stream_any } else { copy.plain };
+        for StridedCopy { from: from_at, from_step, to: to_at, to_step, len, rows, copies: _, prefetch: _ } in all {
+            // From the beginning of the first row to the end of the last.
+            let extent = |step: usize| (rows - 1) * step + len;
+            let from = from[from_at..][..extent(from_step)].as_ptr();
+            let to = to[to_at..][..extent(to_step)].as_mut_ptr();
+            // SAFETY: the rows are inside of `from` and of `to`, checked above, which is other memory, since it is
+            // borrowed mutably. `Cpu` is made for supported instruction sets alone.
+            unsafe { copy(&StridedCopy { from, from_step, to, to_step, len, rows, copies: 1, prefetch }) }
+        }
+        if stream.is_some() {
+            fence();
+        }
     }
 }

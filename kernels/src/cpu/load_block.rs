@@ -12,7 +12,7 @@ use kvcache_simd::LINE;
 
 use super::block::{Block, Operand, PerOperand, Row, Rows, StridedCopy};
 use super::block_kernel::{AT_ONCE_BYTES, BlockKernel, DIRECT_BYTES, Writers, begins_each, is_lines_each};
-use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction, Stores};
+use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction};
 use super::generic::stream_writer::{STAGE_BYTES, StagingBuffer, StreamWriter};
 
 impl BlockKernel<'_> {
@@ -35,7 +35,7 @@ impl BlockKernel<'_> {
         // SAFETY: see `# Safety`; lines are whole, or 16 bytes aligned, where that is checked here.
         unsafe {
             match writers {
-                None => self.load_plain(block, bytes),
+                None => self.load_each(block, bytes, copy.plain, conversion.map(|each| each.load.plain)),
                 Some([writer, _]) if is_lines_each(values, outer_step, bytes.values) => {
                     self.load_lines(block, bytes, copy.stream, conversion.map(|each| each.load.stream), writer);
                 }
@@ -47,18 +47,40 @@ impl BlockKernel<'_> {
         }
     }
 
-    unsafe fn load_plain(self, block: &Block, bytes: PerOperand) {
+    /// Loads each row where it goes, by a function or as it is. Functions that stream to their addresses get rows that
+    /// are whole lines, or as long and at multiples of 16 bytes; what is converted by one has a single copy.
+    unsafe fn load_each(self, block: &Block, bytes: PerOperand, copy: CopyFunction, load: Option<RowsFunction>) {
         for outer in 0..block.outer {
             let rows = block.rows_from(outer, 0);
             // SAFETY: outer < block.outer, so these rows are the block's.
-            unsafe {
-                match self.functions.conversion {
-                    None => (self.functions.copy.plain)(&loaded_copies(&rows, block.copies, bytes)),
-                    Some(Conversion { load, .. }) => {
-                        self.load_rows(load.plain, &rows);
-                        self.repeat(rows.values, bytes.values, rows.count, block.copies);
-                    }
-                }
+            unsafe { self.load_copies(&rows, block.copies, bytes, copy, load) }
+        }
+    }
+
+    /// Loads rows with their copies, one after the other.
+    unsafe fn load_copies(
+        self,
+        rows: &Rows,
+        copies: usize,
+        bytes: PerOperand,
+        copy: CopyFunction,
+        load: Option<RowsFunction>,
+    ) {
+        let Rows { count, values, cache, .. } = *rows;
+        // SAFETY: the rows are the caller's; once the first copy is written, room for the others follows each.
+        unsafe {
+            let Some(load) = load else {
+                let prefetch = rows.prefetch.map(|prefetch| prefetch.row);
+                return copy(&StridedCopy {
+                    copies,
+                    prefetch,
+                    ..StridedCopy::rows(cache, values, bytes.values, count)
+                });
+            };
+            self.load_rows(load, rows);
+            if copies > 1 {
+                let others = StridedCopy::rows(values, values.skip(bytes.values), bytes.values, count);
+                (self.functions.copy.plain)(&StridedCopy { copies: copies - 1, ..others });
             }
         }
     }
@@ -72,24 +94,12 @@ impl BlockKernel<'_> {
         load: Option<RowsFunction>,
         writer: &mut StreamWriter<'_>,
     ) {
-        let (Some(Conversion { load: Stores { plain, .. }, .. }), Some(load)) = (self.functions.conversion, load)
-        else {
-            for outer in 0..block.outer {
-                let copies = loaded_copies(&block.rows_from(outer, 0), block.copies, bytes);
-                // SAFETY: outer < block.outer, so these rows are the block's; they are whole lines, or, for a narrow
-                // function, as long and at multiples of 16 bytes: `load` has looked.
-                unsafe { copy(&copies) }
-            }
-            return;
+        let whole_registers = block.copies == 1 && block.rows.row.is_whole_registers() && self.order == 1;
+        let plain = match self.functions.conversion {
+            Some(Conversion { load, .. }) if !whole_registers => load.plain,
+            // SAFETY: the rows are the block's; `load` has looked where they go.
+            _ => return unsafe { self.load_each(block, bytes, copy, load) },
         };
-        if block.copies == 1 && block.rows.row.is_whole_registers() && self.order == 1 {
-            for outer in 0..block.outer {
-                // SAFETY: outer < block.outer, so these rows are the block's, of whole registers, and placed as for
-                // copies.
-                unsafe { load(&block.rows_from(outer, 0)) }
-            }
-            return;
-        }
         if bytes.values > STAGE_BYTES {
             // SAFETY: the rows are the caller's.
             return unsafe { self.load_long(block, bytes, writer) };
@@ -119,6 +129,8 @@ impl BlockKernel<'_> {
             // SAFETY: the rows are the block's, whose conditions are the caller's.
             return unsafe { self.load_long(block, bytes, writer) };
         }
+        let RowFunctions { copy, conversion, .. } = self.functions;
+        let load = conversion.map(|each| each.load.plain);
         let contiguous = block.rows.values.step == together;
         let at_once = if contiguous { (AT_ONCE_BYTES / together).clamp(1, block.rows.count) } else { 1 };
         for outer in 0..block.outer {
@@ -130,14 +142,8 @@ impl BlockKernel<'_> {
                 unsafe {
                     let values = Operand { data: writer.reserve(rows.values.data, count * together), step: together };
                     let rows = Rows { count, values, ..rows };
-                    match self.functions.conversion {
-                        None => (self.functions.copy.plain)(&loaded_copies(&rows, block.copies, bytes)),
-                        Some(Conversion { load, .. }) => {
-                            self.load_rows(load.plain, &rows);
-                            self.repeat(values, bytes.values, count, block.copies);
-                        }
-                    }
-                    writer.commit(count * together, self.functions.copy.stream);
+                    self.load_copies(&rows, block.copies, bytes, copy.plain, load);
+                    writer.commit(count * together, copy.stream);
                 }
             }
         }
@@ -145,30 +151,29 @@ impl BlockKernel<'_> {
 
     /// Loads long rows, copy by copy: rows that are not converted without a staging buffer, others in pieces.
     unsafe fn load_long(self, block: &Block, bytes: PerOperand, writer: &mut StreamWriter<'_>) {
-        let stream = self.functions.copy.stream;
+        let RowFunctions { copy, conversion, .. } = self.functions;
+        let load = conversion.map(|each| each.load.plain);
         let Some(piece) = self.piece(block.rows.row) else {
             // SAFETY: the rows are the block's, whose conditions are the caller's.
-            return unsafe { self.load_plain(block, bytes) };
+            return unsafe { self.load_each(block, bytes, copy.plain, load) };
         };
         for (outer, inner) in block.each_row() {
             let rows = block.rows_from(outer, inner);
-            for copy in 0..block.copies {
-                let to = rows.values.data.wrapping_add(copy * bytes.values);
-                let Some(Conversion { load, .. }) = self.functions.conversion else {
+            for i in 0..block.copies {
+                let values = rows.values.skip(i * bytes.values);
+                let Some(load) = load else {
                     let ahead = rows.prefetch.map(|prefetch| prefetch.row);
-                    // SAFETY: copy < block.copies, so this is a copy of one of the block's rows.
-                    unsafe { writer.copy(rows.cache.data, to, bytes.values, ahead, stream) };
+                    // SAFETY: i < block.copies, so this is a copy of one of the block's rows.
+                    unsafe { writer.copy(rows.cache.data, values.data, bytes.values, ahead, copy.stream) };
                     continue;
                 };
-                for at in (0..rows.row.len).step_by(piece) {
-                    let row = Row::new(piece.min(rows.row.len - at), rows.row.group);
-                    let (skip, len) = (self.bytes(Row::new(at, row.group)), self.bytes(row).values);
-                    let (cache, scale) = (rows.cache.skip(skip.cache), rows.scale.skip(skip.scale));
-                    // SAFETY: at + row.len <= rows.row.len, so the piece is of the row; it fits in the staging buffer.
+                for piece in self.pieces(Rows { values, ..rows }, piece) {
+                    let len = self.bytes(piece.row).values;
+                    // SAFETY: the piece is of a copy of one of the block's rows; it fits in the staging buffer.
                     unsafe {
-                        let values = Operand { data: writer.reserve(to.add(skip.values), len), ..rows.values };
-                        self.load_rows(load.plain, &Rows { count: 1, row, values, cache, scale, ..rows });
-                        writer.commit(len, stream);
+                        let values = Operand { data: writer.reserve(piece.values.data, len), ..values };
+                        self.load_rows(load, &Rows { values, ..piece });
+                        writer.commit(len, copy.stream);
                     }
                 }
             }
@@ -182,22 +187,4 @@ impl BlockKernel<'_> {
         let units = STAGE_BYTES * 8 / self.bits.values / unit;
         (units > 0).then_some(units * unit)
     }
-
-    /// Writes the further copies of `rows` rows of `len` bytes of which the first copy is written, all by plain stores.
-    ///
-    /// # Safety
-    /// The rows are initialized, and room for the other copies follows each.
-    unsafe fn repeat(self, first: Operand, len: usize, rows: usize, copies: usize) {
-        if copies > 1 {
-            let all = StridedCopy { copies: copies - 1, ..StridedCopy::rows(first, first.skip(len), len, rows) };
-            // SAFETY: the rows are there, and the room after each: this function's condition.
-            unsafe { (self.functions.copy.plain)(&all) }
-        }
-    }
-}
-
-/// Rows of a block, to be copied.
-fn loaded_copies(rows: &Rows, copies: usize, bytes: PerOperand) -> StridedCopy {
-    let prefetch = rows.prefetch.map(|prefetch| prefetch.row);
-    StridedCopy { copies, prefetch, ..StridedCopy::rows(rows.cache, rows.values, bytes.values, rows.count) }
 }

@@ -1,10 +1,10 @@
 //! The fast CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 //!
-//! Each file imports only from those below it. From the top: `rotate_keys`; `copy_bytes`; `row_loader` (rows for other
-//! kernels); `kernel` (phases); `partition` (tokens to threads) and `call_plan` (a thread's tokens to blocks);
-//! `store_block`, `load_block`, `rotated_rows` and `block_kernel` (a block by row functions) and `dispatch` (which row
-//! functions); `tiling`, `x86_64` and `neon`; `tuning` (sizes of tiles by machine) and `generic` (row functions over
-//! any vector registers); `portable` (row functions in plain Rust); `code_type`, `functions` and `block` (types).
+//! Each file imports only from those below it. From the top: `rotate_keys`; `row_loader` (rows for other kernels);
+//! `kernel` (phases); `partition` (tokens to threads) and `call_plan` (a thread's tokens to blocks); `store_block`,
+//! `load_block`, `rotated_rows` and `block_kernel` (a block by row functions) and `dispatch` (which row functions);
+//! `tiling` (blocks by layout, sizes and machine), `x86_64` and `neon`; `generic` (row functions over any vector
+//! registers); `portable` (row functions in plain Rust); `code_type`, `functions` and `block` (types).
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -15,7 +15,6 @@ mod block;
 mod block_kernel;
 mod call_plan;
 mod code_type;
-mod copy_bytes;
 mod dispatch;
 mod functions;
 mod generic;
@@ -30,10 +29,9 @@ mod rotated_rows;
 mod row_loader;
 mod store_block;
 mod tiling;
-mod tuning;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub(crate) use copy_bytes::OffsetCopy;
 pub use kernel::Cpu;
-pub use row_loader::{LoadedRows, RowLoader};
+pub(crate) use kernel::OffsetCopy;
+pub use row_loader::RowLoader;

@@ -47,24 +47,35 @@ pub(crate) unsafe fn convert_row<A: Float, B: Float>(from: *const A, to: *mut B,
     }
 }
 
-/// Quantizes a row of values V to codes Q with scales T.
+/// Converts A to B: rows of values to the cache with `STORE`, else of the cache to values.
 ///
 /// # Safety
-/// The row's values can be read, its codes and scales can be written, at aligned addresses that do not overlap.
-pub(crate) unsafe fn quantize_row<Q: CodeType, V: Float, T: Float>(
-    values: *const V,
-    cache: *mut u8,
-    scales: *mut T,
-    Row { len, group, .. }: Row,
-) {
-    // SAFETY: the row has `len` values: this function's condition.
-    let values = unsafe { slice::from_raw_parts(values, len) };
-    for (g, values) in values.chunks_exact(group).enumerate() {
-        let s = quantize::scale(values, Q::BITS);
-        // SAFETY: g < len / group, so the row has this scale and these codes; a group is whole bytes.
-        unsafe {
-            scales.add(g).write(T::from_f32(s.to_f32()));
-            code_type::pack::<Q>(group, |i| quantize::code(values[i], s, Q::BITS), cache.add(Q::bytes(g * group)));
+/// Every row meets the conditions of [`convert_row`].
+pub(crate) unsafe fn convert<A: Float, B: Float, const STORE: bool>(rows: &Rows) {
+    let (from, to) = if STORE { (rows.values, rows.cache) } else { (rows.cache, rows.values) };
+    for r in 0..rows.count {
+        // SAFETY: r < count, so this is one of the caller's rows.
+        unsafe { convert_row::<A, B>(from.row(r).cast(), to.row(r).cast(), rows.row.len) }
+    }
+}
+
+/// Quantizes rows of values V to codes Q with scales T.
+///
+/// # Safety
+/// The values of every row can be read, its codes and scales can be written, at aligned addresses that do not overlap.
+pub(crate) unsafe fn store_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
+    let Row { len, group, .. } = rows.row;
+    for r in 0..rows.count {
+        // SAFETY: r < count, so this is one of the caller's rows, with `len` values.
+        let values = unsafe { slice::from_raw_parts(rows.values.row(r).cast::<V>(), len) };
+        let (cache, scales) = (rows.cache.row(r), rows.scale.row(r).cast::<T>());
+        for (g, values) in values.chunks_exact(group).enumerate() {
+            let s = quantize::scale(values, Q::BITS);
+            // SAFETY: g < len / group, so the row has this scale and these codes; a group is whole bytes.
+            unsafe {
+                scales.add(g).write(T::from_f32(s.to_f32()));
+                code_type::pack::<Q>(group, |i| quantize::code(values[i], s, Q::BITS), cache.add(Q::bytes(g * group)));
+            }
         }
     }
 }
@@ -86,27 +97,29 @@ pub(crate) unsafe fn store_static<V: Float, T: Float>(rows: &Rows) {
     }
 }
 
-/// Dequantizes a row of codes Q with scales T to values V.
+/// Dequantizes rows of codes Q with scales T to values V.
 ///
 /// # Safety
-/// The row's codes and scales can be read, its values can be written, at aligned addresses that do not overlap.
-pub(crate) unsafe fn dequantize_row<Q: CodeType, V: Float, T: Float>(
-    cache: *const u8,
-    scales: *const T,
-    values: *mut V,
-    Row { len, group, groups }: Row,
-) {
-    // SAFETY: the row has its codes and scales: this function's condition.
-    let (cache, scales) =
-        unsafe { (slice::from_raw_parts(cache, Q::bytes(len)), slice::from_raw_parts(scales, groups)) };
+/// The codes and scales of every row can be read, its values can be written, at aligned addresses that do not overlap.
+pub(crate) unsafe fn load_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
+    let Row { len, group, groups } = rows.row;
     let mut buffer = [0.0; BUFFER];
-    for at in (0..len).step_by(BUFFER) {
-        let buffer = &mut buffer[..BUFFER.min(len - at)];
-        code_type::unpack::<Q>(&cache[Q::bytes(at)..], buffer);
-        multiply(buffer, scales, at, group);
-        T::round_slice(buffer);
-        // SAFETY: the buffer begins at `at` and ends inside `len`.
-        unsafe { V::write_slice(buffer, values.add(at)) }
+    for r in 0..rows.count {
+        // SAFETY: r < count, so this is one of the caller's rows, with its codes and scales.
+        let (cache, scales) = unsafe {
+            (
+                slice::from_raw_parts(rows.cache.row(r), Q::bytes(len)),
+                slice::from_raw_parts(rows.scale.row(r).cast::<T>(), groups),
+            )
+        };
+        for at in (0..len).step_by(BUFFER) {
+            let buffer = &mut buffer[..BUFFER.min(len - at)];
+            code_type::unpack::<Q>(&cache[Q::bytes(at)..], buffer);
+            multiply(buffer, scales, at, group);
+            T::round_slice(buffer);
+            // SAFETY: the buffer begins at `at` and ends inside `len`.
+            unsafe { V::write_slice(buffer, rows.values.row(r).cast::<V>().add(at)) }
+        }
     }
 }
 
@@ -121,55 +134,6 @@ fn multiply<T: Float>(values: &mut [f32], scales: &[T], at: usize, group: usize)
         at += of_group.len();
         rest = others;
     }
-}
-
-/// Calls `f` with each row's values, elements in the cache, and scales.
-fn for_each_row(rows: &Rows, mut f: impl FnMut(*mut u8, *mut u8, *mut u8)) {
-    (0..rows.count).for_each(|r| f(rows.values.row(r), rows.cache.row(r), rows.scale.row(r)));
-}
-
-/// Converts rows of values V to a cache of C.
-///
-/// # Safety
-/// Every row meets the conditions of [`convert_row`].
-pub(crate) unsafe fn store_converted<V: Float, C: Float>(rows: &Rows) {
-    for_each_row(rows, |values, cache, _| {
-        // SAFETY: this is one of the caller's rows.
-        unsafe { convert_row::<V, C>(values.cast(), cache.cast(), rows.row.len) }
-    });
-}
-
-/// Converts rows of a cache of C to values V.
-///
-/// # Safety
-/// Every row meets the conditions of [`convert_row`].
-pub(crate) unsafe fn load_converted<V: Float, C: Float>(rows: &Rows) {
-    for_each_row(rows, |values, cache, _| {
-        // SAFETY: this is one of the caller's rows.
-        unsafe { convert_row::<C, V>(cache.cast(), values.cast(), rows.row.len) }
-    });
-}
-
-/// Quantizes rows of values V to codes Q with scales T.
-///
-/// # Safety
-/// Every row meets the conditions of [`quantize_row`].
-pub(crate) unsafe fn store_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
-    for_each_row(rows, |values, cache, scale| {
-        // SAFETY: this is one of the caller's rows.
-        unsafe { quantize_row::<Q, V, T>(values.cast(), cache, scale.cast(), rows.row) }
-    });
-}
-
-/// Dequantizes rows of codes Q with scales T to values V.
-///
-/// # Safety
-/// Every row meets the conditions of [`dequantize_row`].
-pub(crate) unsafe fn load_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
-    for_each_row(rows, |values, cache, scale| {
-        // SAFETY: this is one of the caller's rows.
-        unsafe { dequantize_row::<Q, V, T>(cache, scale.cast(), values.cast(), rows.row) }
-    });
 }
 
 /// Rotates heads of float32, compiled for every instruction set: no sum may be fused with its products, and compilers

@@ -17,21 +17,6 @@ pub struct RowLoader {
     bytes: [usize; 3],
 }
 
-/// Rows of the cache, at equal distances.
-#[derive(Debug, Clone, Copy)]
-pub struct LoadedRows {
-    /// The number of rows.
-    pub count: usize,
-    /// T2: the first row.
-    pub cache: *const u8,
-    /// Bytes from one row to the next.
-    pub cache_step: usize,
-    /// T3: the first row's scales; any address without quantization.
-    pub scale: *const u8,
-    /// Bytes from the scales of one row to the next row's.
-    pub scale_step: usize,
-}
-
 impl RowLoader {
     /// A loader of rows of `len` elements in groups of `group` (1 without quantization), for a legal combination of
     /// types (T1, T2, T3); none where the cache holds values as they are.
@@ -48,13 +33,19 @@ impl RowLoader {
         Some(Self { load, row, bytes })
     }
 
-    /// Writes the values of rows, one row each `step` bytes.
+    /// Writes the values of `count` rows of `cache` and their scales, any address without quantization. Each is where
+    /// the first one is, and the bytes from one to the next.
     ///
     /// # Safety
     /// The instruction set is supported. The rows and their scales are valid for reads of T2 and T3, `values` is valid
     /// for writes of as many rows of T1, which overlap nothing else, and all are aligned for their types.
-    pub unsafe fn load(&self, rows: &LoadedRows, values: *mut u8, step: usize) {
-        let &LoadedRows { count, cache, cache_step, scale, scale_step } = rows;
+    pub unsafe fn load(
+        &self,
+        count: usize,
+        (cache, cache_step): (*const u8, usize),
+        (scale, scale_step): (*const u8, usize),
+        (values, step): (*mut u8, usize),
+    ) {
         // Rows that follow each other without gaps are one.
         let (count, row) = match [step, cache_step, scale_step] == self.bytes {
             true => (1, self.row.times(count)),

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use super::tuning::{Distances, HeadMajor, Tuning, kib};
+use kvcache_simd::is_amd;
+
 use crate::problem::Geometry;
 
 /// The order in which a tile's rows are moved.
@@ -40,19 +41,9 @@ pub(crate) struct Part {
     pub(crate) tokens: Range<usize>,
     /// The rows of each.
     pub(crate) rows: Range<usize>,
-    /// The row that is prefetched while the first row is moved.
-    pub(crate) prefetch: Option<PrefetchTarget>,
-}
-
-/// A row that is prefetched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PrefetchTarget {
-    /// 0 for keys, 1 for values.
-    pub(crate) kv: usize,
-    /// The token, counted in the run: after its end it is a token of the next run.
-    pub(crate) token: usize,
-    /// The row.
-    pub(crate) row: usize,
+    /// What is prefetched while the first row is moved: 0 for a key or 1 for a value, its token, which after the run's
+    /// end is one of the next run's, and its row.
+    pub(crate) prefetch: Option<(usize, usize, usize)>,
 }
 
 impl Tiling {
@@ -75,20 +66,19 @@ impl Tiling {
         let Some(distance) = self.prefetch else {
             return visit(part(start..end, 0..self.rows, None));
         };
-        let prefetch = |kv, token, row| Some(PrefetchTarget { kv, token, row });
         // What is moved after this: the tile's values, or the next tile's keys.
-        let next = if kv == 0 { prefetch(1, start, 0) } else { prefetch(0, end, 0) };
+        let next = Some(if kv == 0 { (1, start, 0) } else { (0, end, 0) });
         match self.order {
             Order::HeadsOuter => {
                 if self.rows > 1 {
-                    visit(part(start..end, 0..self.rows - 1, prefetch(kv, start, 1)));
+                    visit(part(start..end, 0..self.rows - 1, Some((kv, start, 1))));
                 }
                 visit(part(start..end, self.rows - 1..self.rows, next));
             }
             Order::TokensOuter => {
                 let last = end - distance.min(end - start);
                 if start < last {
-                    visit(part(start..last, 0..self.rows, prefetch(kv, start + distance, 0)));
+                    visit(part(start..last, 0..self.rows, Some((kv, start + distance, 0))));
                 }
                 visit(part(last..end, 0..self.rows, next));
             }
@@ -135,7 +125,7 @@ impl Tiling {
             return match tuning.head_major {
                 HeadMajor::Heads(tile) if whole_lines => Self::head_by_head(geometry, tile),
                 // Only token by token does a row follow the one before it in the outputs, and can share its last line.
-                HeadMajor::Heads(_) => token_by_token(kib(32, 8)),
+                HeadMajor::Heads(_) => token_by_token((32, 8)),
                 HeadMajor::Tokens(distances) => token_by_token(distances),
             };
         }
@@ -167,9 +157,9 @@ impl Tiling {
         Self { tokens, order: Order::TokensOuter, rows: rows(geometry, 1), one_row, prefetch: None }
     }
 
-    fn token_by_token(geometry: &Geometry, distances: Distances, rows: usize, one_row: bool) -> Self {
-        let tokens = tokens_in(distances.tile, token_bytes(geometry));
-        let prefetch = Some(tokens_in(distances.prefetch, token_bytes(geometry)));
+    fn token_by_token(geometry: &Geometry, (tile, prefetch): Distances, rows: usize, one_row: bool) -> Self {
+        let [tokens, prefetch] = [tile, prefetch].map(|kib| tokens_in(kib << 10, token_bytes(geometry)));
+        let prefetch = Some(prefetch);
         Self { tokens, order: Order::TokensOuter, rows, one_row, prefetch }
     }
 
@@ -214,38 +204,62 @@ fn tokens_in(bytes: usize, token_bytes: usize) -> usize {
     (bytes / token_bytes.max(1)).max(1)
 }
 
+/// A tile's size, and the distance between what is moved and what is prefetched, in KiB of T1 of keys or of values; each
+/// is a token at least.
+type Distances = (usize, usize);
+
+/// How large loads with non-temporal stores are cut on a machine: measured there, since machines differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tuning {
+    /// A layer whose tokens are contiguous, or nearly: copied; converted or dequantized.
+    pub(crate) contiguous: [Distances; 2],
+    /// A layer whose tokens are strided (layout 0): copied once; converted, dequantized or repeated.
+    pub(crate) strided: [Distances; 2],
+    /// A layer whose values follow the keys of each token (layout 1): copied once; converted or dequantized once.
+    pub(crate) adjacent: [Distances; 2],
+    /// Head-major layouts.
+    pub(crate) head_major: HeadMajor,
+}
+
+/// How loads of head-major layouts with non-temporal stores go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadMajor {
+    /// Token by token.
+    Tokens(Distances),
+    /// Head by head: that many bytes of the cache in a head's part of a tile.
+    Heads(usize),
+}
+
+impl Tuning {
+    /// How large loads are cut on this machine, by the maker of its processor.
+    pub(crate) fn of_machine() -> Self {
+        if is_amd() { Self::AMD } else { Self::INTEL }
+    }
+
+    /// Intel's Emerald Rapids (Xeon, family 6, model 207). Several streams are read at once, whatever the
+    /// layout; short rows, so that prefetches come in small portions.
+    pub(crate) const INTEL: Self = Self {
+        contiguous: [(128, 8), (128, 8)],
+        strided: [(64, 64), (32, 4)],
+        adjacent: [(128, 8), (128, 8)],
+        head_major: HeadMajor::Tokens((256, 8)),
+    };
+
+    /// AMD's Zen 5 (EPYC, family 26). A single stream is twice as fast as four: what is adjacent is read in order, the
+    /// key and the value of one token after the other where they are copied, and head-major tiles are long.
+    pub(crate) const AMD: Self = Self {
+        contiguous: [(16, 16), (32, 8)],
+        strided: [(256, 4), (8, 8)],
+        adjacent: [(0, 0), (8, 8)],
+        head_major: HeadMajor::Heads(16 << 10),
+    };
+}
+
 #[cfg(test)]
 mod tests {
-    use ElementType::{Float16, Int8};
-    use kvcache_schema::{CacheDims, CacheLayout, ElementType, QuantBit};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::problem::Quant;
-
-    fn geometry(layout: CacheLayout, num_layer: usize, num_heads: usize, t2: ElementType) -> Geometry {
-        let dims = CacheDims { max_t: 1024, num_layer, num_heads, inner: 128 };
-        let scale_dims = CacheDims { inner: 1, ..dims };
-        let quant = QuantBit::of_element(t2).map(|bits| Quant {
-            bits,
-            group: 128,
-            rotated: false,
-            t3: Float16,
-            scale_len: layout.shape(scale_dims).iter().product(),
-            scale: layout.strides(scale_dims).unwrap(),
-        });
-        Geometry {
-            batch: 1,
-            num_heads,
-            head_dim: 128,
-            layer_idx: 0,
-            t1: Float16,
-            t2,
-            quant,
-            cache_len: layout.shape(dims).iter().product(),
-            cache: layout.strides(dims).unwrap(),
-        }
-    }
 
     fn parts(tiling: Tiling, len: usize) -> Vec<Part> {
         let mut parts = Vec::new();
@@ -292,10 +306,10 @@ mod tests {
             let tiling = Tiling { tokens, order, rows: 2, one_row: false, prefetch: Some(distance) };
             let (mut moved, mut prefetched) = (Vec::new(), Vec::new());
             for part in parts(tiling, len) {
-                let prefetch = part.prefetch.unwrap();
+                let (kv, token, _) = part.prefetch.unwrap();
                 for (i, t) in part.tokens.clone().enumerate() {
                     moved.push((part.kv, t));
-                    prefetched.push((prefetch.kv, prefetch.token + i));
+                    prefetched.push((kv, token + i));
                 }
             }
             // Tiles of other lengths than the one after them prefetch less, or further than the run.
@@ -305,43 +319,5 @@ mod tests {
                 prop_assert!(prefetched[moved.len() - distance..].iter().all(|&(kv, t)| kv == 0 && t >= len));
             }
         }
-    }
-
-    #[test]
-    fn machines_differ_in_head_major_loads_alone_of_orders() {
-        for layout in CacheLayout::ALL {
-            let copied = geometry(layout, 2, 8, Float16);
-            let of = |tuning, whole_lines| Tiling::streamed_load(&copied, 1, whole_lines, tuning);
-            for tiling in [of(Tuning::INTEL, true), of(Tuning::INTEL, false), of(Tuning::AMD, false)] {
-                assert_eq!(tiling.order, Order::TokensOuter, "{layout:?}");
-            }
-            let (tiling, head_major) = (of(Tuning::AMD, true), layout == CacheLayout::HeadMajor);
-            assert_eq!(tiling.order == Order::HeadsOuter, head_major, "{layout:?}");
-            assert_eq!(tiling.rows, if head_major { 8 } else { 1 }, "{layout:?}");
-        }
-    }
-
-    #[test]
-    fn only_copies_of_neighbors_are_one_row() {
-        let one_row = |layout, num_heads, num_repeat, t2| {
-            Tiling::streamed_load(&geometry(layout, 4, num_heads, t2), num_repeat, true, Tuning::INTEL).one_row
-        };
-        assert!(one_row(CacheLayout::KvMajor, 8, 1, Float16));
-        assert!(!one_row(CacheLayout::KvMajor, 8, 1, Int8));
-        assert!(!one_row(CacheLayout::LayerMajor, 8, 1, Float16));
-        assert!(!one_row(CacheLayout::KvMajor, 8, 4, Float16));
-        // One head: its tokens are contiguous.
-        assert!(one_row(CacheLayout::HeadMajor, 1, 1, Float16));
-    }
-
-    #[test]
-    fn a_tile_has_a_token_at_least() {
-        let mut wide = geometry(CacheLayout::HeadMajor, 1, 8, Float16);
-        (wide.head_dim, wide.cache.token) = (1 << 30, 1 << 30);
-        for tuning in [Tuning::INTEL, Tuning::AMD] {
-            assert_eq!(Tiling::streamed_load(&wide, 1, true, tuning).tokens, 1);
-        }
-        let (load, store) = (Tiling::plain_load(&wide, 1, 1 << 30), Tiling::store(&wide, true, true));
-        assert_eq!((load.tokens, store.tokens), (1, 1));
     }
 }

@@ -4,49 +4,29 @@ use std::marker::PhantomData;
 
 use kvcache_simd::{Float, Function, Simd};
 
-use super::super::block::{Operand, Rows};
+use super::super::block::Rows;
 use super::super::portable;
 use super::quant_simd::{last_inside, prefetch_bytes};
 
-/// Stores values V in a cache of C; with `STREAM` rows are whole registers, at addresses that non-temporal stores need.
-pub(crate) struct StoreConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
+/// Converts A to B: values to the cache with `STORE`, else the cache to values. With `STREAM` rows are whole registers, at
+/// addresses that non-temporal stores need.
+pub(crate) struct Convert<A, B, const STORE: bool, const STREAM: bool>(PhantomData<(A, B)>);
 
-/// Loads values V from a cache of C; with `STREAM` rows are whole registers, at addresses that non-temporal stores
-/// need.
-pub(crate) struct LoadConverted<V, C, const STREAM: bool>(PhantomData<(V, C)>);
-
-impl<S: Simd, V: Float, C: Float, const STREAM: bool> Function<S> for StoreConverted<V, C, STREAM> {
+impl<S: Simd, A: Float, B: Float, const STORE: bool, const STREAM: bool> Function<S> for Convert<A, B, STORE, STREAM> {
     type Arguments<'a> = Rows;
     type Output = ();
 
     #[inline(always)]
     unsafe fn run(rows: &Rows) {
-        // SAFETY: every row is valid for its types: RowsFunction's condition.
-        unsafe { convert_rows::<S, V, C, STREAM>(rows, rows.values, rows.cache) }
-    }
-}
-
-impl<S: Simd, V: Float, C: Float, const STREAM: bool> Function<S> for LoadConverted<V, C, STREAM> {
-    type Arguments<'a> = Rows;
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run(rows: &Rows) {
-        // SAFETY: every row is valid for its types: RowsFunction's condition.
-        unsafe { convert_rows::<S, C, V, STREAM>(rows, rows.cache, rows.values) }
-    }
-}
-
-/// Converts rows from one operand to the other.
-#[inline(always)]
-unsafe fn convert_rows<S: Simd, A: Float, B: Float, const STREAM: bool>(rows: &Rows, from: Operand, to: Operand) {
-    for r in 0..rows.count {
-        let (from, to) = (from.row(r), to.row(r));
-        if let Some(prefetch) = rows.prefetch {
-            prefetch_bytes::<S>(from.wrapping_offset(prefetch.row), rows.row.len * size_of::<A>());
+        let (from, to) = if STORE { (rows.values, rows.cache) } else { (rows.cache, rows.values) };
+        for r in 0..rows.count {
+            let (from, to) = (from.row(r), to.row(r));
+            if let Some(prefetch) = rows.prefetch {
+                prefetch_bytes::<S>(from.wrapping_offset(prefetch.row), rows.row.len * size_of::<A>());
+            }
+            // SAFETY: r < count, so this is one of the caller's rows, valid for its types: RowsFunction's condition.
+            unsafe { convert::<S, A, B, STREAM>(from.cast(), to.cast(), rows.row.len) }
         }
-        // SAFETY: r < count, so this is one of the caller's rows.
-        unsafe { convert::<S, A, B, STREAM>(from.cast(), to.cast(), rows.row.len) }
     }
 }
 

@@ -8,5 +8,4 @@ pub(super) mod hadamard;
 pub(super) mod lane_tables;
 pub(super) mod quant_simd;
 pub(super) mod quantize;
-pub(super) mod store_static;
 pub(super) mod stream_writer;
