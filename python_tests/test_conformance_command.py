@@ -56,7 +56,6 @@ def test_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["no_such_module:f"], "no_such_module"),
         (["mine:nothing"], "mine has no nothing"),
         (["mine:Right", *FEW], "cannot be called with"),
-        (["mine:wrong", "--filter", "no such case", *FEW], "no_case"),
         (["mine:wrong", "--only", "pagesize=1", *FEW], "only: no case has a property called"),
         (["mine:wrong", "--suite", "static", "--cases", str(tmp_path / "absent")], "cases"),
         (["--ort-library", "/no/such/library.so"], "/no/such/library.so"),
@@ -70,9 +69,7 @@ def test_a_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["--program", "true", "--suite", "attention", "--random", "5"], "no_random"),
         (["--export-onnx", str(tmp_path / "tests"), "--filter", "no such case"], "no_case"),
         (["--export-onnx", str(tmp_path / "tests"), "--only", "T1=float32"], "--only is about cases that are run"),
-        (["--list", "--random", "-1"], "random: random is -1"),
         (["--list", "--suite", "static", "--cases", "x" * 300], "cases"),
-        (["--program", "x" * 300], "there is no program"),
         (["mine:Right.call", "--suite", "static", "--suite", "key-value-cache"], "one suite at a time"),
         (["mine:Right.call", *FEW, "--output", str(tmp_path / "absent" / "file")], "No such file or directory"),
     ]:

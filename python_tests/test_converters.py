@@ -119,10 +119,7 @@ KEEP = {
 }
 LOSE = {
     "onnxruntime float16 but inputs": of_onnxruntime(keep_io_types=True),
-    "onnxruntime float16 but an input": of_onnxruntime(keep_io_types=["cache"]),
     "onnxruntime float16 but this node": of_onnxruntime(op_block_list=OURS),
-    "onnxruntime float16 but inputs and this node": of_onnxruntime(keep_io_types=True, op_block_list=OURS),
-    "onnxconverter-common float16 but inputs": of_common(keep_io_types=True),
     "onnxconverter-common float16 but this node": of_common(op_block_list=OURS),
 }
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from kvcache_ops import DOMAIN, step_indices
-from onnx import TensorProto
-from onnx.compose import add_prefix
+from kvcache_ops import DOMAIN
 
 from compare import assert_same_bits
 from one_node import (
-    FLOAT,
     INPUTS,
     STATIC_DOMAINS,
     STATIC_INPUTS,
@@ -24,11 +20,10 @@ from one_node import (
     copy_of,
     node,
     node_model,
-    node_types,
     text_model,
     types_for,
 )
-from sessions import OPSET, create_session, quiet_options, run_node, session_of
+from sessions import OPSET, create_session, quiet_options
 
 pytestmark = pytest.mark.runtime
 
@@ -101,27 +96,6 @@ def test_a_function_of_the_model(example: Example) -> None:
     function = f'<domain: "local", {opsets}> Cached ({names}) => (key, value) {{ {NODE} }}'
     call = f"key, value = local.Cached ({names})"
     check(example, create_session(text_model(", ".join(DECLARED.values()), OUTPUTS, call, function), quiet_options()))
-
-
-def test_both_operators_are_in_one_graph() -> None:
-    """One name in four domains: each node is what its domain says."""
-    types = dict(current_key=FLOAT, current_value=FLOAT, start_pos=TensorProto.INT64, cache=FLOAT)
-    both = onnx.load_from_string(node_model(types, {}, domain="opmx"))
-    dynamic = add_prefix(onnx.load_from_string(node_model(node_types(FLOAT, FLOAT), {})), "dynamic/")
-    for field in ("node", "input", "output"):
-        getattr(both.graph, field).extend(getattr(dynamic.graph, field))
-    both.opset_import.append(dynamic.opset_import[1])
-
-    current = np.ones((1, 1, 2, 8), np.float32)
-    inputs = dict(
-        current_key=current, current_value=-current, start_pos=np.array([1]), cache=np.zeros((1, 1, 2, 4, 2, 8), "f")
-    )
-    of_dynamic = dict(current_key=current[0], current_value=-current[0], cache=np.zeros((4, 1, 2, 2, 8), "f"))
-    of_dynamic |= step_indices([1], [2], cachestarts=[1])._asdict()
-    inputs |= {f"dynamic/{name}": array for name, array in of_dynamic.items()}
-    key, _, dynamic_key, _ = run_node(session_of(both.SerializeToString()), inputs)
-    assert (key.shape, dynamic_key.shape) == ((1, 2, 2, 8), (3, 2, 8))
-    assert inputs["cache"][0, 0, 0, 1].all() and inputs["dynamic/cache"][3, 0, 0].all()
 
 
 CURRENT = ["tokens", "heads", "head_dim"]
