@@ -5,7 +5,6 @@ What the planner makes of arguments is compared with a model in Rust; here they 
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Callable
 from decimal import Decimal
@@ -19,12 +18,9 @@ from kvcache_ops.manager import (
     CacheSpec,
     CapacityError,
     HostMemory,
-    InfLlm,
-    InfLlmStep,
     Manager,
     ManagerError,
     Rope,
-    Step,
     find_slot,
     n_kv,
 )
@@ -34,13 +30,6 @@ from managed import make, make_manager, make_spec, sequence
 
 HUGE = [2**63, 2**64, -(2**63) - 1, 10**400]
 NO_INTS = [1.0, "1", None, [1], Decimal(1), object()]
-
-
-def test_every_attribute_has_a_docstring() -> None:
-    """Every public method and property has a docstring."""
-    for kind in (Manager, Step, HostMemory, Append, InfLlm, InfLlmStep):
-        for name in dir(kind):
-            assert name.startswith("_") or inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
 
 
 def test_errors_are_values_that_can_be_raised_and_pickled() -> None:
@@ -230,8 +219,6 @@ SHAPE = INT8.cache_shape
 @pytest.mark.parametrize(
     ("spec", "kind", "name", "expected", "got", "change"),
     [
-        (INT8, "tensor_type", "cache", "int8", "uint8", lambda x: x.astype(np.uint8)),
-        (INT8, "tensor_shape", "cache", SHAPE, SHAPE[:4], lambda x: x[..., 0].copy()),
         (INT8, "tensor_shape", "cache", SHAPE, (*SHAPE[:4], 8), lambda x: x.repeat(2, -1)),
         (INT8, "tensor_not_contiguous", "cache", "C-contiguous", ..., np.asfortranarray),
         (INT8, "tensor_not_contiguous", "cache", "C-contiguous", ..., lambda x: x.repeat(2, -1)[..., ::2]),
@@ -239,13 +226,9 @@ SHAPE = INT8.cache_shape
         (INT8, "tensor_not_contiguous", "cache", "C-contiguous", ..., lambda x: np.broadcast_to(np.int8(0), SHAPE)),
         (INT8, "tensor_read_only", "cache", "writable", "read-only",
             lambda x: np.frombuffer(x.tobytes(), np.int8).reshape(SHAPE)),
-        (INT8, "scale_missing", "scale", "float16", None, lambda x: None),
-        (INT8, "tensor_type", "scale", "float16", "float32", lambda x: x.astype(np.float32)),
         (INT8, "tensor_type", "scale", "float16", ">f2", lambda x: x.astype(">f2")),
-        (INT8, "tensor_shape", "scale", (*SHAPE[:4], 2), (*SHAPE[:4], 2, 1), lambda x: x[..., None]),
         (INT4, "tensor_shape", "cache", (*SHAPE[:4], 2), SHAPE, lambda x: x.repeat(2, -1)),
         (INT4, "tensor_type", "cache", "uint8", "int8", lambda x: x.view(np.int8)),
-        (make_spec(), "scale_unexpected", "scale", None, ..., lambda _: np.zeros(1, np.float16)),
         (make_spec(), "tensor_not_contiguous", "cache", ..., ...,
             lambda x: np.zeros(x.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(SHAPE)),
     ],
