@@ -97,7 +97,7 @@ REFUSED: list[dict[str, Any]] = [
     {"modalities": ["text", "audio"]}, {"audio": {"voice": "a"}}, {"web_search_options": {}}, {"documents": [{"a": 1}]},
     {"chat_template": "a"}, {"truncate_prompt_tokens": 5}, {"n_predict": -2}, {"never_heard_of": 1}, {"echo": "yes"},
     {"return_token_ids": True}, {"best_of": 2}, {"n": 0}, {"n": 1.5}, {"max_tokens": -2}, {"max_tokens": 1.5},
-    {"top_k": -2}, {"top_k": 1.5}, {"top_p": 1.1}, {"min_p": -1}, {"temperature": True}, {"seed": "1"}, {"stop": [5]},
+    {"top_k": -2}, {"top_k": 1.5}, {"top_p": 1.1}, {"min_p": -1}, {"temperature": True}, {"seed": 1.5}, {"stop": [5]},
     {"stream": 0}, {"response_format": {}}, {"stream_options": {"a": 1}}, {"repeat_last_n": 64, "presence_penalty": 1},
     {"penalize_nl": False, "repetition_penalty": 1.1}, {"rep_pen_range": 9, "frequency_penalty": 1},
 ]  # fmt: skip
@@ -117,6 +117,8 @@ def test_neutral_values() -> None:
     assert parsed(False, max_tokens=-1).sampling["max_new_tokens"] == CONTEXT
     assert parsed(False, prompt=[[1.0, 2], [3]]).prompts == [[1, 2], [3]]
     assert parsed(True, seed=5.0, top_k=5.0, n=2.0, max_tokens=7.0) == parsed(True, seed=5, top_k=5, n=2, max_tokens=7)
+    penalties = {"presence_penalty": -1.0, "frequency_penalty": 2.0, "repetition_penalty": 1.5}
+    assert penalties.items() <= parsed(True, **penalties).sampling.items()
     assert parsed(False, n_predict=5.0) == parsed(False, max_completion_tokens=5) == parsed(False, max_tokens=5)
     assert len(NEUTRAL) + len(OF_CHATS) > 100
 

@@ -214,11 +214,3 @@ except KeyboardInterrupt:
     # The other thread may end with the program before it prints the last word.
     printed = ["interrupted"] if "SIGINT" in end else []
     assert run.stdout.split() in (printed, [*printed, "engine_ended"])
-
-
-def test_an_engine_without_a_thread(path: Path, alone: list[list[int]]) -> None:
-    """Computes nothing but in calls, and starts no thread."""
-    shared = stepped(path)
-    request = shared.submit(PROMPTS[0], max_new_tokens=12)
-    assert not request.answer and shared.step() and len(request.answer) == 1
-    assert "".join(request) == request.text and request.answer == alone[0] and not shared.loop._executor._threads

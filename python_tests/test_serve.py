@@ -82,16 +82,13 @@ def test_logprobs(shared: Serving, path: Path) -> None:
         found = shared.client.completions.create(model="tiny", prompt=TEXTS[0], **options).choices[0].logprobs
         assert found.token_logprobs == [token.logprob for token in tokens]
         assert found.text_offset == [token.offset for token in tokens]
-        assert [len(top) - (token.token not in dict(token.top)) for token, top in zip(tokens, found.top_logprobs)] == [
-            2
-        ] * len(tokens)
+        for token, top in zip(tokens, found.top_logprobs):
+            assert len(top) - (token.token not in dict(token.top)) == 2
         assert all(name in top for name, top in zip(found.tokens, found.top_logprobs))
         assert (len(tokens) < len(request.answer)) == cut
         stop = [request.text[3:5]]
-    chat, options = (
-        shared.client.chat.completions.create,
-        dict(messages=MESSAGES, logprobs=True, max_tokens=16, **GREEDY),
-    )
+    chat = shared.client.chat.completions.create
+    options = dict(messages=MESSAGES, logprobs=True, max_tokens=16, **GREEDY)
     whole = chat(top_logprobs=3, **options).choices[0]
     entries = whole.logprobs.content
     assert bytes(byte for entry in entries for byte in entry.bytes).decode(errors="replace") == whole.message.content
@@ -161,30 +158,3 @@ def test_context_shift(path: Path, expected: list[str]) -> None:
         assert complete(prompt="a", max_tokens=300, **GREEDY).usage.completion_tokens == 300
         with pytest.raises(openai.BadRequestError, match="129 tokens"):
             complete(prompt="a" * 129, **GREEDY)
-
-
-def test_what_clients_send(shared: Serving) -> None:
-    """Roles, thoughts that are given back, variables of the template, values that change nothing."""
-    ask = shared.client.chat.completions.create
-    said = [{**MESSAGES[0], "role": "developer"}, MESSAGES[1]]
-    expected = ask(messages=MESSAGES, max_tokens=5, **GREEDY)
-    neutral = {"repetition_penalty": 1.0, "top_k": -1, "presence_penalty": 0, "logit_bias": {}, "tools": [],
-               "response_format": {"type": "text"}, "min_tokens": 0, "chat_template_kwargs": {"most": 1}}  # fmt: skip
-    about = {"user": "a", "store": False, "metadata": {}, "service_tier": "auto"}
-    found = ask(messages=said, max_tokens=5, extra_body=neutral | about, **GREEDY)
-    assert found.choices[0].message.content == expected.choices[0].message.content
-    thoughts = [*MESSAGES, {"role": "assistant", "content": "a", "reasoning_content": "b"}, MESSAGES[1]]
-    assert ask(messages=thoughts, max_tokens=1, **GREEDY).choices
-    repeated = ask(messages=MESSAGES, max_tokens=40, **GREEDY).choices[0].message.content
-    others = ask(
-        messages=MESSAGES, max_tokens=40, frequency_penalty=2, extra_body={"repetition_penalty": 1.5}, **GREEDY
-    )
-    assert others.choices[0].message.content != repeated
-    for more in (
-        {"repetition_penalty": 0},
-        {"min_tokens": 1},
-        {"chat_template_kwargs": {"messages": []}},
-        {"chat_template_kwargs": 1},
-    ):
-        with pytest.raises(openai.BadRequestError):
-            ask(messages=MESSAGES, extra_body=more, **GREEDY)

@@ -50,30 +50,19 @@ def test_disconnects(shared: Serving, expected: list[str]) -> None:
     with pytest.raises(openai.APITimeoutError):
         shared.client.with_options(timeout=0.3).chat.completions.create(messages=MESSAGES, **GREEDY)
     soon(lambda: shared.metric(cancelled) == before + 2)
-    assert (
-        shared.metric('kvcache_cache_slots{state="used"}')
-        == 0
-        == shared.metric('kvcache_requests_now{state="waiting"}')
-    )
+    for nothing in ('kvcache_cache_slots{state="used"}', 'kvcache_requests_now{state="waiting"}'):
+        assert shared.metric(nothing) == 0
     assert shared.client.completions.create(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
 
 
-def test_what_fails_fails_alone(shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """NaN logits end one request; a step that fails ends every request in it, and the next ones are served."""
+def test_what_fails_fails_alone(shared: Serving, expected: list[str]) -> None:
+    """NaN logits end one request alone, and the next ones are served."""
     ask = shared.client.completions.create
     with pytest.raises(openai.InternalServerError) as caught:
         ask(prompt=[[3, NAN_TOKEN], [5]], **GREEDY)
     assert caught.value.code == "logits_not_finite"
     with pytest.raises(openai.APIError, match="logits have nan"):
         list(ask(prompt=[3, NAN_TOKEN], stream=True, **GREEDY))
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("no memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shared.engine._scheduler, "_run", fail)
-        with pytest.raises(openai.InternalServerError, match="a step failed: no memory"):
-            ask(prompt="a", **GREEDY)
     assert ask(prompt=TEXTS[0], **GREEDY).choices[0].text == expected[0]
     assert shared.metric('kvcache_cache_slots{state="used"}') == 0
 

@@ -79,12 +79,10 @@ def test_no_process_is_the_servers_fault(shared: Serving, monkeypatch: pytest.Mo
     trials._idle.clear()
     monkeypatch.setattr(trials, "_command", ["/none"])
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": "no process"}}}
-    assert error_of(shared.ask("POST", TEXT, body(response_format=schema, max_tokens=9)))[:2] == (
-        500,
-        "grammar_process",
-    )
+    asked = body(response_format=schema, max_tokens=9)
+    assert error_of(shared.ask("POST", TEXT, asked))[:2] == (500, "grammar_process")
     monkeypatch.undo()
-    assert shared.ask("POST", TEXT, body(response_format=schema, max_tokens=9))[0] == 200
+    assert shared.ask("POST", TEXT, asked)[0] == 200
 
 
 def test_bodies(shared: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +136,7 @@ class Panic(BaseException):
 
 
 def test_a_panic_is_its_requests_alone(shared: Serving, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tokenizer, before an answer and in it."""
+    """Of the tokenizer, before an answer, of the step and in the answer; the next request is served."""
     good, scheduler = shared.client.completions.create, shared.engine._scheduler
 
     def panics(*_: object, **__: object) -> None:
@@ -225,21 +223,3 @@ def test_what_waits_is_not_told_at_each_step(path: Path) -> None:
         return min(counts)
 
     assert asyncio.run(told(1)) == asyncio.run(told(300))
-
-
-def test_two_applications_over_one_engine(path: Path) -> None:
-    """Each has its own places, and its own answers."""
-
-    async def answered() -> list[str]:
-        engine = Engine(path, threads=1, max_tokens=256)
-        dispatchers = [Dispatcher(engine, Metrics(), 1) for _ in range(2)]
-        texts = list[str]()
-        for dispatcher in dispatchers * 2:
-            answers = Answers(dispatcher, 1, 1)
-            answers.submit([[5, 6]], [None], {"max_new_tokens": 4, "seed": None})
-            texts.append("".join([piece.text async for piece in answers.pieces() if piece is not None]))
-        assert [dispatcher._count for dispatcher in dispatchers] == [0, 0]
-        return texts
-
-    [text] = set(asyncio.run(answered()))
-    assert text
