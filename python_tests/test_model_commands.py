@@ -57,14 +57,10 @@ def test_build(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_source_is_built_once(source: Path, home: Path) -> None:
-    """For each choice of options; again if it is damaged. A built model has the cache that it has."""
+    """For each choice of options. A built model has the cache that it has."""
     first = models.open_model(source, cache="int4")
     assert first.path.parent.parent == home and first.cache.cache_dtype == "int4"
-    written = first.path.stat().st_mtime_ns
-    assert models.open_model(source, cache="int4").path.stat().st_mtime_ns == written
     assert models.open_model(source).cache.cache_dtype == "int8" and len(list(home.iterdir())) == 2
-    (first.path.parent / "tokenizer.json").write_text("{")
-    assert models.open_model(source, cache="int4").fingerprint == first.fingerprint
     assert models.open_model(first.path, cache="int4", quant_group=32).path == first.path
     assert first.cache.quant_rotation == 1 and models.open_model(first.path, rotation=True).path == first.path
     for options in ({"cache": "int8"}, {"quant_group": 16}, {"rotation": False}, {"weights": "int8"}):

@@ -9,7 +9,6 @@ import gguf
 import numpy as np
 import pytest
 from kvcache_ops import models
-from kvcache_ops.engine import Engine
 from kvcache_ops.models import ChatTemplate
 from kvcache_ops.models._build import open_checkpoint
 from safetensors.numpy import load_file, save_file
@@ -17,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from compare import refused
 from served import serving
 from tiny_folders import write_folder
-from tiny_models import SIZES, TOKENS, random_tensors, write_gguf, write_sentence_piece
+from tiny_models import TOKENS, write_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -157,12 +156,6 @@ def test_old_keys_of_rope_scaling(tmp_path: Path, fields: dict[str, object]) -> 
     assert open_checkpoint(write_gguf(tmp_path / "model.gguf", fields=none)).config.inv_freq[0] == 1
 
 
-def test_factors_without_a_type_in_a_folder(tmp_path: Path) -> None:
-    """transformers does not say what they mean."""
-    with refused("rope_unsupported", "rope_type is None"):
-        open_checkpoint(write_folder(tmp_path / "source", rope_scaling={"factor": 4.0}))
-
-
 def test_a_tokenizer_with_truncation_and_padding(tmp_path: Path) -> None:
     """Training left them in tokenizer.json; a text keeps all of its tokens, and gets no others."""
     folder = write_folder(tmp_path / "source")
@@ -244,25 +237,6 @@ def test_a_chat_template_that_is_none(tmp_path: Path) -> None:
         assert status == 400 and b"chat template" in said
         body = {"model": "tiny", "prompt": "a", "max_tokens": 2}
         assert server.ask("POST", "/v1/completions", json.dumps(body).encode())[0] == 200
-
-
-def test_spaces_of_sentence_piece(tmp_path: Path) -> None:
-    """The first word of an answer keeps the space behind the prompt, in text and offsets."""
-    words = dict.fromkeys(["\u2581is", "\u2581Paris", "\u2581of", "s"], -1.0)
-    embedding = np.zeros((259 + len(words), SIZES["hidden"]), np.float32)
-    some = random_tensors()["token_embd.weight"][:2]
-    embedding[-4:] = [some[0], -some[0], some[1], -some[1]]  # two of them are always the likeliest tokens
-    path, tokens = write_sentence_piece(tmp_path / "model.gguf", words, **{"token_embd.weight": embedding})
-    engine = Engine(models.load(models.build(path, tmp_path / "model")), max_tokens=256, threads=1)
-    said = {" Paris": 0, " is": 0, " of": 0, "s": 0}
-    for seed in range(4):
-        request = engine.submit([1, 259], max_new_tokens=8, temperature=9.0, top_k=2, seed=seed, logprobs=0)
-        pieces = list(request)
-        written = [tokens[token].replace("\u2581", " ") for token in request.answer]
-        assert "".join(pieces) == request.text == "".join(written)
-        assert [token.offset for token in request.logprobs] == [len("".join(written[:i])) for i in range(8)]
-        said[written[0]] += 1
-    assert said["s"] < 4
 
 
 def test_the_oldest_packages() -> None:
