@@ -29,16 +29,13 @@ GROUPS = (8, 16, 8, 32, 64, 16, 128, 32)
 
 def cases() -> Iterator[Case]:
     """The whole product; sizes, layers, slots and groups vary along it."""
-    combinations = product(LAYOUTS, enumerate(MODES), TYPES, REPEATS)
-    for number, (cache_layout, (cache_mode, mode), types, num_repeat) in enumerate(combinations):
-        yield combination(number, cache_layout, cache_mode, mode, types, num_repeat, TYPES[types])
+    for number, (*places, types, num_repeat) in enumerate(product(LAYOUTS, range(2), TYPES, REPEATS)):
+        yield combination(number, *places, types, num_repeat, TYPES[types])
 
 
-def combination(
-    number: int, cache_layout: int, cache_mode: int, mode: str, types: str, num_repeat: int, quant_bit: int
-) -> Case:
+def combination(number: int, cache_layout: int, cache_mode: int, types: str, num_repeat: int, quant_bit: int) -> Case:
     """A prefill beside a decode step; small groups leave room for a third sequence that continues a prefill."""
-    attributes = dict(num_layer=2, layer_idx=number % 2, num_repeat=num_repeat)
+    mode, attributes = MODES[cache_mode], dict(num_layer=2, layer_idx=number % 2, num_repeat=num_repeat)
     attributes |= dict(cache_mode=cache_mode, cache_layout=cache_layout)
     about = f"Layout {cache_layout}, {mode} mode, {types.replace(' ', '/')}, num_repeat {num_repeat}: "
     head_dim = 4 + number % 3

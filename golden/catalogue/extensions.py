@@ -29,10 +29,7 @@ ILLEGAL = {
 def legal() -> Iterator[Case]:
     """Every row once, each in another layout."""
     for number, (types, quant_bit) in enumerate(TYPES.items()):
-        mode = number % 2
-        yield combination(
-            number, number % 4, mode, ("offset", "paged")[mode], types, (1, 4)[number // 2 % 2], quant_bit
-        )
+        yield combination(number, number % 4, number % 2, types, (1, 4)[number // 2 % 2], quant_bit)
 
 
 def arithmetic() -> Iterator[Case]:
@@ -92,9 +89,8 @@ def bits_kept() -> Case:
     about = (
         "Signaling and quiet NaN of either sign, infinities, -0.0 and random bits are stored and loaded as they are."
     )
-    case = begin(
-        "random-bits-kept-bf16", about, "bf16 bf16", proves="conversion.same-type", cache_layout=2, num_repeat=2
-    )
+    given = dict(proves="conversion.same-type", cache_layout=2, num_repeat=2)
+    case = begin("random-bits-kept-bf16", about, "bf16 bf16", **given)
     return case.call(Sequence(1, 4, 1), current_key=values, current_value=values[::-1])
 
 

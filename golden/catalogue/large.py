@@ -39,10 +39,8 @@ def batches() -> Iterator[Case]:
     about = "24 heads and 20 sequences, some of them idle."
     lengths = [LENGTHS[b % 5] for b in range(20)]
     yield large("heads24-batch20-offset", about, "f16 f16", rules, lengths, num_heads=24, cache_layout=1)
-    paged = dict(quant_bit=8, quant_group=2, page_size=3, cache_layout=3)
-    yield large(
-        "heads24-batch20-paged", about, "f16 int8 f16", f"{rules} pages.unaligned", lengths, num_heads=24, **paged
-    )
+    paged, of_pages = dict(quant_bit=8, quant_group=2, page_size=3, cache_layout=3), f"{rules} pages.unaligned"
+    yield large("heads24-batch20-paged", about, "f16 int8 f16", of_pages, lengths, num_heads=24, **paged)
     about = "600 sequences, every fourth of which is idle."
     lengths = [((0, 1), (1, 1), (1, 0), (0, 2))[b % 4] for b in range(600)]
     yield large("batch600", about, "f16 f32", f"{rules} starts.empty", lengths, cache_layout=2)
@@ -55,17 +53,13 @@ def batches() -> Iterator[Case]:
 def lengths() -> Iterator[Case]:
     """Many tokens of one sequence, beside a short one."""
     about = "A sequence of 1100 tokens, 600 of them current; beside it one of two tokens."
-    for name, types, proves, attributes in (
-        ("offset", "f16 f16", "cache-mode.0", dict(cache_layout=0)),
-        (
-            "page-size-16",
-            "f16 int8 f16",
-            "cache-mode.1",
-            dict(quant_bit=8, quant_group=2, page_size=16, cache_layout=2),
-        ),
-        ("page-size-1", "f16 int4 f16", "cache-mode.1", dict(quant_bit=4, quant_group=2, page_size=1, cache_layout=1)),
+    for name, types, mode, attributes in (
+        ("offset", "f16 f16", 0, dict(cache_layout=0)),
+        ("page-size-16", "f16 int8 f16", 1, dict(quant_bit=8, quant_group=2, page_size=16, cache_layout=2)),
+        ("page-size-1", "f16 int4 f16", 1, dict(quant_bit=4, quant_group=2, page_size=1, cache_layout=1)),
     ):
-        yield large(f"kvlen1100-{name}", about, types, f"{proves} outputs.packed", [(500, 600), (1, 1)], **attributes)
+        rules, lengths = f"cache-mode.{mode} outputs.packed", [(500, 600), (1, 1)]
+        yield large(f"kvlen1100-{name}", about, types, rules, lengths, **attributes)
 
 
 def attributes() -> Iterator[Case]:
@@ -74,10 +68,8 @@ def attributes() -> Iterator[Case]:
     yield large("repeat300", about, "f16 f16", "num-repeat", [(1, 2), (0, 1)], num_heads=2, num_repeat=300)
     for cache_layout, layer_idx in enumerate((39, 0, 17, 38)):
         about = f"Layer {layer_idx} of 40: the others keep every byte."
-        layers = dict(num_layer=40, layer_idx=layer_idx, cache_layout=cache_layout)
-        yield large(
-            f"layers40-layout{cache_layout}", about, "f16 f16", "layer untouched-layers", [(1, 2), (0, 1)], **layers
-        )
+        layers, rules = dict(num_layer=40, layer_idx=layer_idx, cache_layout=cache_layout), "layer untouched-layers"
+        yield large(f"layers40-layout{cache_layout}", about, "f16 f16", rules, [(1, 2), (0, 1)], **layers)
     for bits, quant_group, head_dim, types in (
         (8, 256, 512, "f16 int8 f16"),
         (4, 256, 256, "f32 int4 f16"),

@@ -18,25 +18,12 @@ RULES = "quantizing.rotation dequantizing.rotation"
 NAN_WHY = "arithmetic makes the NaN of a block with a non-finite value, with the machine's sign and payload"
 # Types, head_dim, quant_group: orders of 1 to 256, one block or several, as long as a group, longer and shorter.
 SETTINGS = (
-    ("f32 int8 f32", 24, 8),
-    ("f16 int4 f16", 80, 16),
-    ("f32 int4 f16", 64, 32),
-    ("f16 int8 f32", 128, 128),
-    ("bf16 int4 f16", 256, 64),
-    ("f32 int8 f16", 512, 32),
-    ("f16 fp8 f16", 40, 8),
-    ("f32 fp8 f32", 96, 96),
-    ("bf16 int8 f32", 7, 7),
-    ("f32 int4 f32", 14, 2),
-    ("f16 int8 f16", 132, 12),
-    ("f32 int4 f32", 256, 256),
-    ("bf16 int8 f16", 512, 512),
-    ("f16 int4 f32", 192, 96),
-    ("f32 int8 f32", 1056, 1056),
-    ("f16 int4 f16", 640, 2),
-    ("f32 fp8 f16", 1312, 656),
-    ("bf16 int4 f32", 576, 72),
-)
+    ("f32 int8 f32", 24, 8), ("f16 int4 f16", 80, 16), ("f32 int4 f16", 64, 32), ("f16 int8 f32", 128, 128),
+    ("bf16 int4 f16", 256, 64), ("f32 int8 f16", 512, 32), ("f16 fp8 f16", 40, 8), ("f32 fp8 f32", 96, 96),
+    ("bf16 int8 f32", 7, 7), ("f32 int4 f32", 14, 2), ("f16 int8 f16", 132, 12), ("f32 int4 f32", 256, 256),
+    ("bf16 int8 f16", 512, 512), ("f16 int4 f32", 192, 96), ("f32 int8 f32", 1056, 1056), ("f16 int4 f16", 640, 2),
+    ("f32 fp8 f16", 1312, 656), ("bf16 int4 f32", 576, 72),
+)  # fmt: skip
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
 
 

@@ -26,11 +26,12 @@ GROUPS = {16: (8, 16, 4, 2), 40: (8, 40, 4, 20), 8: (8, 4, 2, 8), 24: (8, 24, 12
 def cases() -> Iterator[Case]:
     """The whole product; heads, sizes, layers, slots and groups vary along it."""
     types = [types for types in TYPES if not types.startswith("int8")]
-    for number, (cache_layout, (cache_mode, mode), T) in enumerate(product(LAYOUTS, enumerate(MODES), types)):
-        yield combination(number, cache_layout, cache_mode, mode, T)
+    for number, place in enumerate(product(LAYOUTS, range(2), types)):
+        yield combination(number, *place)
 
 
-def combination(number: int, cache_layout: int, cache_mode: int, mode: str, types: str) -> Case:
+def combination(number: int, cache_layout: int, cache_mode: int, types: str) -> Case:
+    mode = MODES[cache_mode]
     heads, head_dim = HEADS[number % len(HEADS)], HEAD_DIMS[(number + cache_layout) % len(HEAD_DIMS)]
     attributes = dict(num_layer=2, layer_idx=number % 2, cache_mode=cache_mode, cache_layout=cache_layout)
     quant_bit = TYPES[types]
@@ -59,7 +60,7 @@ def extensions() -> Iterator[Case]:
         attributes = dict(cache_mode=cache_mode, cache_layout=cache_layout) | quantized(types, quant_bit, 8)
         if cache_mode == 1:
             attributes |= dict(page_size=2)
-        name = f"layout{cache_layout}-{('offset', 'paged')[cache_mode]}-{types.replace(' ', '-')}"
+        name = f"layout{cache_layout}-{MODES[cache_mode]}-{types.replace(' ', '-')}"
         about = f"{types.replace(' ', '/')}: a decode step, a prefill and the second chunk of a prompt in one call."
         rules = "types.legal equivalence" + (" quantizing.float8" if "fp8" in types else "")
         case = over_cache(name, about, types, (4, 2), head_dim, proves=rules, max_t=8, **attributes)
