@@ -102,23 +102,18 @@ REFUSALS = [
     ("cache", lambda x: Exporter(x, flags=READ_ONLY), "read_only", "cache is read-only"),
     ("cache", lambda x: Exporter(x, flags=IS_COPIED), "copied", "exports a copy of its memory"),
     ("cache", strided, "not_contiguous", "cache is not contiguous (shape [32, 2, 2, 2, 8])"),
-    ("cache", lambda x: Exporter(strided(x)), "not_contiguous", "cache is not contiguous"),
     ("cache", np.ndarray.tolist, "not_a_tensor", "cache is a list, expected a numpy array"),
     ("cache", lambda _: None, "input_missing", "cache is absent"),
-    ("cache", lambda x: x.astype(np.int8), "type_mismatch", "cache is of type int8, expected int4"),
-    ("cache", lambda x: x[:16], "shape_mismatch", "in axis 0 (shape [16, 2, 2, 2, 8]), expected 32, by the"),
     ("cache", lambda x: Exporter(x, device=CUDA), "device", "cache is on device cuda:0"),
     ("cache", OldExporter, "dlpack_version", "does not export versioned DLPack"),
     ("cache", lambda x: Exporter(x, version=(2, 0)), "dlpack_version", "exports DLPack 2.0"),
     ("cache", lambda x: Exporter(x, name=b"dltensor"), "dlpack_version", "versioned DLPack"),
     ("cache", lambda x: Exporter(x, code=0, bits=4), "type_mismatch", "cache is of type int4"),
-    ("scale", lambda _: None, "scale_missing", "scale is absent"),
     ("scale", shifted, "misaligned", "expected a multiple of 4"),
     ("scale", lambda x: Exporter(x, code=4, bits=16), "type_mismatch", "scale is of type bfloat16"),
     ("scale", lambda x: x.astype(">f4"), "type_mismatch", f"scale is of type >f4, {FLOATS}"),
     ("current_key", strided, "not_contiguous", "order without gaps; np.ascontiguousarray(x) or x.contiguous() makes"),
     ("current_key", np.float64, "type_mismatch", f"current_key is of type float64, {FLOATS}"),
-    ("seqstarts", lambda x: x.astype(np.int32), "type_mismatch", "seqstarts is of type int32, expected int64"),
     ("start_pos", lambda _: [0.5, 1.0], "type_mismatch", "start_pos is of type float64, expected int64"),
     ("start_pos", lambda _: [0, 2**70], "type_mismatch", "start_pos is of type object, expected int64"),
     ("max_kvlen", lambda _: 6.0, "not_a_tensor", "max_kvlen is a float, expected an int, a list of ints"),
@@ -237,33 +232,18 @@ def test_an_output_of_attention_that_is_given() -> None:
         assert_refused("attribute_unknown", 'no attribute "num_haeds"', function, SPEC, **inputs, num_haeds=4)
 
 
-EMPTY = {
-    "float32": np.zeros(0, np.float32),
-    "float16-read-only": read_only(np.zeros(0, np.float16)),
-    "bool": np.zeros(0, bool),
-    "strings-of-rank-2": np.zeros((0, 7), "U4"),
-    "bfloat16": Exporter(np.zeros(0, np.uint16), code=4, bits=16, flags=READ_ONLY),
-}
-
-
-@pytest.mark.parametrize("case", EMPTY)
-def test_optional_inputs_without_elements_count_as_not_given(case: str) -> None:
-    """A mask, and a scale where nothing is quantized: exports write both, of any type and rank."""
-    empty = EMPTY[case]
+@pytest.mark.parametrize(
+    "empty",
+    [np.zeros(0, bool), np.zeros((0, 7), "U4"), Exporter(np.zeros(0, np.uint16), code=4, bits=16, flags=READ_ONLY)],
+    ids=["bool", "strings of rank 2", "bfloat16 that is read-only"],
+)
+def test_optional_inputs_without_elements_count_as_not_given(empty: Any) -> None:
+    """A mask, and a scale where nothing is quantized, also of types that no tensor of the operators has."""
     plain = replace(SPEC, quant_bit=0, cache_dtype=None, scale_dtype=None)
     query = np.random.default_rng(5).standard_normal((4, 2, 8), np.float32)
-    key, value = kvcache_ops.run(plain, **operands(plain))
-    packed = (query, key, value, *INDICES[:2], 0, *INDICES[4:])
-    expected = kvcache_ops.multi_head_attention(plain, *packed, num_heads=2)
-
-    inputs = operands(plain) | {"scale": empty}
-    assert_same_bits("key", kvcache_ops.run(plain, **inputs)[0], key)
-    assert kvcache_ops.check(plain, **inputs) == key.shape
-    got = kvcache_ops.multi_head_attention(plain, *packed, empty, num_heads=2)
-    assert_same_bits("attn_output", got, expected)
-    for spec, given in ((plain, inputs), (SPEC, operands())):
-        fused = given | {"query": query, "decoding_batches": 0}
-        without = kvcache_ops.multi_head_cache_attention(spec, **copies(fused), num_heads=2)
-        got = kvcache_ops.multi_head_cache_attention(spec, **copies(fused), attn_mask=empty, num_heads=2)
-        assert_same_bits("attn_output", got, without)
-        assert kvcache_ops.check_multi_head_cache_attention(spec, **fused, attn_mask=empty, num_heads=2) == query.shape
+    fused = operands(plain) | {"query": query, "decoding_batches": 0}
+    without = kvcache_ops.multi_head_cache_attention(plain, **copies(fused), num_heads=2)
+    given = fused | {"scale": empty, "attn_mask": empty}
+    assert kvcache_ops.check_multi_head_cache_attention(plain, **given, num_heads=2) == query.shape
+    got = kvcache_ops.multi_head_cache_attention(plain, **given, num_heads=2)
+    assert_same_bits("attn_output", got, without)
