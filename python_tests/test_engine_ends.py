@@ -81,6 +81,16 @@ def test_a_request_that_nobody_has(path: Path, alone: list[list[int]]) -> None:
     assert not shared.step() and shared.generate(PROMPTS[:1], max_new_tokens=12)[0].answer == alone[0]
 
 
+def test_a_request_that_is_cancelled_within_a_step(path: Path, alone: list[list[int]]) -> None:
+    """It ends there, and its slots are free with the next step."""
+    shared = stepped(path)
+    bad, good = shared.submit(PROMPTS[0], max_new_tokens=50), shared.submit(PROMPTS[1], max_new_tokens=12)
+    shared.step()
+    on_run(shared, lambda _: bad.cancel())
+    assert list(good) and good.answer == alone[1] and shared.manager.stats()["sequences"] == 0
+    assert bad.finish == "cancelled" and bad.answer == alone[0][:1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_step(
     path: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
