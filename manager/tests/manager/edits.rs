@@ -63,30 +63,6 @@ proptest! {
     }
 
     #[test]
-    fn copies_of_sequences_move_rows_only_where_they_must(
-        mode in select(vec![Mode::Runs, Mode::Cells, Mode::Paged { page_size: 1 }, Mode::Paged { page_size: 4 }]),
-        len in 1_usize..60,
-        (a, b) in (0_usize..60, 0_usize..60),
-    ) {
-        let (a, b) = (a.min(b).min(len), a.max(b).min(len));
-        let mut cache = made(mode, 256);
-        let (seq, copy) = (cache.sequence(len), cache.manager.create());
-        let used = cache.manager.stats().used;
-        prop_assert_eq!(cache.manager.seq_cp(seq, copy, a as i64..b as i64).unwrap(), b - a);
-        let rows = moved(&mut cache);
-        match mode {
-            Mode::Cells => prop_assert_eq!((rows, cache.manager.stats().used), (0, used)),
-            Mode::Paged { .. } if a == 0 => prop_assert_eq!((rows, cache.manager.stats().used), (0, used)),
-            // A page that begins with the rows' first one may be shared, too.
-            Mode::Paged { .. } => prop_assert!(rows <= b - a),
-            _ => prop_assert_eq!(rows, b - a),
-        }
-        cache.manager.fork(seq).unwrap();
-        let rows = moved(&mut cache);
-        prop_assert_eq!(rows, if mode == Mode::Runs { len } else { 0 });
-    }
-
-    #[test]
     fn a_window_takes_few_pages(
         page_size in 1_usize..10,
         (width, sink, slack) in (1_usize..30, 0_usize..12, 1_usize..6),

@@ -5,7 +5,6 @@ mod edits;
 mod golden;
 mod infllm;
 mod infllm_cases;
-mod kept_rows;
 mod operator;
 mod prefix;
 mod refusals;

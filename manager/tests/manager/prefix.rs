@@ -1,12 +1,12 @@
-//! Prefix sharing where the model of scripts leaves a choice: in which order cached pages go, who writes in place, and
-//! what a step shares with itself.
+//! Prefix sharing where the model of scripts leaves a choice: in which order cached pages go, and who writes in place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, CacheSettings, Geometry, Mode, RowCopy, SeqId};
+use kvcache_manager::{Append, CacheSettings, Mode, RowCopy, SeqId};
 use kvcache_testing::manager::managed::Managed;
 use kvcache_testing::manager::memory::Faults;
+
+use crate::golden::{live_pages, settings};
 
 /// The rows that a step copies.
 fn copies(cache: &Managed, appends: &[Append<'_>]) -> Vec<RowCopy> {
@@ -18,9 +18,7 @@ fn copies(cache: &Managed, appends: &[Append<'_>]) -> Vec<RowCopy> {
 
 /// A cache of pages of 4 slots.
 fn made(num_pages: usize) -> Managed {
-    let geometry = Geometry { num_layer: 1, num_heads: 1, head_dim: 2, max_t: 4 * num_pages };
-    let (cache_type, mode) = (ElementType::Float32, Mode::Paged { page_size: 4 });
-    Managed::new(CacheSettings { geometry, cache_type, mode, ..CacheSettings::default() })
+    Managed::new(CacheSettings { mode: Mode::Paged { page_size: 4 }, ..settings(1, 1, 2, 4 * num_pages) })
 }
 
 /// A prompt of which each number makes a page.
@@ -36,25 +34,6 @@ fn prompt(pages: &[u32], rest: usize) -> Vec<u32> {
 fn prefill(cache: &mut Managed, prompt: &[u32]) -> (SeqId, usize) {
     let seq = cache.manager.create();
     (seq, cache.append(&[Append::tokens(seq, prompt)])[0])
-}
-
-#[test]
-fn pages_of_an_earlier_append_of_the_same_step_are_shared() {
-    let mut cache = made(32);
-    let (a, b) = (cache.manager.create(), cache.manager.create());
-    let (long, short) = (prompt(&[10, 20, 30], 1), prompt(&[10, 20], 1));
-    let appends = [Append::tokens(a, &long), Append::tokens(b, &short)];
-    let step = cache.step(&appends);
-    // The second append has one token left to compute, so it is the first entry.
-    assert_eq!(step.order(), [1, 0]);
-    assert_eq!(step.cached(), [8, 0]);
-    assert_eq!(step.start_pos(), [8, 0]);
-    assert_eq!(step.kvstarts(), [0, 9, 22]);
-    assert_eq!(step.token_ids()[0], 900);
-    assert_eq!(step.cachestarts(), ndarray::array![[0, 4, 16, -1], [0, 4, 8, 12]].into_dyn());
-    assert_eq!((step.decoding_batches(), step.max_seqlen(), step.max_kvlen()), (1, 13, 13));
-    step.rollback();
-    assert_eq!(prefill(&mut cache, &long).1, 0, "what was rolled back is not in the index");
 }
 
 #[test]
@@ -114,21 +93,6 @@ fn a_page_that_a_copy_overwrote_before_the_memory_failed_is_not_found() {
 }
 
 #[test]
-fn cached_pages_that_a_step_reads_are_not_evicted_by_it() {
-    let mut cache = made(4);
-    let old = prompt(&[10, 20], 1);
-    let (a, _) = prefill(&mut cache, &old);
-    cache.manager.free(a).unwrap();
-    let b = cache.manager.create();
-    let before = cache.manager.clone();
-    let all = prompt(&[10, 20, 30, 40], 1);
-    let error = cache.manager.begin_step(&[Append::tokens(b, &all)]).unwrap_err();
-    assert_eq!(error.to_string(), "3 pages are needed, 2 are free");
-    assert!(cache.manager == before);
-    assert_eq!(prefill(&mut cache, &all[..16]).1, 8);
-}
-
-#[test]
 fn a_sealed_page_is_found_until_its_only_owner_writes_it() {
     let mut cache = made(32);
     let all = prompt(&[10, 20], 1);
@@ -162,4 +126,26 @@ fn who_has_most_rows_in_a_page_writes_in_place() {
     }
     let one = copies(&cache, &[Append::count(a, 1)]);
     assert_eq!(one, [RowCopy { src: 4, dst: 8, len: 2 }], "b does not write, and keeps the page");
+}
+
+/// Where a window keeps rows, 9 pages beside the null page are enough for a prompt of 17.
+#[test]
+fn a_prefix_is_found_by_its_last_window_alone() {
+    let settings = CacheSettings { window: Some(6), keep_rows: true, ..settings(1, 1, 2, 40) };
+    let mut cache = Managed::new(CacheSettings { mode: Mode::Paged { page_size: 4 }, ..settings });
+    let all = prompt(&Vec::from_iter((0..17_u32).map(|page| 10 * page)), 1);
+    let seq = cache.manager.create();
+    for tokens in all.chunks(16) {
+        cache.append(&[Append::tokens(seq, tokens)]);
+        assert_eq!(live_pages(&cache.manager), 2);
+    }
+    let refused = cache.manager.save_seq("nowhere", &cache.memory, seq).unwrap_err();
+    assert_eq!(refused.to_string(), "a window has freed the pages of the first 64 rows of a sequence, expected none");
+    cache.manager.free(seq).unwrap();
+    let whole = Append::tokens(cache.manager.create(), &all);
+    assert_eq!(cache.manager.find_prefix(&whole).unwrap(), 68);
+    assert_eq!(cache.manager.find_prefix(&whole.most_cached(67)).unwrap(), 64);
+    assert_eq!(cache.manager.find_prefix(&whole.most_cached(28)).unwrap(), 0, "the first pages are gone");
+    assert_eq!((cache.append(&[whole]), cache.manager.stats().prefix_hits), (vec![68], 68));
+    assert_eq!(live_pages(&cache.manager), 2);
 }

@@ -52,6 +52,14 @@ fn specifications() {
     refuses(paged(GEOMETRY, 65), "page_size is 65, expected 1 to 64");
     refuses(CacheSettings { max_pages: Some(0), ..settings() }, "max_pages is 0, expected 1 to 64");
     refuses(CacheSettings { quant_rotation: true, ..settings() }, "quant_rotation is 1, expected 0 to 0");
+    let pages = settings().mode;
+    for (mode, window, sink, max_t) in
+        [(pages, None, 0, 8), (pages, Some(4), 1, 8), (Mode::Runs, Some(4), 0, 8), (pages, Some(4), 0, 7)]
+    {
+        let geometry = Geometry { max_t, ..GEOMETRY };
+        let kept = CacheSettings { geometry, mode, window, sink, keep_rows: true, ..settings() };
+        assert_eq!(kept.check().unwrap_err().kind(), "spec_range");
+    }
     let of_types = |cache_type, quant| CacheSettings { cache_type, quant, ..settings() };
     refuses(of_types(Int4, None), "no quant_bit has cache int4 with scale none");
     refuses(of_types(Int64, None), "no quant_bit has cache int64 with scale none");
@@ -85,12 +93,8 @@ fn tensors_of_another_cache() {
         .check()
         .unwrap();
     let float = CacheSettings { cache_type: ElementType::Float32, ..settings() }.check().unwrap();
-    let int4 = CacheSettings { cache_type: ElementType::Int4, quant: Some((8, ElementType::Float16)), ..settings() }
-        .check()
-        .unwrap();
     let (mut cache, mut floats) = (Array5::<i8>::zeros(spec.cache_shape()), Array5::<f32>::zeros(spec.cache_shape()));
     let (mut scale, mut flat) = (Array5::<f16>::zeros(spec.scale_shape().unwrap()), Array1::<f16>::zeros(512));
-    let mut packed = vec![0; 2048];
     fn refused(spec: &CacheSpec, cache: TensorMut<'_>, scale: Option<TensorMut<'_>>, kind: &str, message: &str) {
         let error = HostMemory::new(spec, cache, scale, &Serial).unwrap_err();
         assert_eq!((error.kind(), error.to_string().as_str()), (kind, message));
@@ -109,9 +113,6 @@ fn tensors_of_another_cache() {
     refused(&spec, (&mut cache).into(), None, "scale_missing", message);
     let message = "scale is given (float16, shape [64, 2, 2, 2, 1]), expected none: the cache has no scales by slot";
     refused(&float, (&mut floats).into(), Some((&mut scale).into()), "scale_unexpected", message);
-    let message = "cache has 2047 bytes of packed elements, expected 2048 for shape [64, 2, 2, 2, 8]";
-    let short = TensorMut::int4(int4.cache_shape(), &mut packed[1..]);
-    refused(&int4, short, Some((&mut scale).into()), "packed_length", message);
     // The same shape, in another order of memory.
     let mut reversed = floats.view_mut();
     reversed.invert_axis(Axis(0));
@@ -119,8 +120,6 @@ fn tensors_of_another_cache() {
     assert!(error.kind() == "not_contiguous" && error.to_string().starts_with("cache "), "{error}");
 
     assert!(HostMemory::new(&spec, (&mut cache).into(), Some((&mut scale).into()), &Serial).is_ok());
-    let cache = TensorMut::int4(int4.cache_shape(), &mut packed);
-    assert!(HostMemory::new(&int4, cache, Some((&mut scale).into()), &Serial).is_ok());
 }
 
 #[test]

@@ -39,6 +39,16 @@ proptest! {
         run(&cache, &operations);
     }
 
+    #[test]
+    fn a_window_that_keeps_rows_is_the_model(
+        cache in drawn(Cache::draw_of_kept_rows),
+        has_store: bool,
+        operations in operations(Operation::draw_with_store, 50),
+    ) {
+        let store = has_store.then(Arc::<Store>::default);
+        follow(store.map_or_else(|| Run::new(&cache), |store| Run::with_store(&cache, store)), &operations);
+    }
+
     /// Whatever a store does, rows are the model's.
     #[test]
     fn tiers_change_no_row(
@@ -82,6 +92,7 @@ proptest! {
             max_pages: None,
             prefix_sharing: false,
             window: None,
+            keep_rows: false,
             defrag_threshold: None,
             ..cache
         };

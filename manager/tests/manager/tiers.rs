@@ -4,18 +4,19 @@
 use std::sync::Arc;
 
 use kvcache_manager::schema::ElementType;
-use kvcache_manager::{Append, Block, BlockKind, CacheSettings, Create, Error, Geometry, Mode, SeqId};
+use kvcache_manager::{Append, Block, BlockKind, CacheSettings, Create, Error, Mode, SeqId};
 use kvcache_testing::manager::managed::Managed;
 use kvcache_testing::manager::store::{Fault, Store};
+
+use crate::golden;
 
 /// This many pages of 4 slots.
 fn settings(num_pages: usize, fingerprint: &str) -> CacheSettings {
     CacheSettings {
-        geometry: Geometry { num_layer: 2, num_heads: 1, head_dim: 4, max_t: 4 * num_pages },
         cache_type: ElementType::Float32,
         mode: Mode::Paged { page_size: 4 },
         fingerprint: fingerprint.into(),
-        ..CacheSettings::default()
+        ..golden::settings(2, 1, 4, 4 * num_pages)
     }
 }
 
@@ -112,27 +113,6 @@ fn another_manager_finds_what_was_evicted_or_offloaded_but_not_what_another_mode
         assert_eq!(append(&mut third, f, &PROMPT, 2), 0);
         assert_eq!(third.manager.store_stats().unwrap().misses["absent"], 1);
     }
-}
-
-#[test]
-fn a_step_that_is_rolled_back_leaves_no_page_that_was_not_written() {
-    let store = Arc::default();
-    let mut first = made(4, "", &store);
-    let a = first.manager.create();
-    append(&mut first, a, &PROMPT, 1);
-    first.manager.offload_prefix().unwrap();
-    first.update();
-    let mut second = made(4, "", &store);
-    let b = second.manager.create();
-    let before = second.manager.clone();
-    drop(second.manager.begin_step(&[Append::tokens(b, &PROMPT)]).unwrap());
-    assert!(second.manager == before);
-    second.memory.faults.fails_at = Some(1);
-    let planned = second.manager.begin_step(&[Append::tokens(b, &PROMPT)]).unwrap();
-    assert_eq!(planned.apply(&mut second.memory).err().unwrap().kind(), "memory");
-    assert!(second.manager == before);
-    assert_eq!(append(&mut second, b, &PROMPT, 2), 8);
-    assert_eq!(bytes(&second, b), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
 }
 
 /// A step takes what was found before it, although the store has lost it, and does not ask again for what is missing.

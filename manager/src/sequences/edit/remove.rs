@@ -85,7 +85,8 @@ impl State {
     }
 
     pub(super) fn remove_rows(&mut self, seq: SeqId, rows: Range<usize>) -> Result<(), Error> {
-        if rows.end < self.sequences[seq].len() {
+        let sequence = &self.sequences[seq];
+        if rows.end < sequence.len() || (1..sequence.passed.rows).contains(&rows.start) {
             self.check_whole(seq)?;
         }
         self.note_edit(seq);

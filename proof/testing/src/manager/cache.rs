@@ -13,6 +13,8 @@ pub struct Cache {
     pub max_pages: Option<usize>,
     pub prefix_sharing: bool,
     pub window: Option<Window>,
+    /// The rows that the window passes stay, without their pages.
+    pub keep_rows: bool,
     pub has_rope: bool,
     pub raw: bool,
     pub shift_limit: Option<u32>,
@@ -48,7 +50,7 @@ impl Cache {
             _ => 8 * size,
         };
         let paged = matches!(mode, Mode::Paged { .. });
-        Self {
+        let cache = Self {
             mode,
             max_t,
             max_pages: some(entropy, 1, 5, |entropy| entropy.within(3, 9).min(max_t)).filter(|_| paged),
@@ -57,12 +59,21 @@ impl Cache {
                 let width = entropy.within(1, 11);
                 Window { width, sink: entropy.below(5), slack: entropy.below(4).max(2_usize.saturating_sub(width)) }
             }),
+            keep_rows: false,
             has_rope: !entropy.one_in(10),
             raw: entropy.one_in(5),
             shift_limit: entropy.pick(&[None, Some(2)]),
             pad: entropy.pick(&[4, 32]),
             defrag_threshold: some(entropy, 1, 5, |entropy| entropy.pick(&[0.0, 0.3])),
+        };
+        match cache.window {
+            Some(window) if paged && entropy.one_in(2) => cache.keeping_rows(window),
+            _ => cache,
         }
+    }
+
+    fn keeping_rows(self, window: Window) -> Self {
+        Self { window: Some(Window { sink: 0, ..window }), keep_rows: true, ..self }
     }
 
     /// A small cache of pages, whose prompts share prefixes.
@@ -74,14 +85,27 @@ impl Cache {
             max_pages: None,
             prefix_sharing: true,
             window: None,
+            keep_rows: false,
             ..Self::draw(entropy)
         }
+    }
+
+    /// The same, with a window that keeps rows, and a page more.
+    pub fn draw_of_kept_rows(entropy: &mut Unstructured) -> Self {
+        let window = Window { width: entropy.within(2, 6), sink: 0, slack: entropy.below(4) };
+        let cache = Self::draw_of_prefixes(entropy);
+        Self { max_t: cache.max_t + cache.page_size(), ..cache }.keeping_rows(window)
     }
 }
 
 impl Cache {
     pub fn page_size(&self) -> usize {
         if let Mode::Paged { page_size } = self.mode { page_size } else { 1 }
+    }
+
+    /// The slots of the page of rows that a window has passed, where these stay: the first ones.
+    pub fn null_slots(&self) -> usize {
+        if self.keep_rows { self.page_size() } else { 0 }
     }
 
     pub fn paged(&self) -> bool {
@@ -103,6 +127,7 @@ impl Cache {
             window: window.map(|window| window.width),
             sink: window.map_or(0, |window| window.sink),
             slack: window.map_or(0, |window| window.slack),
+            keep_rows: self.keep_rows,
             pad: self.pad,
             defrag_threshold: self.defrag_threshold,
             shift_limit: self.shift_limit.map_or(ShiftLimit::Unlimited, ShiftLimit::Updates),
@@ -115,6 +140,7 @@ impl Cache {
         Rules {
             page_size: self.page_size(),
             window: self.window,
+            keep_rows: self.keep_rows,
             raw: self.raw,
             has_rope: self.has_rope,
             shift_limit: self.shift_limit,

@@ -37,7 +37,8 @@ impl Run {
         let (stats, page_size) = (self.manager.stats(), self.cache.page_size());
         let mut owners = BTreeMap::new();
         for seq in 0..self.ids.len() {
-            let slots = self.slots(seq);
+            let slots = self.slots(seq).split_off(self.model.seqs[seq].passed);
+            assert!(slots.iter().all(|&slot| slot >= self.cache.null_slots()), "the null page has a row");
             let distinct: HashSet<_> = slots.iter().collect();
             assert_eq!(distinct.len(), slots.len(), "rows of sequence {seq} share a slot");
             match self.cache.mode {
@@ -58,7 +59,7 @@ impl Run {
             assert_eq!(stats.used, used);
         }
         assert_eq!(stats.used + stats.free + stats.cached, stats.slots);
-        assert_eq!(stats.slots, self.cache.max_t / page_size * page_size);
+        assert_eq!(stats.slots, self.cache.max_t / page_size * page_size - self.cache.null_slots());
         assert!(stats.largest_free_run <= stats.free);
         assert_eq!(stats.sequences, self.ids.len() + self.swapped.len());
         assert_eq!(stats.swapped, self.swapped.len());
@@ -80,8 +81,8 @@ impl Run {
         for (seq, sequence) in model.seqs.iter().enumerate() {
             let slots: Vec<usize> = manager.slots(self.ids[seq]).unwrap().collect();
             assert_eq!(slots, self.slots(seq), "an update has changed slots");
-            let expected: Vec<_> = sequence.rows.iter().map(|row| row.tag).collect();
-            assert_eq!(memory.tags(&slots), expected, "rows of sequence {seq}");
+            let expected: Vec<_> = sequence.kept().iter().map(|row| row.tag).collect();
+            assert_eq!(memory.tags(&slots[sequence.passed..]), expected, "rows of sequence {seq}");
             assert!(manager.pending(self.ids[seq]).unwrap().all(|pending| pending == 0));
         }
         if memory.calls.get() == 0 && memory.spilled.get() == 0 && !self.cache.prefix_sharing {

@@ -25,6 +25,8 @@ pub struct Sequence {
     pub gone: Option<i64>,
     /// Whether `gone` may be another one: positions were edited since.
     pub gone_unknown: bool,
+    /// The first rows, whose pages are gone: a window that keeps rows has passed them.
+    pub passed: usize,
 }
 
 /// A window: its width, the rows kept in front, and those kept after it.
@@ -40,6 +42,7 @@ pub struct Rules {
     /// Rows that a window takes at once: a page's, or one.
     pub page_size: usize,
     pub window: Option<Window>,
+    pub keep_rows: bool,
     /// Keys are rotated after the operator.
     pub raw: bool,
     pub has_rope: bool,
@@ -84,6 +87,11 @@ impl Sequence {
         tokens.filter(|_| self.tokens.len() == self.rows.len() && first == self.rows.len() as i64)
     }
 
+    /// The rows that have slots of their own.
+    pub fn kept(&self) -> &[Row] {
+        &self.rows[self.passed..]
+    }
+
     fn ordered(&self) -> bool {
         self.rows.windows(2).all(|pair| pair[0].pos <= pair[1].pos)
     }
@@ -97,7 +105,7 @@ impl Sequence {
         self.rows.retain(|_| kept.next().unwrap());
         if self.rows.is_empty() {
             self.shifts.0 = 0;
-            (self.gone, self.gone_unknown) = (None, false);
+            (self.gone, self.gone_unknown, self.passed) = (None, false, 0);
         }
         len - self.rows.len()
     }
@@ -115,8 +123,13 @@ impl Model {
                 continue;
             }
             let tail = range.start > 0 && sequence.rows.last().is_some_and(|row| range.contains(&row.pos));
+            let is_last = sequence.rows.last().is_some_and(|row| range.contains(&row.pos));
+            if sequence.passed > 0 && !is_last && sequence.rows.iter().any(|row| range.contains(&row.pos)) {
+                edit.must.push("not_shiftable");
+            }
             if let (true, Some(window)) = (tail, self.rules.window) {
-                let lost = sequence.gone.is_some_and(|gone| gone > range.start - window.width as i64);
+                let gone = sequence.gone.max(sequence.passed.checked_sub(1).map(|row| sequence.rows[row].pos));
+                let lost = gone.is_some_and(|gone| gone > range.start - window.width as i64);
                 let verdicts = if sequence.gone_unknown { &mut edit.may } else { &mut edit.must };
                 if lost || sequence.gone_unknown {
                     verdicts.push("window_lost");
@@ -139,6 +152,9 @@ impl Model {
             if rows.is_empty() { &mut edit.may } else { &mut edit.must }.push("not_empty");
             return edit;
         }
+        if from.passed > 0 && rows.len() < from.rows.len() && !range.is_empty() {
+            edit.must.push("not_shiftable");
+        }
         let to = &mut edit.after.seqs[dst];
         edit.result = rows.len() as i64;
         if first == Some(0) && from.salt == to.salt {
@@ -147,6 +163,7 @@ impl Model {
         if !rows.is_empty() {
             to.shifts = (from.shifts.0.min(to.shifts.0), from.shifts.1.max(to.shifts.1));
             (to.gone, to.gone_unknown) = (from.gone, from.gone.is_some() || from.gone_unknown);
+            to.passed = from.passed;
         }
         to.rows = rows;
         edit
@@ -156,8 +173,8 @@ impl Model {
     fn shift(&self, seq: usize, p0: i64, p1: i64, moved: impl Fn(i64) -> Option<i64>) -> Edit {
         let (mut edit, range) = (self.edit(), range(p0, p1));
         let (raw, limit) = (self.rules.raw, self.rules.shift_limit);
-        let cannot_turn = !raw && !self.rules.has_rope;
         let sequence = &mut edit.after.seqs[seq];
+        let cannot_turn = !raw && !self.rules.has_rope || sequence.passed > 0;
         let new = |row: &Row| if range.contains(&row.pos) { moved(row.pos) } else { Some(row.pos) };
         let known = sequence.rows.iter().position(|row| new(row) != Some(row.pos)).unwrap_or(sequence.rows.len());
         let kept: Vec<Option<i64>> = sequence.rows.iter().map(new).collect();
@@ -262,6 +279,11 @@ impl Model {
         let (sequence, page_size) = (&mut self.seqs[seq], self.rules.page_size);
         let oldest = sequence.next() - (width + slack) as i64;
         let old = |i: usize, row: &Row| i >= sink && row.pos <= oldest;
+        if self.rules.keep_rows {
+            let passed = sequence.rows.iter().take_while(|row| row.pos <= oldest).count() / page_size * page_size;
+            sequence.passed = sequence.passed.max(passed);
+            return;
+        }
         let len = sequence.rows.len();
         let mut gone: Vec<bool> = (0..len).map(|i| old(i, &sequence.rows[i])).collect();
         for page in gone.chunks_mut(page_size) {

@@ -271,7 +271,8 @@ impl Run {
         self.memory.write(&written, &stored);
         assert_eq!(loaded.len(), keys.len());
         for (i, (got, key)) in self.memory.tags(&loaded).into_iter().zip(&keys).enumerate() {
-            assert!(key.tag.is_none_or(|expected| expected == got), "row {i} of {:?} is {got:?}", keys[i]);
+            let is_passed = loaded[i] < self.cache.null_slots();
+            assert!(is_passed || key.tag.is_none_or(|expected| expected == got), "row {i} of {:?} is {got:?}", keys[i]);
         }
 
         match end {
@@ -299,7 +300,20 @@ impl Run {
         }
         for append in &planned {
             self.model.slide(append.seq);
+            self.check_passed(append);
         }
+    }
+
+    /// A window that keeps rows has passed the model's; of a prefix that was found, those that its next token does not
+    /// see, which may be more.
+    fn check_passed(&mut self, append: &Planned) {
+        let passed = self.slots(append.seq).iter().take_while(|&&slot| slot < self.cache.null_slots()).count();
+        let (window, sequence) = (self.cache.window.map_or(0, |window| window.width), &mut self.model.seqs[append.seq]);
+        let may_pass = if append.before == 0 { (sequence.rows.len() + 1).saturating_sub(window) } else { 0 };
+        assert!((sequence.passed..=sequence.passed.max(may_pass)).contains(&passed), "{passed} rows are passed");
+        sequence.passed = passed;
+        // Their pages are no longer in the index.
+        self.all_sealed &= passed == 0;
     }
 
     /// A step that was refused for want of room, though it needs at most `most` slots.
