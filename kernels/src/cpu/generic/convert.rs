@@ -8,8 +8,8 @@ use super::super::block::Rows;
 use super::super::portable;
 use super::quant_simd::{last_inside, prefetch_bytes};
 
-/// Converts A to B: values to the cache with `STORE`, else the cache to values. With `STREAM` rows are whole registers, at
-/// addresses that non-temporal stores need.
+/// Converts A to B: values to the cache with `STORE`, else the cache to values. With `STREAM` rows are whole registers,
+/// at addresses that non-temporal stores need.
 pub(crate) struct Convert<A, B, const STORE: bool, const STREAM: bool>(PhantomData<(A, B)>);
 
 impl<S: Simd, A: Float, B: Float, const STORE: bool, const STREAM: bool> Function<S> for Convert<A, B, STORE, STREAM> {
