@@ -172,6 +172,21 @@ fn windows_and_shifts_go_on() {
 }
 
 #[test]
+fn a_row_that_a_window_removed_and_a_shift_moved_below_0_is_no_part_of_a_session() {
+    for mode in [Mode::Paged { page_size: 1 }, Mode::Runs, Mode::Cells] {
+        let mut cache = Managed::new(CacheSettings { window: Some(4), ..settings(mode, 64, 1) });
+        let seq = cache.manager.create();
+        cache.grow(&[seq], 8);
+        cache.manager.seq_add(seq, .., -5).unwrap();
+        cache.update();
+        let path = save(&mut cache);
+        let mut other = Managed::new(CacheSettings { window: Some(4), ..settings(mode, 64, 1) });
+        let loaded = load(&mut other, &path)[0];
+        assert_eq!(other.contents(loaded).0, [0, 1, 2], "{mode:?}");
+    }
+}
+
+#[test]
 fn a_sequence_is_saved_beside_others() {
     let folder = tempfile::tempdir().unwrap();
     for mode in [Mode::Paged { page_size: 4 }, Mode::Runs] {

@@ -115,6 +115,27 @@ fn another_manager_finds_what_was_evicted_or_offloaded_but_not_what_another_mode
     }
 }
 
+#[test]
+fn a_step_that_is_rolled_back_leaves_no_page_that_was_not_written() {
+    let store = Arc::default();
+    let mut first = made(4, "", &store);
+    let a = first.manager.create();
+    append(&mut first, a, &PROMPT, 1);
+    first.manager.offload_prefix().unwrap();
+    first.update();
+    let mut second = made(4, "", &store);
+    let b = second.manager.create();
+    let before = second.manager.clone();
+    drop(second.manager.begin_step(&[Append::tokens(b, &PROMPT)]).unwrap());
+    assert!(second.manager == before);
+    second.memory.faults.fails_at = Some(1);
+    let planned = second.manager.begin_step(&[Append::tokens(b, &PROMPT)]).unwrap();
+    assert_eq!(planned.apply(&mut second.memory).err().unwrap().kind(), "memory");
+    assert!(second.manager == before);
+    assert_eq!(append(&mut second, b, &PROMPT, 2), 8);
+    assert_eq!(bytes(&second, b), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
+}
+
 /// A step takes what was found before it, although the store has lost it, and does not ask again for what is missing.
 #[test]
 fn a_prefix_is_found_before_the_step_that_takes_it() {
