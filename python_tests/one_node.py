@@ -24,7 +24,7 @@ OPERATORS = {
     name: (tuple(_native.input_names(name)), tuple(_native.output_names(name)))
     for name in ("KeyValueCache", "MultiHeadAttention", "MultiHeadCacheAttention")
 }
-INPUTS, PACKED_INPUTS, _ = (inputs for inputs, _ in OPERATORS.values())
+INPUTS, PACKED_INPUTS, FUSED_INPUTS = (inputs for inputs, _ in OPERATORS.values())
 FLOAT, HALF, INT8, INT4 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT4
 # As ONNX text has them.
 TEXT_TYPES = {FLOAT: "float", HALF: "float16", INT8: "int8", INT4: "int4", TensorProto.INT64: "int64"}

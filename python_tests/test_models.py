@@ -12,7 +12,7 @@ import pytest
 from kvcache_ops import models
 from kvcache_ops.engine import Engine
 from kvcache_ops.models._model import session_options
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from compare import refused
 from numpy_gguf import NumpyGguf
@@ -210,6 +210,25 @@ def of_threads(count: int) -> onnxruntime.SessionOptions:
     options = session_options(count)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
+
+
+@pytest.mark.parametrize(("k", "n"), [(40, 18), (256, 512), (576, 1536), (1536, 576), (640, 4096)])
+def test_float_products_of_onnx_runtime(k: int, n: int) -> None:
+    """A row of a float product has the same bits alone and among others, on any number of threads."""
+    random = np.random.default_rng(k)
+    w, x = (random.standard_normal(shape).astype(np.float32) for shape in ((n, k), (200, k)))
+    values = [helper.make_tensor_value_info(name, 1, ["T", None]) for name in "xy"]
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)
+    graph = helper.make_graph([node], "product", values[:1], values[1:], [numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+    expected = None
+    for threads in (1, 2, 3):
+        session = onnxruntime.InferenceSession(model, of_threads(threads), ["CPUExecutionProvider"])
+        expected = session.run(None, {"x": x})[0] if expected is None else expected
+        for rows in (1, 2, 3, 5, 8, 12, 16, 17, 33, 64, 100, 129, 200):
+            for first in (0, 200 - rows):
+                found = session.run(None, {"x": x[first : first + rows]})[0]
+                assert np.array_equal(found, expected[first : first + rows]), (threads, rows, first)
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_1"])

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto, numpy_helper
+from kvcache_ops import DOMAIN
+from onnx import TensorProto, helper, numpy_helper
 
 from compare import assert_same_bits
 from one_node import (
     DOMAINS,
     FLOAT,
+    FUSED_INPUTS,
+    HALF,
     INT8,
     STATIC_DOMAINS,
+    arrays_of,
+    copy_of,
     node,
     node_model,
     node_types,
     one_call,
     types_for,
+    types_of,
 )
-from sessions import RUNTIME, refusal_of, session_of
+from sessions import RUNTIME, create_session, find_library, model_of, quiet_options, refusal_of, run_node, session_of
 
 pytestmark = pytest.mark.runtime
 
@@ -61,6 +67,44 @@ def test_an_empty_named_scale_is_an_absent_one() -> None:
     key, _ = node().run(inputs, memory, session_of(node_model(node_types(FLOAT, FLOAT), {}, empty_scale=True)))
     assert_same_bits("key", key, inputs["current_key"])
     assert "scale" in refusal_of(node_model(node_types(FLOAT, INT8), dict(quant_bit=8), empty_scale=True))
+
+
+def test_sessions_and_options_of_their_own() -> None:
+    """Any number of sessions register the library, and it outlives each of them; options that have it do so once."""
+    inputs, memory = one_call(node(), [300, 1])
+    for _ in range(3):
+        key, _ = node().run(inputs, memory, create_session(node().model()))
+        assert_same_bits("key", key, inputs["current_key"])
+    options = quiet_options()
+    options.register_custom_ops_library(str(find_library()))
+    with pytest.raises(Exception, match=r"(?i)domain already set"):
+        create_session(node().model(), options)
+
+
+@pytest.mark.parametrize("scale", ["fed", "initializer"])
+@pytest.mark.parametrize("cache_dtype", ["float16", "float32"])
+def test_what_real_exports_contain(cache_dtype: str, scale: str) -> None:
+    """Opset 11, IR 6, every attribute written; a scale and a mask that are not given are float16 of shape [0]."""
+    attention = node("float16", cache_dtype, cache_mode=1, page_size=4, group=2)
+    inputs, memory = one_call(attention, seqlens=[2, 1], past=[3, 5])
+    (expected,) = attention.run(inputs, copy_of(memory))
+    empty = np.zeros(0, np.float16)
+    fed = inputs | {name: inputs[name].reshape(1) for name in ("decoding_batches", "max_seqlen", "max_kvlen")}
+    fed |= arrays_of(memory) | dict(attn_mask=empty) | (dict(scale=empty) if scale == "fed" else {})
+    held = [] if scale == "fed" else [numpy_helper.from_array(empty, "scale")]
+    axes = {"attn_mask": [0], "scale": [0], "max_seqlen": [1], "max_kvlen": [1], "decoding_batches": [1]}
+    export = helper.make_node(
+        "MultiHeadCacheAttention",
+        FUSED_INPUTS[:-1],
+        ["attn_output"],
+        "/layers.0/MultiHeadCacheAttention",
+        domain=DOMAIN,
+        **attention.attributes,
+    )
+    types = types_of(fed, int4_cache=False) | dict(attn_output=HALF)
+    model = model_of(export, types, shapes=axes, initializers=held, opset=11, ir_version=6)
+    [got] = run_node(create_session(model), fed)
+    assert_same_bits("attn_output", got, expected)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ impl Drop for Current {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::MODULES;
 
     #[test]
     fn a_missing_driver_or_device_is_an_error() {
@@ -182,5 +183,14 @@ mod tests {
             let error = primary_context(ordinal).unwrap_err();
             assert!(available().err().is_none_or(|reason| reason == error), "{error}");
         }
+    }
+
+    #[test]
+    fn the_oldest_driver_is_the_first_that_knows_the_kernels_ptx() {
+        // PTX 8.4 came with CUDA 12.4.
+        for module in &MODULES {
+            assert!(module.ptx().unwrap().contains("\n.version 8.4\n"), "{}", module.types);
+        }
+        assert_eq!(OLDEST, 12_040);
     }
 }
