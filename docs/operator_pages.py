@@ -14,15 +14,45 @@ import yaml
 from jinja2 import Environment, FileSystemLoader
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "python"))
-
-from schemas import part  # noqa: E402
 
 Entry = dict[str, Any]
+
+# Parts of a schema that are lists of entries.
+LISTS = ("attributes", "inputs", "outputs", "rules")
 
 # Entries `as_in` another page's become links if they add at most a shape.
 LINKED = "dimensions attributes inputs outputs cache_modes cache_layouts combinations rules".split()
 SAME = {"id", "name", "as_in", "shape"}
+
+
+def part(schemas: dict[str, Entry], page: str, key: str) -> Any:
+    """One part of an operator's schema."""
+    value = schemas[page][key]
+    if key in LISTS:
+        label = "id" if key == "rules" else "name"
+        return [entry(schemas, key, label, item) for item in value]
+    if isinstance(value, dict) and list(value) == ["as_in"]:
+        return part(schemas, value["as_in"], key)
+    if isinstance(value, dict):
+        return {name: named(schemas, key, name, item) for name, item in value.items()}
+    return value
+
+
+def named(schemas: dict[str, Entry], key: str, name: str, item: Any) -> Any:
+    """One entry of a map; of a list `as_in` another operator all but what is `without`."""
+    if not isinstance(item, dict):
+        return item
+    origin = part(schemas, item["as_in"], key)[name]
+    return [one for one in origin if one not in item["without"]] if "without" in item else origin
+
+
+def entry(schemas: dict[str, Entry], key: str, label: str, item: Entry) -> Entry:
+    """One entry of a list."""
+    if "as_in" not in item:
+        return item
+    others = part(schemas, item["as_in"], key)
+    (origin,) = (other for other in others if other[label] == item[label])
+    return origin | {name: value for name, value in item.items() if name != "as_in"}
 
 
 def limits(attribute: Entry, schema: Entry) -> str:

@@ -13,7 +13,6 @@ ptx: .venv-cuda/ready
 .PHONY: docs
 docs: .venv/ready
 	$(VENV) docs/operator_pages.py
-	$(VENV) python/schemas.py
 	$(MAKE) book
 
 # The book, in target/book. With REPOSITORY, the address of this repository's files, links to them lead there, else to

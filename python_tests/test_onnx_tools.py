@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import kvcache_ops.onnx
 import pytest
@@ -13,8 +11,6 @@ from onnx import ModelProto, TensorProto, checker, helper
 
 from one_node import DOMAINS, HALF, INT4, PACKED_INPUTS, node_types
 from sessions import IR_VERSION, OPSET, attributes_of, model_of
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def cache_model(domain: str = DOMAINS[0], *, types: dict[str, int] | None = None, **attributes: object) -> ModelProto:
@@ -25,14 +21,6 @@ def cache_model(domain: str = DOMAINS[0], *, types: dict[str, int] | None = None
     shapes = {name: shapes.get(name, ["b"]) for name in types} | dict.fromkeys(("key", "value"), [None] * 3)
     node = helper.make_node("KeyValueCache", list(types), ["key", "value"], "cached", domain=domain, **attributes)
     return model_of(node, types | dict(key=HALF, value=HALF), shapes=shapes)
-
-
-def test_the_schemas_are_those_of_the_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package's data is what the repository's schemas give."""
-    monkeypatch.setattr(sys, "argv", ["schemas.py", "--check"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(ROOT / "python/schemas.py"), run_name="__main__")
-    assert end.value.code == 0
 
 
 @pytest.mark.parametrize("first", ["import onnx.reference", "import kvcache_ops.onnx"])

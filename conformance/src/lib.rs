@@ -56,7 +56,7 @@ pub use read::{ReadError, cases, read_cases};
 pub use report::{Counts, Entry, Flaw, JSON_VERSION, Report, RuleCount, Verdict};
 pub use rules::{Rule, rule, rules};
 pub use run::{Runner, run, run_cases};
-pub use schema::schemas;
+pub use schema::{all_schemas, schemas};
 pub use tensor::{Tensor, Value};
 
 /// The book's chapter for implementers, so that its example runs.

@@ -1,30 +1,37 @@
 //! The operators' schemas, in which every `as_in` is replaced by what it stands for.
 
+use kvcache_schema::{quantized_gather, quantized_matmul};
 use serde_yaml::{Mapping, Value};
 
 use crate::case::Operator;
 
-/// The schema of each operator. A row of a list that another operator's schema has is here as it is there, with that
-/// operator's name as its `as_in`.
+/// The schemas of all operators: those that have cases, then the products with quantized matrices. A row of a list that
+/// another operator's schema has is here as it is there, with that operator's name as its `as_in`.
 ///
 /// # Panics
 /// If a schema is no YAML, or refers to what is not there.
-pub fn schemas() -> Vec<(Operator, Value)> {
-    let mut schemas: Vec<(Operator, Value)> = Vec::new();
-    for operator in Operator::ALL {
-        let schema = serde_yaml::from_str(operator.schema());
-        let mut schema: Value = schema.unwrap_or_else(|error| panic!("{}: {error}", operator.name()));
+pub fn all_schemas() -> Vec<Value> {
+    let mut schemas: Vec<Value> = Vec::new();
+    let texts =
+        Operator::ALL.map(Operator::schema).into_iter().chain([quantized_matmul::SCHEMA, quantized_gather::SCHEMA]);
+    for text in texts {
+        let mut schema: Value = serde_yaml::from_str(text).expect("a schema is YAML");
         resolve(&mut schema, &[], &schemas);
         keep_legal_combinations(&mut schema);
-        schemas.push((operator, schema));
+        schemas.push(schema);
     }
     schemas
 }
 
+/// The schema of each operator that has cases, as [`all_schemas`] has it.
+pub fn schemas() -> Vec<(Operator, Value)> {
+    Operator::ALL.into_iter().zip(all_schemas()).collect()
+}
+
 /// Replaces every `as_in` below `value`, which is at `path` in its schema.
-fn resolve(value: &mut Value, path: &[Step<'_>], earlier: &[(Operator, Value)]) {
+fn resolve(value: &mut Value, path: &[Step<'_>], earlier: &[Value]) {
     if let Some(name) = value.get("as_in").cloned() {
-        let schema = earlier.iter().map(|(_, schema)| schema).find(|schema| schema["name"] == name);
+        let schema = earlier.iter().find(|schema| schema["name"] == name);
         let schema = schema.unwrap_or_else(|| panic!("as_in {name:?} refers to no earlier schema"));
         let origin = path.iter().try_fold(schema, |at, step| step.take(at));
         let origin = origin.unwrap_or_else(|| panic!("{name:?} has no entry for {value:?}"));

@@ -13,6 +13,7 @@ use kvcache_op::ElementType;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
+use pythonize::pythonize;
 
 use crate::refusal::Refusal;
 
@@ -258,6 +259,13 @@ fn chosen(name: &str, folder: Option<&Path>, filter: &str, (count, seed): (usize
     cases.extend(random::cases(suite, count, seed));
     cases.retain(|case| case.name.contains(filter));
     Ok(cases)
+}
+
+/// The operators' schemas, each a dictionary as its YAML file says.
+#[pyfunction]
+pub fn schemas(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyAny>>> {
+    let schema = |schema| Ok(pythonize(py, schema)?);
+    kvcache_conformance::all_schemas().iter().map(schema).collect()
 }
 
 /// The kinds of the operators' errors.

@@ -37,7 +37,7 @@ mod _native {
     #[pymodule_export]
     use super::append::Append;
     #[pymodule_export]
-    use super::conformance::{ConformanceCase, conformance_cases, error_kinds, run_suites};
+    use super::conformance::{ConformanceCase, conformance_cases, error_kinds, run_suites, schemas};
     #[pymodule_export]
     use super::formulas::{find_slot, infllm_partition, n_kv, self_extend_positions, slot_stable};
     #[pymodule_export]

@@ -1,11 +1,11 @@
-"""The operators as data: schema/*.yaml of the repository, as python/schemas.py writes it."""
+"""The operators as data: schema/*.yaml of the repository."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
+
+from kvcache_ops import _native
 
 Dimensions = list[str | int] | str
 """The shape of a tensor in the specification's symbols, or words for it."""
@@ -71,12 +71,7 @@ def _tensor(data: dict[str, Any]) -> Tensor:
     return Tensor(data["name"], data["type"], data["shape"], data["meaning"], optional, in_out)
 
 
-def _read() -> tuple[Operator, ...]:
-    text = files("kvcache_ops.ops").joinpath("schemas.json").read_text(encoding="utf-8")
-    return tuple(_operator(data) for data in json.loads(text))
-
-
-OPERATORS = _read()
+OPERATORS = tuple(map(_operator, _native.schemas()))
 """All operators of the package."""
 
 BY_DOMAIN_AND_NAME = {(domain, operator.name): operator for operator in OPERATORS for domain in operator.domains}
