@@ -82,8 +82,8 @@ def build(
     of a quantized key is as large as its queries; None does so for int4. Where keys have no such norms True is refused.
     center: whether the mean key of each layer and head is subtracted from keys before they are quantized, which changes
     all scores of a query alike; None does so for int4 without `balance`, with which it gains nothing. It is taken from
-    a run of 256 random tokens. Refused where scores have a soft cap. Keys of such a cache are not shifted to other
-    positions (K-shift), but computed again.
+    a run of 256 random tokens, at positions up to 2048. Refused where scores have a soft cap. Keys of such a cache are
+    not shifted to other positions (K-shift), but computed again.
     Of an export, whose graph stays as it is, neither is possible.
     cache_layout, cache_mode, page_size: as CacheSpec has them.
     layer_groups: whether layers that see a window of tokens get a cache of their own, in pages, where an engine keeps
@@ -169,7 +169,7 @@ def build(
                 checkpoint, spec, groups, part / DATA, weights, rounded, attention, balance, center, progress
             )
             if center:
-                facts["fingerprint"] += set_means(model, part, spec, groups, config.vocab_size)
+                facts["fingerprint"] += set_means(model, part, spec, groups, config)
         about = {
             "format": FORMAT if len(groups.windows) == 1 else FORMAT_OF_GROUPS,
             "name": checkpoint.name,

@@ -1,7 +1,8 @@
 """The mean key of each layer and head, which a model with a quantized cache subtracts before it stores keys.
 
 All scores of a query change by its product with the mean, so that attention stays the same, and what is left of a key
-is smaller, so that its codes are finer. The mean is taken in a run of the model itself, after RoPE.
+is smaller, so that its codes are finer. The mean is taken in a run of the model itself, after RoPE: over positions as
+far apart as those of a conversation, since a mean over near ones has channels that have turned round in a longer one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 
 from kvcache_ops._optional import load as load_package
+from kvcache_ops.models._config import Config
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.ops._cache_spec import CacheSpec
 from kvcache_ops.ops._indices import step_indices
@@ -23,14 +25,17 @@ from kvcache_ops.ops._registration import register
 MEAN = ".key_mean"
 """The end of the names of the means, constants of the graph; what stands before it is the key's name."""
 TOKENS = 256
+POSITIONS = 2048
+"""The first positions, over which the tokens are spread, or the context if that is shorter."""
 
 
-def set_means(model: ModelProto, folder: Path, spec: CacheSpec, groups: LayerGroups, vocab_size: int) -> str:
+def set_means(model: ModelProto, folder: Path, spec: CacheSpec, groups: LayerGroups, config: Config) -> str:
     """Sets the means, zeros until then, to the means of the keys of random tokens; the weights are in `folder`.
 
     Returns the SHA-256 of the means.
     """
-    tokens = np.random.default_rng(0).integers(0, vocab_size, TOKENS)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, TOKENS)
+    positions = np.arange(TOKENS) * min(POSITIONS, config.context_length) // TOKENS
     means = [tensor for tensor in model.graph.initializer if tensor.name.endswith(MEAN)]
     keys = [tensor.name.removesuffix(MEAN) for tensor in means]
     with_keys = ModelProto()
@@ -47,7 +52,7 @@ def set_means(model: ModelProto, folder: Path, spec: CacheSpec, groups: LayerGro
         indices = step_indices([len(tokens)], [0], pages=[range(pages)], page_size=spec.page_size)
     else:
         indices = step_indices([len(tokens)], [0], cachestarts=[0])
-    feeds: dict[str, Any] = {"token_ids": tokens, "positions": np.arange(len(tokens)), "logit_rows": np.zeros(1, int)}
+    feeds: dict[str, Any] = {"token_ids": tokens, "positions": positions, "logit_rows": np.zeros(1, int)}
     feeds |= {"attn_mask": np.empty((0, 1), np.float32), **indices.attention()}
     for group in range(len(groups.windows)):
         names = groups.inputs(group)
