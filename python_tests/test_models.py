@@ -126,6 +126,19 @@ def test_centered_keys(tmp_path: Path, attention: str, options: dict[str, int]) 
     assert lost[1] < lost[0] / 2
 
 
+def test_means_are_of_many_positions(tmp_path: Path) -> None:
+    """Of a key that is the same everywhere, the mean is what RoPE leaves of it over 2,048 positions."""
+    tensors = random_tensors("qwen2")
+    tensors["blk.1.attn_k.bias"].reshape(2, 2, 32)[:, 0] += 200
+    path = write_gguf(tmp_path / "model.gguf", family="qwen2", tensors=tensors)
+    model = models.load(models.build(path, tmp_path / "built", cache="int4"))
+    graph = onnx.load(model.path, load_external_data=False).graph
+    mean = [numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name.endswith("key_mean")][1]
+    angles = np.outer(np.arange(0, 2048, 8), model.config.inv_freq)
+    expected = 200 * np.hstack([np.cos(angles), np.sin(angles)]).mean(axis=0)
+    np.testing.assert_allclose(mean.reshape(2, 64), np.tile(expected, (2, 1)), atol=5)
+
+
 def test_what_cannot_be_centered(tmp_path: Path) -> None:
     """Soft caps see a score itself; and keys without their mean cannot be shifted, so that they are computed again."""
     capped = write_gguf(tmp_path / "capped.gguf", family="gemma2", fields=CAPS)

@@ -33,7 +33,7 @@ def add_parsers(commands: _SubParsersAction[ArgumentParser]) -> None:
     _add_formats(build)
     balance = "balance norms of queries and keys, so that quantized keys lose less (on for int4, where there are such)"
     build.add_argument("--balance", action=BooleanOptionalAction, help=balance)
-    center = "subtract the mean key before keys are quantized (on for int4 that is not balanced)"
+    center = "subtract the mean key before keys are quantized (on for int4)"
     build.add_argument("--center", action=BooleanOptionalAction, help=center)
     build.add_argument("--cache-layout", type=int, help="0 to 3 (3)")
     build.add_argument("--cache-mode", type=int, help="0: neighboring slots for a sequence, 1: pages (1)")

@@ -81,9 +81,9 @@ def build(
     balance: whether the weights of norms of queries and keys are changed, with the same scores, so that each channel
     of a quantized key is as large as its queries; None does so for int4. Where keys have no such norms True is refused.
     center: whether the mean key of each layer and head is subtracted from keys before they are quantized, which changes
-    all scores of a query alike; None does so for int4 without `balance`, with which it gains nothing. It is taken from
-    a run of 256 random tokens, at positions up to 2048. Refused where scores have a soft cap. Keys of such a cache are
-    not shifted to other positions (K-shift), but computed again.
+    all scores of a query alike; None does so for int4. It is taken from a run of 256 random tokens, at positions up to
+    2048. Refused where scores have a soft cap. Keys of such a cache are not shifted to other positions (K-shift), but
+    computed again.
     Of an export, whose graph stays as it is, neither is possible.
     cache_layout, cache_mode, page_size: as CacheSpec has them.
     layer_groups: whether layers that see a window of tokens get a cache of their own, in pages, where an engine keeps
@@ -133,7 +133,7 @@ def build(
             message = f"{name} is True, expected False: it is not possible for {checkpoint.name}"
             raise KvCacheError(message, "option_unknown")
     balance = can_balance and cache == "int4" if balance is None else balance
-    center = can_center and cache == "int4" and not balance if center is None else center
+    center = can_center and cache == "int4" if center is None else center
     if (Path(out) / GENAI).is_file() or (isinstance(checkpoint, Export) and checkpoint.lies_in(Path(out))):
         raise KvCacheError(f"{out} has an export, expected a folder that is no export", "out_is_source")
     if Path(out).is_dir() and Path(out).resolve() == Path(source).resolve():
