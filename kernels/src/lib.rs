@@ -31,4 +31,4 @@ pub use reference::Reference;
 pub use rotary::{Rope, RopeError, RopeStyle, Rotation};
 pub use rows_error::RowsError;
 pub use shared_slice::SharedSlice;
-pub use workers::{Serial, Workers};
+pub use workers::{Serial, Workers, run_each};

@@ -1,9 +1,9 @@
 //! The kernel as callers see it.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use kvcache_kernels::Workers;
+use kvcache_kernels::{Workers, run_each};
 use kvcache_simd::InstructionSet;
 
 use super::attention_args::AttentionArgs;
@@ -81,31 +81,19 @@ impl AttentionKernel for AttentionCpu {
         }
         let batch = (0..args.geometry.batch).map(|b| (b, args.indices.sequence(b).queries.len()));
         let schedule = Schedule::new(size, batch, |b, i| args.visible(b, i));
+        let threads = if schedule.parallel { workers.threads() } else { 1 };
         let ended: Vec<_> = (0..schedule.reductions).map(|_| AtomicUsize::new(0)).collect();
         scratch::for_call(schedule.reduction_rows * task::state_len(&args), |states| {
             let shared = Shared { tiles: &schedule.tiles, ended: &ended, states };
+            let tasks = &schedule.tasks;
             // SAFETY: the instruction set is supported, checked when the kernel was made; each task is taken once.
-            run_each(&schedule.tasks, schedule.parallel, workers, |task| unsafe { task::run(&args, task, &shared) });
+            run_each(tasks.len(), threads, workers, |i| unsafe { task::run(&args, &tasks[i], &shared) });
         });
         if let Some(mass) = mass {
             let mass = Mass { data: mass.as_mut_ptr(), total_kvlen: problem.total_kvlen() };
+            let tasks = mass::tasks(&args);
             // SAFETY: as above, and all tasks that keep totals have ended.
-            run_each(&mass::tasks(&args), schedule.parallel, workers, |task| unsafe { mass::run(&args, task, &mass) });
+            run_each(tasks.len(), threads, workers, |i| unsafe { mass::run(&args, &tasks[i], &mass) });
         }
     }
-}
-
-/// Runs each task once, on the threads of the workers if they are `parallel`.
-fn run_each<T: Sync>(tasks: &[T], parallel: bool, workers: &dyn Workers, run: impl Fn(&T) + Sync) {
-    let next = AtomicUsize::new(0);
-    // Claimed by counting, not by the number of the run: no task is run twice even if the workers err.
-    let take = |_: usize| {
-        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-            run(task);
-        }
-    };
-    if parallel {
-        workers.run(workers.threads().min(tasks.len()), &take);
-    }
-    take(0);
 }

@@ -7,10 +7,10 @@ use kvcache_simd::InstructionSet;
 
 use super::block::StridedCopy;
 use super::call_plan::CallPlan;
+use super::dispatch;
 use super::functions::RowFunctions;
-use super::{dispatch, partition};
 use crate::problem::{Kernel, Problem, Stores};
-use crate::workers::{PARALLEL_BYTES, Workers};
+use crate::workers::{PARALLEL_BYTES, Workers, run_pieces};
 
 /// A copy whose places are offsets in its memory.
 pub(crate) type OffsetCopy = StridedCopy<usize, usize>;
@@ -107,7 +107,7 @@ impl Cpu {
         let token_bytes = plan.value_bytes() + plan.cache_bytes();
         let stream = plan.streams() && tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
         let parallel_bytes = self.parallel_bytes / plan.stores.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
-        partition::run(workers, tokens, token_bytes, parallel_bytes, |tokens| plan.store(tokens, stream));
+        run_pieces(tokens, token_bytes, parallel_bytes, workers, |tokens| plan.store(tokens, stream));
     }
 
     fn load_tokens(&self, plan: &CallPlan<'_>, workers: &dyn Workers) {
@@ -117,8 +117,9 @@ impl Cpu {
         }
         let stream = plan.streams() && tokens.saturating_mul(plan.output_bytes()) >= self.stream_bytes;
         let token_bytes = plan.cache_bytes() + plan.output_bytes();
-        partition::run(workers, tokens, token_bytes, self.parallel_bytes, |tokens| plan.load(tokens, stream));
+        run_pieces(tokens, token_bytes, self.parallel_bytes, workers, |tokens| plan.load(tokens, stream));
     }
+
     /// Copies rows of `from` to rows of `to`, one copy after the other: with a prefetch distance by non-temporal stores
     /// where there are any.
     ///

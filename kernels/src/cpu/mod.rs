@@ -22,7 +22,6 @@ mod kernel;
 mod load_block;
 #[cfg(target_arch = "aarch64")]
 mod neon;
-mod partition;
 mod portable;
 mod rotate_keys;
 mod rotated_rows;

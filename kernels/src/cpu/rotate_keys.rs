@@ -10,12 +10,11 @@ use super::block::{Blocks, Heads, Operand, Row, Rows};
 use super::dispatch;
 use super::functions::{CacheFormat, Conversion, HadamardFunction, RotateFunction, RowFunctions, RowsFunction};
 use super::kernel::{Cpu, QUANTIZE_FACTOR};
-use super::partition;
 use crate::cache_rows::CacheRows;
 use crate::key_rotation::KeyRotation;
 use crate::rotary::{Rope, RopeStyle, Rotation, cos_sin};
 use crate::rows_error::RowsError;
-use crate::workers::Workers;
+use crate::workers::{Workers, run_pieces};
 
 /// Elements in the buffer, unless a head has more: no more than a small part of the first-level cache.
 const BUFFER: usize = 4096;
@@ -61,7 +60,7 @@ impl Cpu {
     ) -> Result<(), RowsError> {
         let keys = Keys::new(KeyRotation::new(rows, cache, scale, rotations, rope)?, self);
         let parallel_bytes = self.parallel_bytes / rows.quant().map_or(1, |_| QUANTIZE_FACTOR);
-        partition::run(workers, keys.slots, keys.slot_bytes(), parallel_bytes, |slots| keys.rotate(slots));
+        run_pieces(keys.slots, keys.slot_bytes(), parallel_bytes, workers, |slots| keys.rotate(slots));
         Ok(())
     }
 }

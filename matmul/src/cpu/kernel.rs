@@ -1,9 +1,8 @@
 //! The kernel as callers see it.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvcache_kernels::Workers;
+use kvcache_kernels::{Workers, run_each};
 use kvcache_simd::InstructionSet;
 
 use super::activations::{ENDS, Rows};
@@ -203,25 +202,6 @@ impl Elements {
         // SAFETY: i is less than the number of elements.
         unsafe { self.0.add(i) }
     }
-}
-
-/// Runs each of so many tasks once, on the threads of the workers if there are several of both.
-fn run_each(tasks: usize, threads: usize, workers: &dyn Workers, run: impl Fn(usize) + Sync) {
-    let next = AtomicUsize::new(0);
-    // Claimed by counting, not by the number of the run: no task is run twice even if the workers err.
-    let take = |_: usize| {
-        loop {
-            let task = next.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                return;
-            }
-            run(task);
-        }
-    };
-    if threads.min(tasks) > 1 {
-        workers.run(threads.min(tasks), &take);
-    }
-    take(0);
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]
