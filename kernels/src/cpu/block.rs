@@ -1,4 +1,4 @@
-//! The arguments of row functions: rows of keys or of values, between a call's tensors and the cache.
+//! Row functions and their arguments: rows of keys or of values, between a call's tensors and the cache.
 //!
 //! A [`Block`] is a tile of the cache, tokens by heads, in two loops:
 //!
@@ -11,7 +11,38 @@
 //! The inner loop is one call of a row function: for [`Rows`], which are converted or quantized, or for a
 //! [`StridedCopy`], which keeps the bytes. All steps and offsets are in bytes. [`Heads`] are rotated in place.
 
+use kvcache_simd::LINE;
+
 use crate::rotary::RopeStyle;
+
+/// Copies rows of bytes.
+///
+/// # Safety
+/// The instruction set is supported. Every row is valid for reads, its copies are valid for writes, and these do not
+/// overlap. A streaming function writes whole lines to whole lines; a narrow one to multiples of 16 bytes.
+pub(crate) type CopyFunction = unsafe fn(&StridedCopy);
+
+/// Moves rows between values and the cache.
+///
+/// # Safety
+/// The instruction set is supported. The rows are valid for the types that the function was chosen for, and aligned for
+/// them; what is written overlaps nothing else. A streaming function writes rows of whole registers to whole
+/// lines; a narrow one to multiples of 16 bytes.
+pub(crate) type RowsFunction = unsafe fn(&Rows);
+
+/// Multiplies the heads of rows by a Hadamard matrix.
+///
+/// # Safety
+/// The instruction set is supported. The rows are valid for the type that the function was chosen for, and aligned for
+/// it: `from` for reads, `to` for writes; they are the same rows, or do not overlap.
+pub(crate) type HadamardFunction = unsafe fn(&Blocks);
+
+/// Rotates heads of float32.
+///
+/// # Safety
+/// The instruction set is supported. The first `2 * pairs` elements of every head are valid for reads and writes, and
+/// aligned; they are no part of another head, nor of `pairs` cosines and sines, which are valid for reads.
+pub(crate) type RotateFunction = unsafe fn(&Heads);
 
 /// The elements of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,12 +53,19 @@ pub(crate) struct Row {
     pub(crate) group: usize,
     /// `len / group`: stored, since a division takes longer than a short row.
     pub(crate) groups: usize,
+    /// The order of the Hadamard matrix that the row's heads are multiplied by; 1 where they are not.
+    pub(crate) order: usize,
 }
 
 impl Row {
     /// A row of `len` elements in groups of `group`.
     pub(crate) fn new(len: usize, group: usize) -> Self {
-        Self { len, group, groups: len / group }
+        Self { len, group, groups: len / group, order: 1 }
+    }
+
+    /// `len` of the row's elements: whole groups, unless a group is longer.
+    pub(crate) fn part(self, len: usize) -> Self {
+        Self { len, groups: len / self.group, ..self }
     }
 
     /// `rows` rows that follow each other, as one.
@@ -39,6 +77,12 @@ impl Row {
     /// results of registers can then be written with non-temporal stores.
     pub(crate) fn is_whole_registers(self) -> bool {
         self.len.is_multiple_of(32) && (self.group.is_multiple_of(32) || 32 % self.group == 0)
+    }
+
+    /// The least part of the row that is whole blocks of the matrix and whole groups, in elements.
+    pub(crate) fn unit(self) -> usize {
+        // The order is a power of two.
+        self.group * (self.order >> self.group.trailing_zeros().min(self.order.trailing_zeros()))
     }
 }
 
@@ -78,6 +122,16 @@ impl Operand {
     pub(crate) fn skip(self, bytes: usize) -> Self {
         Self { data: self.data.wrapping_add(bytes), ..self }
     }
+
+    /// Whether all rows begin at a multiple of `align` bytes, in every outer step.
+    pub(crate) fn begins_each(&self, outer_step: usize, align: usize) -> bool {
+        self.data.addr().is_multiple_of(align) && outer_step.is_multiple_of(align) && self.step.is_multiple_of(align)
+    }
+
+    /// Whether all rows of `len` bytes are whole lines, in every outer step.
+    pub(crate) fn is_lines_each(&self, outer_step: usize, len: usize) -> bool {
+        len.is_multiple_of(LINE) && self.begins_each(outer_step, LINE)
+    }
 }
 
 /// Rows that are converted, quantized or dequantized.
@@ -95,6 +149,15 @@ pub(crate) struct Rows {
     pub(crate) scale: Operand,
     /// The prefetch distance while a row is read.
     pub(crate) prefetch: Option<Prefetch>,
+}
+
+impl Rows {
+    /// The rows after the first `rows`.
+    pub(crate) fn skip(&self, rows: usize) -> Self {
+        let [values, cache, scale] =
+            [self.values, self.cache, self.scale].map(|operand| operand.skip(rows * operand.step));
+        Self { count: self.count - rows, values, cache, scale, ..*self }
+    }
 }
 
 /// The distance to what is prefetched, in bytes; any address may be prefetched.
@@ -122,15 +185,14 @@ pub(crate) struct Block {
 impl Block {
     /// The rows of an outer step from row `inner` on.
     pub(crate) fn rows_from(&self, outer: usize, inner: usize) -> Rows {
-        let Rows { count, values, cache, scale, .. } = self.rows;
-        let skip = |operand: Operand, outer_step: usize| operand.skip(outer * outer_step + inner * operand.step);
+        let Self { outer_step, rows, .. } = self;
         Rows {
-            count: count - inner,
-            values: skip(values, self.outer_step.values),
-            cache: skip(cache, self.outer_step.cache),
-            scale: skip(scale, self.outer_step.scale),
-            ..self.rows
+            values: rows.values.skip(outer * outer_step.values),
+            cache: rows.cache.skip(outer * outer_step.cache),
+            scale: rows.scale.skip(outer * outer_step.scale),
+            ..*rows
         }
+        .skip(inner)
     }
 
     /// The numbers of both loops, row by row.

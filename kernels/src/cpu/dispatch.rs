@@ -10,8 +10,8 @@ use kvcache_simd::Neon;
 use kvcache_simd::{Avx2, Avx512};
 use kvcache_simd::{Float, InstructionSet, MOST_LANES, Simd};
 
+use super::block::{CopyFunction, HadamardFunction, RotateFunction, RowsFunction};
 use super::code_type::{CodeType, Float8, Int4, Int8};
-use super::functions::{CacheFormat, Conversion, CopyFunction, HadamardFunction, RowFunctions, RowsFunction, Stores};
 use super::generic::convert::Convert;
 use super::generic::copy::{CopyRows, StreamAny, StreamRows};
 use super::generic::dequantize::LoadQuantized;
@@ -20,6 +20,65 @@ use super::generic::quant_simd::{LONG, ODD, QuantSimd};
 use super::generic::quantize::{StoreQuantized, StoreStatic};
 use super::portable::{self, RotateHeads};
 use crate::{float_type, scale_type};
+
+/// A row function that writes plain stores, and one that writes non-temporal stores.
+#[derive(Clone, Copy)]
+pub(crate) struct Variants<F> {
+    pub(crate) plain: F,
+    pub(crate) stream: F,
+}
+
+impl<F: Copy> Variants<F> {
+    /// One function for both.
+    pub(crate) fn same(function: F) -> Self {
+        Self { plain: function, stream: function }
+    }
+}
+
+/// How a cache holds values of another type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CacheFormat {
+    /// As floats.
+    Float,
+    /// As codes, with a scale for each group.
+    Quantized,
+    /// As codes, by scales that are only read. A row has one.
+    StaticScales,
+}
+
+/// The functions between values and a cache of another type.
+#[derive(Clone, Copy)]
+pub(crate) struct Conversion {
+    pub(crate) format: CacheFormat,
+    /// Values to the cache.
+    pub(crate) store: Variants<RowsFunction>,
+    /// The cache to values.
+    pub(crate) load: Variants<RowsFunction>,
+    /// `load.stream` by non-temporal stores of 16 bytes, to addresses that are multiples of 16; none where joining
+    /// lines in a staging buffer takes less time.
+    pub(crate) load_narrow: Option<RowsFunction>,
+}
+
+/// The row functions of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct RowFunctions {
+    /// Copies of bytes; streaming, to whole lines.
+    pub(crate) copy: Variants<CopyFunction>,
+    /// `copy.stream` by non-temporal stores of 16 bytes, to addresses that are multiples of 16.
+    pub(crate) copy_narrow: CopyFunction,
+    /// Copies of bytes, one of each row, to any address, by non-temporal stores where there are any.
+    pub(crate) stream_any: CopyFunction,
+    /// The conversion of values on their way; none where the cache holds them as they are.
+    pub(crate) conversion: Option<Conversion>,
+    /// Rotates heads of float32.
+    pub(crate) rotate: RotateFunction,
+    /// Multiplies heads of T1 by a Hadamard matrix, where T1 is a float type; else heads of float32.
+    pub(crate) hadamard: HadamardFunction,
+    /// Whether the instruction set has non-temporal stores.
+    pub(crate) streams: bool,
+    /// Orders what a thread has streamed before whatever it writes next.
+    pub(crate) fence: fn(),
+}
 
 /// The row functions of an instruction set for these types (T1, T2, T3) and groups of that many elements.
 ///
@@ -59,7 +118,7 @@ pub(crate) fn static_scale_functions(
         _ => portable::store_static::<V, T>,
     }));
     let statically =
-        |by_groups| Conversion { format: CacheFormat::StaticScales, store: Stores::same(store), ..by_groups };
+        |by_groups| Conversion { format: CacheFormat::StaticScales, store: Variants::same(store), ..by_groups };
     RowFunctions { conversion: functions.conversion.map(statically), ..functions }
 }
 
@@ -119,7 +178,7 @@ struct Portable;
 impl Implementation for Portable {
     fn copies() -> RowFunctions {
         RowFunctions {
-            copy: Stores::same(portable::copy as CopyFunction),
+            copy: Variants::same(portable::copy as CopyFunction),
             copy_narrow: portable::copy,
             stream_any: portable::copy,
             conversion: None,
@@ -137,8 +196,8 @@ impl Implementation for Portable {
     fn converted<V: Float, C: Float>() -> Conversion {
         Conversion {
             format: CacheFormat::Float,
-            store: Stores::same(portable::convert::<V, C, true> as RowsFunction),
-            load: Stores::same(portable::convert::<C, V, false> as RowsFunction),
+            store: Variants::same(portable::convert::<V, C, true> as RowsFunction),
+            load: Variants::same(portable::convert::<C, V, false> as RowsFunction),
             load_narrow: None,
         }
     }
@@ -146,8 +205,8 @@ impl Implementation for Portable {
     fn quantized<Q: CodeType, V: Float, T: Float>(_: usize) -> Conversion {
         Conversion {
             format: CacheFormat::Quantized,
-            store: Stores::same(portable::store_quantized::<Q, V, T> as RowsFunction),
-            load: Stores::same(portable::load_quantized::<Q, V, T> as RowsFunction),
+            store: Variants::same(portable::store_quantized::<Q, V, T> as RowsFunction),
+            load: Variants::same(portable::load_quantized::<Q, V, T> as RowsFunction),
             load_narrow: None,
         }
     }
@@ -159,7 +218,7 @@ struct Vector<S>(PhantomData<S>);
 impl<S: QuantSimd> Implementation for Vector<S> {
     fn copies() -> RowFunctions {
         RowFunctions {
-            copy: Stores { plain: S::outlined::<CopyRows>(), stream: S::outlined::<StreamRows>() },
+            copy: Variants { plain: S::outlined::<CopyRows>(), stream: S::outlined::<StreamRows>() },
             copy_narrow: S::Narrow::outlined::<StreamRows>(),
             stream_any: S::outlined::<StreamAny>(),
             conversion: None,
@@ -177,11 +236,11 @@ impl<S: QuantSimd> Implementation for Vector<S> {
     fn converted<V: Float, C: Float>() -> Conversion {
         Conversion {
             format: CacheFormat::Float,
-            store: Stores {
+            store: Variants {
                 plain: S::outlined::<Convert<V, C, true, false>>(),
                 stream: S::outlined::<Convert<V, C, true, true>>(),
             },
-            load: Stores {
+            load: Variants {
                 plain: S::outlined::<Convert<C, V, false, false>>(),
                 stream: S::outlined::<Convert<C, V, false, true>>(),
             },
@@ -215,8 +274,8 @@ impl<S: QuantSimd> Implementation for Vector<S> {
 fn grouped<S: QuantSimd, Q: CodeType, V: Float, T: Float, const GROUP: usize>() -> Conversion {
     Conversion {
         format: CacheFormat::Quantized,
-        store: Stores::same(S::outlined::<StoreQuantized<Q, V, T, GROUP>>()),
-        load: Stores {
+        store: Variants::same(S::outlined::<StoreQuantized<Q, V, T, GROUP>>()),
+        load: Variants {
             plain: S::outlined::<LoadQuantized<Q, V, T, GROUP, false>>(),
             stream: S::outlined::<LoadQuantized<Q, V, T, GROUP, true>>(),
         },

@@ -1,15 +1,28 @@
-//! The kernel as callers see it.
+//! The kernel as callers see it, and each thread's way through its tokens, from a checked call to blocks.
+//!
+//! ```text
+//! for each sequence of the thread's packed tokens
+//!     for each run of its tokens in neighboring slots            (addressing)
+//!         for each part of the run: keys or values of a tile      (tiling)
+//!             block = addresses and strides of the part's rows
+//!             store or load the block                             (store_block, load_block)
+//! with non-temporal stores: write what the stream writers hold, and fence
+//! ```
 
+use std::ops::Range;
 use std::ptr;
 
 use kvcache_schema::ElementType;
-use kvcache_simd::InstructionSet;
+use kvcache_simd::{InstructionSet, LINE};
 
-use super::block::StridedCopy;
+use super::block::{Block, Operand, PerOperand, Prefetch, Rows, StridedCopy};
 use super::call_plan::CallPlan;
-use super::dispatch;
-use super::functions::RowFunctions;
-use crate::problem::{Kernel, Problem, Stores};
+use super::dispatch::{self, RowFunctions};
+use super::generic::stream_writer::{StagingBuffer, StreamWriter, Writers};
+use super::tiling::{Order, Part, Tiling, Tuning};
+use crate::addressing::Run;
+use crate::cache_bytes::CacheBytes;
+use crate::problem::{Geometry, Kernel, Problem, Stores};
 use crate::workers::{PARALLEL_BYTES, Workers, run_pieces};
 
 /// A copy whose places are offsets in its memory.
@@ -33,6 +46,9 @@ pub struct Cpu {
 
 /// Quantizing takes this many times as long as copying as many bytes.
 pub(super) const QUANTIZE_FACTOR: usize = 2;
+
+/// The prefetch distance of a store with non-temporal stores, in bytes of values.
+const STORE_PREFETCH: Prefetch = Prefetch { row: 4096, scale: 0 };
 
 impl Cpu {
     /// Bytes from which on what a phase writes is written by non-temporal stores, unless a caller says otherwise: bytes
@@ -105,7 +121,7 @@ impl Cpu {
             return;
         }
         let token_bytes = plan.value_bytes() + plan.cache_bytes();
-        let stream = plan.streams() && tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
+        let stream = plan.functions.streams && tokens.saturating_mul(token_bytes) / 2 >= self.stream_bytes;
         let parallel_bytes = self.parallel_bytes / plan.stores.geometry().quant.map_or(1, |_| QUANTIZE_FACTOR);
         run_pieces(tokens, token_bytes, parallel_bytes, workers, |tokens| plan.store(tokens, stream));
     }
@@ -115,7 +131,7 @@ impl Cpu {
         if tokens == 0 {
             return;
         }
-        let stream = plan.streams() && tokens.saturating_mul(plan.output_bytes()) >= self.stream_bytes;
+        let stream = plan.functions.streams && tokens.saturating_mul(plan.output_bytes()) >= self.stream_bytes;
         let token_bytes = plan.cache_bytes() + plan.output_bytes();
         run_pieces(tokens, token_bytes, self.parallel_bytes, workers, |tokens| plan.load(tokens, stream));
     }
@@ -149,4 +165,144 @@ impl Cpu {
             fence();
         }
     }
+}
+
+impl CallPlan<'_> {
+    /// Stores a range of rows of `current_key` and `current_value`.
+    fn store(&self, tokens: Range<usize>, stream: bool) {
+        let whole_lines = self.row(0, 0, 0)[0].addr().is_multiple_of(LINE)
+            && self.bytes.cache.head.is_multiple_of(LINE)
+            && self.bytes.cache.head_len.is_multiple_of(LINE);
+        let tiling = Tiling::store(self.stores.geometry(), stream, whole_lines);
+        self.with_writers(stream, |plan, writers| plan.store_runs(tokens, tiling, writers));
+    }
+
+    fn store_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
+        let indices = self.stores.indices();
+        for (b, part) in parts(indices.seqstarts, tokens) {
+            let sequence = indices.sequence(b);
+            let positions = sequence.start_pos + part.start..sequence.start_pos + part.end;
+            for run in indices.addressing.runs(b, positions) {
+                let token = sequence.current.start + run.token - sequence.start_pos;
+                let at = token * self.value_bytes() / 2;
+                let values = self.stores.pointers().current.map(|current| current.cast_mut().wrapping_add(at));
+                tiling.for_each_part(run.len, |part| {
+                    let mut block = self.block(tiling, &part, run, values, 1);
+                    block.rows.prefetch = writers.is_some().then_some(STORE_PREFETCH);
+                    let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
+                    // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; `Cpu` is made for
+                    // supported instruction sets alone.
+                    unsafe { self.store_block(&block, writers) }
+                });
+            }
+        }
+    }
+
+    /// Loads a range of rows of `key` and `value`.
+    fn load(&self, tokens: Range<usize>, stream: bool) {
+        let geometry = self.stores.geometry();
+        let whole_lines = self.outputs.iter().all(|output| output.addr().is_multiple_of(LINE))
+            && geometry.t1.byte_len(geometry.head_dim).is_multiple_of(LINE);
+        let tiling = if stream {
+            Tiling::streamed_load(geometry, self.num_repeat, whole_lines, Tuning::of_machine())
+        } else {
+            Tiling::plain_load(geometry, self.num_repeat, self.stores.total_kvlen() * self.output_bytes())
+        };
+        self.with_writers(stream, |plan, writers| plan.load_runs(tokens, tiling, writers));
+    }
+
+    fn load_runs(&self, tokens: Range<usize>, tiling: Tiling, mut writers: Option<&mut [Writers<'_>; 2]>) {
+        let indices = self.stores.indices();
+        for (b, part) in parts(indices.kvstarts, tokens) {
+            let start = indices.sequence(b).all.start;
+            let mut runs = indices.addressing.runs(b, part).peekable();
+            while let Some(run) = runs.next() {
+                let at = (start + run.token) * (self.output_bytes() / 2);
+                let values = self.outputs.map(|output| output.wrapping_add(at));
+                let next = runs.peek().map(|next| next.slot);
+                tiling.for_each_part(run.len, |part| {
+                    let mut block = self.block(tiling, &part, run, values, self.num_repeat);
+                    block.rows.prefetch = self.prefetch(&part, run, next);
+                    let writers = writers.as_deref_mut().map(|writers| &mut writers[part.kv]);
+                    // SAFETY: the block is in the run's tokens and heads, checked by `Stores`; its copies are the next
+                    // num_repeat - 1 heads of the output.
+                    unsafe { self.load_block(&block, writers) }
+                });
+            }
+        }
+    }
+
+    /// The distance from a part's first row in cache and scale to what is prefetched; `next` is the slot after the run.
+    fn prefetch(&self, part: &Part, run: Run, next: Option<usize>) -> Option<Prefetch> {
+        let (kv, token, row) = part.prefetch?;
+        let slot = if token < run.len { run.slot + token } else { next? + token - run.len };
+        let from = self.row(run.slot + part.tokens.start, part.kv, part.rows.start);
+        let to = self.row(slot, kv, row);
+        let [row, scale] = [0, 1].map(|i| to[i].addr().wrapping_sub(from[i].addr()) as isize);
+        Some(Prefetch { row, scale })
+    }
+
+    /// A part of a run, of which `values` are the first of `copies` copies.
+    fn block(&self, tiling: Tiling, part: &Part, run: Run, values: [*mut u8; 2], copies: usize) -> Block {
+        let &Geometry { num_heads, t1, .. } = self.stores.geometry();
+        let heads = if tiling.rows == 1 { num_heads } else { 1 };
+        let row = self.heads[part.kv].times(heads);
+        let row_bytes = t1.byte_len(row.len) * copies;
+        let token_bytes = row_bytes * tiling.rows;
+        let CacheBytes { cache, scale, .. } = self.bytes;
+        let by_token = PerOperand { values: token_bytes, cache: cache.token, scale: scale.token };
+        let by_head = PerOperand { values: row_bytes, cache: cache.head, scale: scale.head };
+        let (tokens, rows) = (part.tokens.len(), part.rows.len());
+        let adjacent = || [cache, scale].iter().all(|strides| strides.token == rows * strides.head);
+        let (outer, outer_step, count, step, row) = match tiling.order {
+            Order::HeadsOuter => (rows, by_head, tokens, by_token, row),
+            Order::TokensOuter if tiling.one_row => (1, PerOperand::ZERO, 1, PerOperand::ZERO, row.times(tokens)),
+            Order::TokensOuter if tiling.rows == 1 => (1, PerOperand::ZERO, tokens, by_token, row),
+            Order::TokensOuter if adjacent() => (1, PerOperand::ZERO, tokens * rows, by_head, row),
+            Order::TokensOuter => (tokens, by_token, rows, by_head, row),
+        };
+        let [cache, scale] = self.row(run.slot + part.tokens.start, part.kv, part.rows.start);
+        let values = values[part.kv].wrapping_add(part.tokens.start * token_bytes + part.rows.start * row_bytes);
+        let rows = Rows {
+            count,
+            row,
+            values: Operand { data: values, step: step.values },
+            cache: Operand { data: cache, step: step.cache },
+            scale: Operand { data: scale, step: step.scale },
+            prefetch: None,
+        };
+        Block { outer, outer_step, rows, copies }
+    }
+
+    /// Calls `work` with writers for keys and for values if it is to stream, and writes what is left in them after it.
+    fn with_writers(&self, stream: bool, work: impl FnOnce(&Self, Option<&mut [Writers<'_>; 2]>)) {
+        if stream { self.with_new_writers(|plan, writers| work(plan, Some(writers))) } else { work(self, None) }
+    }
+
+    /// Calls `work` with writers, and writes what is left in them: a function of its own, since the staging buffers
+    /// make a large frame.
+    #[inline(never)]
+    fn with_new_writers(&self, work: impl FnOnce(&Self, &mut [Writers<'_>; 2])) {
+        let mut stages = [const { StagingBuffer::new() }; 4];
+        let [a, b, c, d] = stages.each_mut().map(StreamWriter::new);
+        let mut writers = [[a, b], [c, d]];
+        work(self, &mut writers);
+        for writer in writers.as_flattened_mut() {
+            // SAFETY: what was committed is of this call's blocks, whose memory is still valid.
+            unsafe { writer.finish() };
+        }
+        (self.functions.fence)();
+    }
+}
+
+/// The sequences that packed tokens belong to, each with its part of them, counted in the sequence.
+fn parts(starts: &[i64], tokens: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let first = starts.partition_point(|&start| start as usize <= tokens.start).saturating_sub(1);
+    (first..starts.len() - 1)
+        .take_while(move |&b| (starts[b] as usize) < tokens.end)
+        .map(move |b| {
+            let (start, end) = (starts[b] as usize, starts[b + 1] as usize);
+            (b, tokens.start.max(start) - start..tokens.end.min(end).saturating_sub(start))
+        })
+        .filter(|(_, part)| !part.is_empty())
 }

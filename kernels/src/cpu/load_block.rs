@@ -10,33 +10,33 @@
 
 use kvcache_simd::LINE;
 
-use super::block::{Block, Operand, PerOperand, Row, Rows, StridedCopy};
-use super::block_kernel::{AT_ONCE_BYTES, BlockKernel, DIRECT_BYTES, Writers, begins_each, is_lines_each};
-use super::functions::{Conversion, CopyFunction, RowFunctions, RowsFunction};
-use super::generic::stream_writer::{STAGE_BYTES, StagingBuffer, StreamWriter};
+use super::block::{Block, CopyFunction, Operand, PerOperand, Row, Rows, RowsFunction, StridedCopy};
+use super::call_plan::CallPlan;
+use super::dispatch::{Conversion, RowFunctions};
+use super::generic::stream_writer::{AT_ONCE_BYTES, DIRECT_BYTES, STAGE_BYTES, StagingBuffer, StreamWriter, Writers};
 
-impl BlockKernel<'_> {
+impl CallPlan<'_> {
     /// Loads a block, with non-temporal stores if there are writers for the lines that rows share.
     ///
     /// # Safety
     /// The row functions' instruction set is supported. The rows of the cache, and the scales of their groups, are
     /// valid for reads, and their copies in values for writes; what is written overlaps nothing else.
-    pub(crate) unsafe fn load(self, block: &Block, writers: Option<&mut Writers<'_>>) {
+    pub(super) unsafe fn load_block(&self, block: &Block, writers: Option<&mut Writers<'_>>) {
         let bytes = self.bytes(block.rows.row);
         let (values, outer_step) = (&block.rows.values, block.outer_step.values);
-        let RowFunctions { copy, copy_narrow, conversion, .. } = *self.functions;
+        let RowFunctions { copy, copy_narrow, conversion, .. } = self.functions;
         // The parts of a line that two rows share are written one after the other, so memory gets whole lines.
         let is_narrow = || {
             values.step == bytes.values * block.copies
                 && bytes.values.is_multiple_of(LINE)
-                && begins_each(values, outer_step, 16)
+                && values.begins_each(outer_step, 16)
                 && conversion.is_none_or(|each| each.load_narrow.is_some())
         };
         // SAFETY: see `# Safety`; lines are whole, or 16 bytes aligned, where that is checked here.
         unsafe {
             match writers {
                 None => self.load_each(block, bytes, copy.plain, conversion.map(|each| each.load.plain)),
-                Some([writer, _]) if is_lines_each(values, outer_step, bytes.values) => {
+                Some([writer, _]) if values.is_lines_each(outer_step, bytes.values) => {
                     self.load_lines(block, bytes, copy.stream, conversion.map(|each| each.load.stream), writer);
                 }
                 Some([writer, _]) if is_narrow() => {
@@ -49,7 +49,7 @@ impl BlockKernel<'_> {
 
     /// Loads each row where it goes, by a function or as it is. Functions that stream to their addresses get rows that
     /// are whole lines, or as long and at multiples of 16 bytes; what is converted by one has a single copy.
-    unsafe fn load_each(self, block: &Block, bytes: PerOperand, copy: CopyFunction, load: Option<RowsFunction>) {
+    unsafe fn load_each(&self, block: &Block, bytes: PerOperand, copy: CopyFunction, load: Option<RowsFunction>) {
         for outer in 0..block.outer {
             let rows = block.rows_from(outer, 0);
             // SAFETY: outer < block.outer, so these rows are the block's.
@@ -59,7 +59,7 @@ impl BlockKernel<'_> {
 
     /// Loads rows with their copies, one after the other.
     unsafe fn load_copies(
-        self,
+        &self,
         rows: &Rows,
         copies: usize,
         bytes: PerOperand,
@@ -87,14 +87,14 @@ impl BlockKernel<'_> {
 
     /// Loads rows that are whole lines, or as long, by functions that stream to their addresses.
     unsafe fn load_lines(
-        self,
+        &self,
         block: &Block,
         bytes: PerOperand,
         copy: CopyFunction,
         load: Option<RowsFunction>,
         writer: &mut StreamWriter<'_>,
     ) {
-        let whole_registers = block.copies == 1 && block.rows.row.is_whole_registers() && self.order == 1;
+        let whole_registers = block.copies == 1 && block.rows.row.is_whole_registers() && block.rows.row.order == 1;
         let plain = match self.functions.conversion {
             Some(Conversion { load, .. }) if !whole_registers => load.plain,
             // SAFETY: the rows are the block's; `load` has looked where they go.
@@ -123,7 +123,7 @@ impl BlockKernel<'_> {
     }
 
     /// Loads rows that share lines with their neighbors.
-    unsafe fn load_joined(self, block: &Block, bytes: PerOperand, writer: &mut StreamWriter<'_>) {
+    unsafe fn load_joined(&self, block: &Block, bytes: PerOperand, writer: &mut StreamWriter<'_>) {
         let together = bytes.values * block.copies;
         if together > STAGE_BYTES || (self.functions.conversion.is_none() && bytes.values >= DIRECT_BYTES) {
             // SAFETY: the rows are the block's, whose conditions are the caller's.
@@ -150,7 +150,7 @@ impl BlockKernel<'_> {
     }
 
     /// Loads long rows, copy by copy: rows that are not converted without a staging buffer, others in pieces.
-    unsafe fn load_long(self, block: &Block, bytes: PerOperand, writer: &mut StreamWriter<'_>) {
+    unsafe fn load_long(&self, block: &Block, bytes: PerOperand, writer: &mut StreamWriter<'_>) {
         let RowFunctions { copy, conversion, .. } = self.functions;
         let load = conversion.map(|each| each.load.plain);
         let Some(piece) = self.piece(block.rows.row) else {
@@ -182,8 +182,8 @@ impl BlockKernel<'_> {
 
     /// The longest piece of a row whose values fit in a staging buffer, in elements: whole groups and blocks of a
     /// Hadamard matrix, and whole registers where there are none. None if they do not fit.
-    fn piece(self, row: Row) -> Option<usize> {
-        let unit = if row.group == 1 { 32 } else { self.unit(row) };
+    fn piece(&self, row: Row) -> Option<usize> {
+        let unit = if row.group == 1 { 32 } else { row.unit() };
         let units = STAGE_BYTES * 8 / self.bits.values / unit;
         (units > 0).then_some(units * unit)
     }

@@ -1,10 +1,10 @@
 //! The fast CPU kernel: whole rows, on the caller's threads, with the machine's widest vectors.
 //!
 //! Each file imports only from those below it. From the top: `rotate_keys`; `row_loader` (rows for other kernels);
-//! `kernel` (phases); `partition` (tokens to threads) and `call_plan` (a thread's tokens to blocks); `store_block`,
-//! `load_block`, `rotated_rows` and `block_kernel` (a block by row functions) and `dispatch` (which row functions);
-//! `tiling` (blocks by layout, sizes and machine), `x86_64` and `neon`; `generic` (row functions over any vector
-//! registers); `portable` (row functions in plain Rust); `code_type`, `functions` and `block` (types).
+//! `kernel` (phases, threads, and a thread's tokens to blocks); `store_block`, `load_block` and `rotated_rows` (a block
+//! by row functions); `call_plan` (a call's functions and bytes) and `dispatch` (which row functions); `tiling` (blocks
+//! by layout, sizes and machine), `x86_64` and `neon`; `generic` (row functions over any vector registers); `portable`
+//! (row functions in plain Rust); `code_type` and `block` (types).
 
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -12,11 +12,9 @@
 )]
 
 mod block;
-mod block_kernel;
 mod call_plan;
 mod code_type;
 mod dispatch;
-mod functions;
 mod generic;
 mod kernel;
 mod load_block;

@@ -102,7 +102,7 @@ pub(crate) unsafe fn store_static<V: Float, T: Float>(rows: &Rows) {
 /// # Safety
 /// The codes and scales of every row can be read, its values can be written, at aligned addresses that do not overlap.
 pub(crate) unsafe fn load_quantized<Q: CodeType, V: Float, T: Float>(rows: &Rows) {
-    let Row { len, group, groups } = rows.row;
+    let Row { len, group, groups, .. } = rows.row;
     let mut buffer = [0.0; BUFFER];
     for r in 0..rows.count {
         // SAFETY: r < count, so this is one of the caller's rows, with its codes and scales.
@@ -154,7 +154,7 @@ impl<S> Function<S> for RotateHeads {
 /// Rotates heads, each product and each sum rounded by itself.
 ///
 /// # Safety
-/// The conditions of [`RotateFunction`](super::functions::RotateFunction).
+/// The conditions of [`RotateFunction`](super::block::RotateFunction).
 #[inline(always)]
 pub(crate) unsafe fn rotate(&Heads { values, step, count, style, pairs, cos, sin }: &Heads) {
     // SAFETY: `pairs` cosines and sines are valid for reads.

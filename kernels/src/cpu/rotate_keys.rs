@@ -6,9 +6,8 @@ use std::ops::Range;
 
 use kvcache_schema::ElementType;
 
-use super::block::{Blocks, Heads, Operand, Row, Rows};
-use super::dispatch;
-use super::functions::{CacheFormat, Conversion, HadamardFunction, RotateFunction, RowFunctions, RowsFunction};
+use super::block::{Blocks, HadamardFunction, Heads, Operand, RotateFunction, Row, Rows, RowsFunction};
+use super::dispatch::{self, CacheFormat, Conversion, RowFunctions};
 use super::kernel::{Cpu, QUANTIZE_FACTOR};
 use crate::cache_rows::CacheRows;
 use crate::key_rotation::KeyRotation;

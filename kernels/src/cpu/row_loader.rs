@@ -3,9 +3,8 @@
 use kvcache_schema::ElementType;
 use kvcache_simd::InstructionSet;
 
-use super::block::{Operand, Row, Rows};
+use super::block::{Operand, Row, Rows, RowsFunction};
 use super::dispatch;
-use super::functions::RowsFunction;
 
 /// Reads rows of a cache as values of T1, bit for bit as [`Kernel::load`](crate::Kernel::load) gives them: for kernels
 /// that use a few rows at once, and keep no copy of them.

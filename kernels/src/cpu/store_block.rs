@@ -9,23 +9,23 @@
 
 use kvcache_simd::LINE;
 
-use super::block::{Block, Operand, PerOperand, Prefetch, Row, Rows, StridedCopy};
-use super::block_kernel::{AT_ONCE_BYTES, BlockKernel, DIRECT_BYTES, Writers, is_lines, is_lines_each};
-use super::functions::{CacheFormat, Conversion, RowsFunction};
-use super::generic::stream_writer::{STAGE_BYTES, StagingBuffer, StreamWriter};
+use super::block::{Block, Operand, PerOperand, Prefetch, Row, Rows, RowsFunction, StridedCopy};
+use super::call_plan::CallPlan;
+use super::dispatch::{CacheFormat, Conversion};
+use super::generic::stream_writer::{AT_ONCE_BYTES, DIRECT_BYTES, STAGE_BYTES, StagingBuffer, StreamWriter, Writers};
 
 /// Bytes of values that are quantized together before their codes are streamed.
 const QUANTIZED_BYTES: usize = 16 << 10;
 
-impl BlockKernel<'_> {
+impl CallPlan<'_> {
     /// Stores a block, with non-temporal stores if there are writers for the lines that rows share.
     ///
     /// # Safety
     /// The row functions' instruction set is supported. The rows of values are valid for reads, the rows of the cache
     /// and the scales of their groups for writes; what is written overlaps nothing else.
-    pub(crate) unsafe fn store(self, block: &Block, writers: Option<&mut Writers<'_>>) {
+    pub(super) unsafe fn store_block(&self, block: &Block, writers: Option<&mut Writers<'_>>) {
         let bytes = self.bytes(block.rows.row);
-        let whole_lines = || is_lines_each(&block.rows.cache, block.outer_step.cache, bytes.cache);
+        let whole_lines = || block.rows.cache.is_lines_each(block.outer_step.cache, bytes.cache);
         // SAFETY: see `# Safety`; lines are whole where that is checked here.
         unsafe {
             match (self.functions.conversion, writers) {
@@ -47,7 +47,7 @@ impl BlockKernel<'_> {
     }
 
     /// Stores each row where it goes: by a function, or its `len` bytes as they are by plain stores.
-    unsafe fn store_each(self, block: &Block, len: usize, store: Option<RowsFunction>) {
+    unsafe fn store_each(&self, block: &Block, len: usize, store: Option<RowsFunction>) {
         for outer in 0..block.outer {
             let rows = block.rows_from(outer, 0);
             // SAFETY: outer < block.outer, so these rows are the block's.
@@ -61,14 +61,16 @@ impl BlockKernel<'_> {
     }
 
     /// Converts rows that share lines with their neighbors, in pieces.
-    unsafe fn store_joined(self, block: &Block, store: RowsFunction, writer: &mut StreamWriter<'_>) {
+    unsafe fn store_joined(&self, block: &Block, store: RowsFunction, writer: &mut StreamWriter<'_>) {
         for (outer, inner) in block.each_row() {
             for piece in self.pieces(block.rows_from(outer, inner), STAGE_BYTES * 8 / self.bits.cache) {
                 let len = self.bytes(piece.row).cache;
+                // Floats have no groups, and codes with a static scale are stored without them.
+                let row = Row { order: piece.row.order, ..Row::new(piece.row.len, 1) };
                 // SAFETY: the piece is of one of the block's rows; its bytes fit in the staging buffer.
                 unsafe {
                     let cache = Operand { data: writer.reserve(piece.cache.data, len), ..piece.cache };
-                    self.store_rows(store, &Rows { row: Row::new(piece.row.len, 1), cache, ..piece });
+                    self.store_rows(store, &Rows { row, cache, ..piece });
                     writer.commit(len, self.functions.copy.stream);
                 }
             }
@@ -80,7 +82,7 @@ impl BlockKernel<'_> {
     /// Current tokens follow one another, so they are quantized in long rows, whatever the cache makes of them: their
     /// codes pass through a staging buffer, and their scales through another.
     unsafe fn store_quantized(
-        self,
+        &self,
         block: &Block,
         bytes: PerOperand,
         store: RowsFunction,
@@ -131,7 +133,7 @@ impl BlockKernel<'_> {
     /// # Safety
     /// The rows of values are valid for reads, their places in the cache for writes; from a staging buffer all rows
     /// fit in another one.
-    unsafe fn stream_copies(self, block: &Block, len: usize, writer: &mut StreamWriter<'_>) {
+    unsafe fn stream_copies(&self, block: &Block, len: usize, writer: &mut StreamWriter<'_>) {
         let (stream, plain) = (self.functions.copy.stream, self.functions.copy.plain);
         let &Block {
             outer, outer_step: PerOperand { cache: outer_step, .. }, rows: Rows { count, cache: to, .. }, ..
@@ -142,17 +144,18 @@ impl BlockKernel<'_> {
         // SAFETY: outer < block.outer and inner < rows.count; lines are whole where that is checked, and what passes
         // through a staging buffer fits in it.
         unsafe {
-            if is_lines_each(&to, outer_step, len) {
+            if to.is_lines_each(outer_step, len) {
                 return (0..outer).for_each(|outer| stream(&copies(outer, 0)));
             }
-            if is_staged && contiguous && outer > 1 && is_lines(to.data, together) && outer_step.is_multiple_of(LINE) {
+            let by_outer_step = Operand { step: outer_step, ..to };
+            if is_staged && contiguous && outer > 1 && by_outer_step.is_lines_each(0, together) {
                 // In the order of the cache, the rows of an outer step are whole lines.
                 let mut ordered = StagingBuffer::new();
                 let ordered = Operand { data: ordered.as_mut_ptr(), step: together };
                 for outer in 0..outer {
                     plain(&StridedCopy { to: ordered.row(outer), ..copies(outer, 0) });
                 }
-                return stream(&StridedCopy::rows(ordered, Operand { step: outer_step, ..to }, together, outer));
+                return stream(&StridedCopy::rows(ordered, by_outer_step, together, outer));
             }
             let joined = contiguous && if is_staged { together >= LINE } else { len < DIRECT_BYTES };
             if is_staged && !joined && len < DIRECT_BYTES {

@@ -20,11 +20,17 @@ use std::ptr;
 
 use kvcache_simd::LINE;
 
-use super::super::block::StridedCopy;
-use super::super::functions::CopyFunction;
+use super::super::block::{CopyFunction, StridedCopy};
 
 /// Bytes of a staging buffer: a small part of the first-level cache.
 pub(crate) const STAGE_BYTES: usize = 8 << 10;
+
+/// Bytes that pass through a staging buffer together: long enough to hide where a row begins, short enough that
+/// prefetches come in small portions.
+pub(crate) const AT_ONCE_BYTES: usize = 4096;
+
+/// Bytes of a row from which on its whole lines are copied without a staging buffer, wherever they begin.
+pub(crate) const DIRECT_BYTES: usize = 1024;
 
 /// [`STAGE_BYTES`] and a line on the stack, aligned to lines. It is used where it is declared: to move it would copy
 /// it.
@@ -53,6 +59,9 @@ pub(crate) struct StreamWriter<'s> {
     /// Bytes that are held back, less than a line: the beginning of one.
     held: usize,
 }
+
+/// The writers of a thread, for keys or for values: of the outputs, or of the cache and of its scales.
+pub(crate) type Writers<'s> = [StreamWriter<'s>; 2];
 
 impl<'s> StreamWriter<'s> {
     /// A writer that holds nothing.
