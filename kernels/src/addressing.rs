@@ -21,21 +21,6 @@ pub enum Addressing<'a> {
     },
 }
 
-/// Tokens of one sequence in neighboring slots, placed by one entry of `cachestarts`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// The entry's column in `cachestarts`: the page, or 0 outside of paged mode.
-    pub page: usize,
-    /// The entry as the caller gave it, unchecked.
-    pub start: i64,
-    /// The first token, counted in the sequence.
-    pub token: usize,
-    /// How far behind `start` the first token lies.
-    pub skip: usize,
-    /// The number of tokens.
-    pub len: usize,
-}
-
 /// Tokens of one sequence in neighboring slots, placed by one or more entries of `cachestarts`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
@@ -58,48 +43,41 @@ impl<'a> Addressing<'a> {
         }
     }
 
-    /// The number of entries of a row of `cachestarts` that place `kvlen` tokens.
-    pub fn entries(&self, kvlen: usize) -> usize {
-        match *self {
-            Self::Offset { .. } => 1,
-            Self::Paged { page_size, .. } => kvlen.div_ceil(page_size),
-        }
-    }
-
-    /// The segments of some tokens of sequence `b`, in order, with the entries of `cachestarts` as they are.
-    ///
-    /// # Panics
-    /// In iteration, if the tokens need more than `max_p` entries.
-    pub fn segments(&self, b: usize, tokens: Range<usize>) -> impl Iterator<Item = Segment> + use<'a> {
-        let (row, page_size) = match *self {
-            Self::Offset { cachestarts } => (&cachestarts[b..=b], usize::MAX),
-            Self::Paged { cachestarts, max_p, page_size } => (&cachestarts[b * max_p..][..max_p], page_size),
-        };
-        let mut token = tokens.start;
-        std::iter::from_fn(move || {
-            if token >= tokens.end {
-                return None;
-            }
-            let (page, skip) = (token / page_size, token % page_size);
-            let len = (page_size - skip).min(tokens.end - token);
-            let segment = Segment { page, start: row[page], token, skip, len };
-            token += len;
-            Some(segment)
-        })
+    /// The entries of `cachestarts` that place the first `kvlen` tokens of sequence `b`, unchecked, and how many tokens
+    /// each places.
+    pub fn entries(&self, b: usize, kvlen: usize) -> impl Iterator<Item = (i64, usize)> + use<'a> {
+        let (row, page_size) = self.row(b);
+        row.iter().zip((0..kvlen).step_by(page_size)).map(move |(&start, first)| (start, page_size.min(kvlen - first)))
     }
 
     /// The longest runs of some tokens of sequence `b`, in order, in an addressing whose slots have been checked.
+    ///
+    /// # Panics
+    /// In iteration, if the tokens need more than `max_p` entries.
     pub fn runs(&self, b: usize, tokens: Range<usize>) -> impl Iterator<Item = Run> + use<'a> {
-        let mut runs = self
-            .segments(b, tokens)
-            .map(|segment| Run { token: segment.token, slot: segment.start as usize + segment.skip, len: segment.len })
-            .peekable();
+        let (row, page_size) = self.row(b);
+        let mut token = tokens.start;
         std::iter::from_fn(move || {
-            let mut run = runs.next()?;
-            while let Some(next) = runs.next_if(|next| next.slot == run.slot + run.len) {
-                run.len += next.len;
+            let mut run: Option<Run> = None;
+            while token < tokens.end {
+                let (page, skip) = (token / page_size, token % page_size);
+                let (slot, len) = (row[page] as usize + skip, (page_size - skip).min(tokens.end - token));
+                match &mut run {
+                    None => run = Some(Run { token, slot, len }),
+                    Some(run) if slot == run.slot + run.len => run.len += len,
+                    Some(_) => break,
+                }
+                token += len;
             }
-            Some(run)
+            run
         })
+    }
+
+    /// The entries of sequence `b`, and the tokens that each of them places.
+    fn row(&self, b: usize) -> (&'a [i64], usize) {
+        match *self {
+            Self::Offset { cachestarts } => (&cachestarts[b..=b], usize::MAX),
+            Self::Paged { cachestarts, max_p, page_size } => (&cachestarts[b * max_p..][..max_p], page_size),
+        }
     }
 }

@@ -18,7 +18,7 @@ mod rows_error;
 mod shared_slice;
 mod workers;
 
-pub use addressing::{Addressing, Run, Segment};
+pub use addressing::{Addressing, Run};
 pub use cache_bytes::{CacheBytes, TensorBytes};
 pub use cache_rows::{CacheRows, RowCopy, SlotLines};
 pub use canonical_rows::LayerRows;

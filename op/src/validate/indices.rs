@@ -117,10 +117,9 @@ fn slots(indices: &Indices<'_>, batch: usize, max_t: usize) -> Result<(), Error>
             }
             Addressing::Paged { max_p, page_size, .. } => {
                 pages(b, kvlen, page_size, max_p)?;
-                for segment in indices.addressing.segments(b, 0..kvlen) {
-                    if !inside(segment.start, segment.len) {
-                        let (page, used) = (segment.page, segment.len);
-                        return Err(Error::PageRange { b, page, start: segment.start, used, max_t });
+                for (page, (start, used)) in indices.addressing.entries(b, kvlen).enumerate() {
+                    if !inside(start, used) {
+                        return Err(Error::PageRange { b, page, start, used, max_t });
                     }
                 }
             }
