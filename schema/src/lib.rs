@@ -2,7 +2,6 @@
 
 mod attributes;
 mod cache_layout;
-mod cache_mode;
 mod combinations;
 mod element;
 mod operators;
@@ -11,11 +10,10 @@ pub mod shape;
 mod static_cache_layout;
 
 pub use attributes::{
-    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, FloatSpec, GatherAttributes,
+    AttentionAttributes, AttributeSpec, Attributes, CacheAttentionAttributes, CacheMode, FloatSpec, GatherAttributes,
     MatMulAttributes, OperatorAttributes, StaticAttributes,
 };
 pub use cache_layout::{Axis, CacheDims, CacheLayout, CacheStrides};
-pub use cache_mode::CacheMode;
 pub use combinations::TypeCombination;
 pub use element::ElementType;
 pub use operators::{
