@@ -80,9 +80,8 @@ semver-base:
 
 # Kernels of the cache, attention and matrix products, and the operators, on aarch64 by an emulator of its instructions.
 # Row functions for NEON and in plain Rust must match the reference and the golden cases bit for bit; speed is not
-# measured. Compiled as for release, but without link-time optimization, and with the assertions with which the tests of
-# all float16 take samples. Debian: qemu-user-static, gcc-aarch64-linux-gnu. The emulator does not
-# follow processes that others start.
+# measured. Compiled as for release, with the assertions with which the tests of all float16 take samples. Debian:
+# qemu-user-static, gcc-aarch64-linux-gnu. The emulator does not follow processes that others start.
 QEMU_AARCH64 ?= qemu-aarch64-static
 AARCH64_CC ?= aarch64-linux-gnu-gcc
 AARCH64_ROOT ?= /usr/aarch64-linux-gnu
@@ -94,7 +93,7 @@ test-aarch64:
 	rustup target add aarch64-unknown-linux-gnu || { echo "test-aarch64: rustup does not have the target" >&2; exit 1; }
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$(AARCH64_CC)" \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$(QEMU_AARCH64) -L $(AARCH64_ROOT)" \
-	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
+	CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
 	PROPTEST_FORK=false cargo test --release --locked --target aarch64-unknown-linux-gnu \
 		-p kvcache-kernels -p kvcache-attention -p kvcache-matmul -p kvcache-op --tests
 
