@@ -80,6 +80,7 @@ impl<'a> FromIterator<Option<Operand<'a>>> for Operands<'a> {
 
 impl<'a> Operands<'a> {
     /// Adds the next input.
+    #[inline]
     pub fn push(&mut self, input: Option<Operand<'a>>) {
         self.inputs.push(input);
     }

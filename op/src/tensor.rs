@@ -21,6 +21,7 @@ impl Deref for Shape {
 }
 
 impl From<&[usize]> for Shape {
+    #[inline]
     fn from(shape: &[usize]) -> Self {
         Self(SmallVec::from_slice(shape))
     }

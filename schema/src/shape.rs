@@ -3,12 +3,14 @@
 use crate::ElementType;
 
 /// The number of elements of a tensor of this shape; `None` if it overflows.
+#[inline]
 pub fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))
 }
 
 /// The bytes of a row-major tensor of this type and shape; `None` if they are more than `isize::MAX`, which is the most
 /// that a pointer can be moved by.
+#[inline]
 pub fn bytes(element: ElementType, shape: &[usize]) -> Option<usize> {
     element.bytes(elements(shape)?).filter(|&bytes| isize::try_from(bytes).is_ok())
 }
