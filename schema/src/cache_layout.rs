@@ -66,6 +66,11 @@ impl CacheStrides {
         let Some(layer) = kvs.checked_mul(heads) else { return None };
         Some(Self { token: 0, layer: step(layers, layer), kv: step(kvs, heads), head: step(heads, 1) })
     }
+
+    /// The offset in elements of the first element of `(slot, layer, kv, h)`; `kv` is 0 for keys and 1 for values.
+    pub const fn offset(&self, slot: usize, layer: usize, kv: usize, h: usize) -> usize {
+        slot * self.token + layer * self.layer + kv * self.kv + h * self.head
+    }
 }
 
 impl CacheLayout {
