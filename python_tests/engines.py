@@ -34,7 +34,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_nan(models.build(source, folder / "model", page_size=8), tensors["token_embd.weight"][NAN_TOKEN])
 
 
-def engine(path: Path, max_tokens: int = 1024, **options: object) -> Engine:
+def engine(path: Path | models.Model, max_tokens: int = 1024, **options: object) -> Engine:
     """A small one, whose steps its thread makes."""
     return Engine(path, max_tokens=max_tokens, threads=1, **options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,11 @@ def test_equal_prompts_at_once(path: Path, alone: list[list[int]], budget: int) 
 def test_an_answer_outgrows_the_context(tmp_path: Path, cache: str) -> None:
     """It ends, or goes on without the middle of it, in int4 also where keys may be rotated no more."""
     source = write_gguf(tmp_path / "model.gguf")
-    path = models.build(source, tmp_path / "model", cache=cache, page_size=8)
-    prompt = [10, 17, 24, 31, 38]
-    ended = engine(path, max_tokens=32).generate([prompt], max_new_tokens=100)[0]
+    model = models.load(models.build(source, tmp_path / "model", cache=cache, page_size=8))
+    model, prompt = replace(model, stops=()), [10, 17, 24, 31, 38]
+    ended = engine(model, max_tokens=32).generate([prompt], max_new_tokens=100)[0]
     assert (ended.finish, len(ended.answer)) == ("length", 32 - 5 + 1)
-    request = engine(path, max_tokens=32).submit(prompt, keep=4, max_new_tokens=100)
+    request = engine(model, max_tokens=32).submit(prompt, keep=4, max_new_tokens=100)
     assert "".join(request) == request.text and request.shifted == 5 + 100 - len(request.context) > 0
     assert (request.finish, len(request.answer), request.error) == ("length", 100, None)
     assert request.answer[:28] == ended.answer and request.context[:4] == prompt[:4]

@@ -107,6 +107,7 @@ def test_balanced_norms(tmp_path: Path, family: str) -> None:
         np.square(built(path, **EXACT | {"cache": "int4"}, **balance).logits() - plain).mean()
         for balance in ({"balance": False}, {})
     ]
+    assert built(path, **EXACT | {"cache": "int4"}).model.centered
     assert lost[1] < lost[0] / 2
 
 

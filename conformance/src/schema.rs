@@ -12,10 +12,9 @@ use crate::case::Operator;
 /// If a schema is no YAML, or refers to what is not there.
 pub fn all_schemas() -> Vec<Value> {
     let mut schemas: Vec<Value> = Vec::new();
-    let texts =
-        Operator::ALL.map(Operator::schema).into_iter().chain([quantized_matmul::SCHEMA, quantized_gather::SCHEMA]);
-    for text in texts {
-        let mut schema: Value = serde_yaml::from_str(text).expect("a schema is YAML");
+    let others = [("QuantizedMatMul", quantized_matmul::SCHEMA), ("QuantizedGather", quantized_gather::SCHEMA)];
+    for (name, text) in Operator::ALL.map(|operator| (operator.name(), operator.schema())).into_iter().chain(others) {
+        let mut schema: Value = serde_yaml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
         resolve(&mut schema, &[], &schemas);
         keep_legal_combinations(&mut schema);
         schemas.push(schema);

@@ -44,7 +44,10 @@ impl<'a> Addressing<'a> {
     }
 
     /// The entries of `cachestarts` that place the first `kvlen` tokens of sequence `b`, unchecked, and how many tokens
-    /// each places.
+    /// each places. There are at most `max_p`: whether they suffice is the caller's check.
+    ///
+    /// # Panics
+    /// If `page_size` is 0.
     pub fn entries(&self, b: usize, kvlen: usize) -> impl Iterator<Item = (i64, usize)> + use<'a> {
         let (row, page_size) = self.row(b);
         row.iter().zip((0..kvlen).step_by(page_size)).map(move |(&start, first)| (start, page_size.min(kvlen - first)))

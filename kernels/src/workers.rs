@@ -37,7 +37,8 @@ impl Workers for Serial {
     }
 }
 
-/// Runs `run(0)` to `run(tasks - 1)`, each once, on at most so many threads of the workers.
+/// Runs `run(0)` to `run(tasks - 1)`, each once, on at most `threads` threads of the workers; the calling
+/// thread takes what they leave.
 pub fn run_each(tasks: usize, threads: usize, workers: &dyn Workers, run: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
     // Claimed by counting, not by the workers' number: no task is run twice even if they err.

@@ -261,7 +261,7 @@ fn chosen(name: &str, folder: Option<&Path>, filter: &str, (count, seed): (usize
     Ok(cases)
 }
 
-/// The operators' schemas, each a dictionary as its YAML file says.
+/// The operators' schemas, each a dictionary, without references to one another.
 #[pyfunction]
 pub fn schemas(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyAny>>> {
     let schema = |schema| Ok(pythonize(py, schema)?);

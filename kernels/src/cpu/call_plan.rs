@@ -14,7 +14,7 @@ pub(crate) struct CallPlan<'a> {
     pub(super) num_repeat: usize,
     pub(super) outputs: [*mut u8; 2],
     pub(super) functions: RowFunctions,
-    /// The bits of an element; of a scale 0 where a row has one, which its pieces share.
+    /// The bits of an element; of a scale 0 without scales of groups: a static scale is the whole row's.
     pub(super) bits: PerOperand,
     /// The elements of a key head, and of a value head.
     pub(super) heads: [Row; 2],
@@ -74,7 +74,7 @@ impl<'a> CallPlan<'a> {
         [pointers.cache.wrapping_add(cache), pointers.scale.wrapping_add(scale)]
     }
 
-    /// The bytes of a row in each operand.
+    /// The bytes of a row in each operand; none of a static scale, which is the whole head's.
     pub(super) fn bytes(&self, row: Row) -> PerOperand {
         PerOperand {
             values: row.len * self.bits.values / 8,

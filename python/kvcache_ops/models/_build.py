@@ -169,7 +169,7 @@ def build(
                 checkpoint, spec, groups, part / DATA, weights, rounded, attention, balance, center, progress
             )
             if center:
-                facts["fingerprint"] += set_means(model, part, spec, groups, config)
+                facts["fingerprint"] += set_means(model, part, spec, groups, config.vocab_size)
         about = {
             "format": FORMAT if len(groups.windows) == 1 else FORMAT_OF_GROUPS,
             "name": checkpoint.name,

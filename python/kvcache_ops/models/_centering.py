@@ -16,7 +16,6 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 
 from kvcache_ops._optional import load as load_package
-from kvcache_ops.models._config import Config
 from kvcache_ops.models._layer_groups import LayerGroups
 from kvcache_ops.ops._cache_spec import CacheSpec
 from kvcache_ops.ops._indices import step_indices
@@ -26,16 +25,16 @@ MEAN = ".key_mean"
 """The end of the names of the means, constants of the graph; what stands before it is the key's name."""
 TOKENS = 256
 POSITIONS = 2048
-"""The first positions, over which the tokens are spread, or the context if that is shorter."""
+"""The tokens are spread over so many positions, also where the context is shorter: sessions fit to any context."""
 
 
-def set_means(model: ModelProto, folder: Path, spec: CacheSpec, groups: LayerGroups, config: Config) -> str:
+def set_means(model: ModelProto, folder: Path, spec: CacheSpec, groups: LayerGroups, vocab_size: int) -> str:
     """Sets the means, zeros until then, to the means of the keys of random tokens; the weights are in `folder`.
 
     Returns the SHA-256 of the means.
     """
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, TOKENS)
-    positions = np.arange(TOKENS) * min(POSITIONS, config.context_length) // TOKENS
+    tokens = np.random.default_rng(0).integers(0, vocab_size, TOKENS)
+    positions = np.arange(TOKENS) * (POSITIONS // TOKENS)
     means = [tensor for tensor in model.graph.initializer if tensor.name.endswith(MEAN)]
     keys = [tensor.name.removesuffix(MEAN) for tensor in means]
     with_keys = ModelProto()
