@@ -1,7 +1,7 @@
 """Writes the reference page of each operator, like docs/KeyValueCache.md from schema/key_value_cache.yaml.
 
-`python docs/operator_pages.py` writes the pages; with `--check` it compares instead and fails if one is out of date.
-What stands where is in operator_page.md.jinja.
+`make docs` writes the pages, with the library of this build, which resolves what is `as_in` another operator; with
+`--check` it compares instead and fails if one is out of date. What stands where is in operator_page.md.jinja.
 """
 
 from __future__ import annotations
@@ -12,47 +12,15 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, FileSystemLoader
+from kvcache_ops import _native
 
 ROOT = Path(__file__).resolve().parents[1]
 
 Entry = dict[str, Any]
 
-# Parts of a schema that are lists of entries.
-LISTS = ("attributes", "inputs", "outputs", "rules")
-
 # Entries `as_in` another page's become links if they add at most a shape.
 LINKED = "dimensions attributes inputs outputs cache_modes cache_layouts combinations rules".split()
 SAME = {"id", "name", "as_in", "shape"}
-
-
-def part(schemas: dict[str, Entry], page: str, key: str) -> Any:
-    """One part of an operator's schema."""
-    value = schemas[page][key]
-    if key in LISTS:
-        label = "id" if key == "rules" else "name"
-        return [entry(schemas, key, label, item) for item in value]
-    if isinstance(value, dict) and list(value) == ["as_in"]:
-        return part(schemas, value["as_in"], key)
-    if isinstance(value, dict):
-        return {name: named(schemas, key, name, item) for name, item in value.items()}
-    return value
-
-
-def named(schemas: dict[str, Entry], key: str, name: str, item: Any) -> Any:
-    """One entry of a map; of a list `as_in` another operator all but what is `without`."""
-    if not isinstance(item, dict):
-        return item
-    origin = part(schemas, item["as_in"], key)[name]
-    return [one for one in origin if one not in item["without"]] if "without" in item else origin
-
-
-def entry(schemas: dict[str, Entry], key: str, label: str, item: Entry) -> Entry:
-    """One entry of a list."""
-    if "as_in" not in item:
-        return item
-    others = part(schemas, item["as_in"], key)
-    (origin,) = (other for other in others if other[label] == item[label])
-    return origin | {name: value for name, value in item.items() if name != "as_in"}
 
 
 def limits(attribute: Entry, schema: Entry) -> str:
@@ -123,11 +91,11 @@ def main() -> int:
     ).get_template("operator_page.md.jinja")
     files = sorted((ROOT / "schema").glob("*.yaml"))
     schemas = {(schema := yaml.safe_load(file.read_text())).get("page", schema["name"]): schema for file in files}
+    resolved = {schema.get("page", schema["name"]): schema for schema in _native.schemas()}
     outdated = 0
     for file, (title, whole) in zip(files, schemas.items()):
-        schema = {key: part(schemas, title, key) for key in whole if key != "quantization"}
-        known = [*schema.get("combinations", []), *schema.get("extensions", [])]
-        legal = [row for row in known if row["T1"] in schema["types"]["T1"]]
+        schema = resolved[title]
+        legal = [*schema.get("combinations", []), *schema.get("extensions", [])]
         text = template.render(
             file=file.name,
             title=title,
@@ -141,7 +109,7 @@ def main() -> int:
         if "--check" not in sys.argv[1:]:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
-            print(f"{path} is out of date with {file}: run `python docs/operator_pages.py`", file=sys.stderr)
+            print(f"{path} is out of date with {file}: run `make docs`", file=sys.stderr)
             outdated = 1
     return outdated
 

@@ -11,8 +11,8 @@ ptx: .venv-cuda/ready
 	.venv-cuda/bin/python kernels/src/cuda/generate.py $(CUDA_FOLDERS)
 
 .PHONY: docs
-docs: .venv/ready
-	$(VENV) docs/operator_pages.py
+docs: .venv/ready package
+	$(ON_PACKAGE) $(VENV) docs/operator_pages.py
 	$(MAKE) book
 
 # The book, in target/book. With REPOSITORY, the address of this repository's files, links to them lead there, else to

@@ -55,7 +55,7 @@ test-golden: .venv/ready
 # other tests: Rust as doctests, C with capi's tests, Python in test_book.py. None of this needs mdBook.
 .PHONY: test-docs
 test-docs: .venv/ready package
-	$(VENV) docs/operator_pages.py --check
+	$(ON_PACKAGE) $(VENV) docs/operator_pages.py --check
 	$(VENV) docs/check.py
 
 # The newest supported ONNX Runtime. What the tests build is not make's business.

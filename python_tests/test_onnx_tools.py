@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import kvcache_ops.onnx
 import pytest
-import yaml
-from kvcache_ops import _native
 from onnx import ModelProto, TensorProto, checker, helper
 
 from one_node import DOMAINS, HALF, INT4, PACKED_INPUTS, node_types
 from sessions import IR_VERSION, OPSET, attributes_of, model_of
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def cache_model(domain: str = DOMAINS[0], *, types: dict[str, int] | None = None, **attributes: object) -> ModelProto:
@@ -28,28 +21,6 @@ def cache_model(domain: str = DOMAINS[0], *, types: dict[str, int] | None = None
     shapes = {name: shapes.get(name, ["b"]) for name in types} | dict.fromkeys(("key", "value"), [None] * 3)
     node = helper.make_node("KeyValueCache", list(types), ["key", "value"], "cached", domain=domain, **attributes)
     return model_of(node, types | dict(key=HALF, value=HALF), shapes=shapes)
-
-
-def test_pages_and_package_say_the_same() -> None:
-    """What docs/operator_pages.py puts in the place of `as_in` is what the library does."""
-    docs = runpy.run_path(str(ROOT / "docs/operator_pages.py"))
-    files = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "schema").glob("*.yaml"))]
-    pages = {schema.get("page", schema["name"]): schema for schema in files}
-    of_library = {(*schema["domains"], schema["name"]): schema for schema in _native.schemas()}
-    for page, schema in pages.items():
-        found = of_library[(*schema["domains"], schema["name"])]
-        for key in ("summary", "dimensions", "attributes", "inputs", "outputs", "types", "rules"):
-            part = docs["part"](pages, page, key)
-            assert without_origin(found[key]) == without_origin(part), (page, key)
-
-
-def without_origin(part: Any) -> Any:
-    """A part of a schema without the names of the operators that it is of."""
-    if isinstance(part, list):
-        return [without_origin(item) for item in part]
-    if isinstance(part, dict):
-        return {key: without_origin(value) for key, value in part.items() if key != "as_in"}
-    return part
 
 
 @pytest.mark.parametrize("first", ["import onnx.reference", "import kvcache_ops.onnx"])
